@@ -21,9 +21,23 @@ if TYPE_CHECKING:
     from hlo_mlc.interop.standalone import export_c
     from hlo_mlc.support.errors import MlcError, UnsupportedOpError
 
-__all__ = ["MlcError", "UnsupportedOpError", "__version__", "compare", "compile_stablehlo",
-           "enabled", "entry", "export", "export_c", "from_onnx", "from_torch", "install", "load",
-           "mlc_jit", "uninstall"]
+__all__ = [
+    "MlcError",
+    "UnsupportedOpError",
+    "__version__",
+    "compare",
+    "compile_stablehlo",
+    "enabled",
+    "entry",
+    "export",
+    "export_c",
+    "from_onnx",
+    "from_torch",
+    "install",
+    "load",
+    "mlc_jit",
+    "uninstall",
+]
 
 __version__ = VERSION
 

@@ -130,8 +130,9 @@ def keeping() -> Iterator[None]:
         _keepers.remove(kept)
 
 
-def scheduled(kernel: Kernel, options: Options, backend: Backend
-              ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+def scheduled(
+    kernel: Kernel, options: Options, backend: Backend
+) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
     """The loops of a kernel, and the template chosen for each of its nests: as recorded."""
     return backend.schedule(kernel.program, backend.schedules(kernel, options))
 
@@ -151,8 +152,13 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     """The kernel as another process has recorded and assembled it, from now on in the place of that
     which programs have; None where its code is not in the cache. Nothing is compiled here."""
     checked = _checked(options, backend)
-    key = object_key(kernel, backend, backend.schedules(kernel, options), checked,
-                     generators_digest(options.cache_dir))
+    key = object_key(
+        kernel,
+        backend,
+        backend.schedules(kernel, options),
+        checked,
+        generators_digest(options.cache_dir),
+    )
     packed = object_cache(options).get(key)
     if packed is None:
         return None
@@ -201,8 +207,13 @@ def proved_loops(kernel: Kernel, options: Options, backend: Backend) -> LoopProg
         return _proved(loops, tally)[0]
 
 
-def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
-                  record: Recorder, most_lines: int = sys.maxsize) -> Building:
+def build_kernels(
+    kernels: Iterable[Kernel],
+    options: Options,
+    backend: Backend,
+    record: Recorder,
+    most_lines: int = sys.maxsize,
+) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
 
     A fault of the compiler costs only the kernel that shows it.  A kernel that would make it more
@@ -220,10 +231,15 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
     variants.release_unused()
     # Others want to see what fails, or what comes out, before the program is compiled.
     may_promise = options.choose == "auto" and not checked and record.folder is None
-    with _building, short_turns(_TURN_S), _counted(options) as tally, \
-            _assemblers(wait=not may_promise) as assembler:
-        batch = _Batch(options, backend, cache, record, tally, assembler, may_promise, most_lines,
-                       most_lines)
+    with (
+        _building,
+        short_turns(_TURN_S),
+        _counted(options) as tally,
+        _assemblers(wait=not may_promise) as assembler,
+    ):
+        batch = _Batch(
+            options, backend, cache, record, tally, assembler, may_promise, most_lines, most_lines
+        )
         for kernel in wanted.values():
             batch.begin(kernel)
         for pending in batch.pending:
@@ -261,8 +277,12 @@ class _Batch:
         known = _built.get(key)
         if self.misfits >= _MISFITS:
             self.refused[fingerprint] = _too_long(self.most_lines)
-        elif known is not None and self.record.folder is None and known.lines <= self.remaining \
-                and key not in _broken:  # a dump shows all stages every time
+        elif (
+            known is not None
+            and self.record.folder is None
+            and known.lines <= self.remaining
+            and key not in _broken
+        ):  # a dump shows all stages every time
             known.publish()  # others may have come since
             self.built[fingerprint] = known
             self.remaining -= known.lines
@@ -280,20 +300,31 @@ class _Batch:
                 self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
                 return
             self.record.stage(
-                f"assemble {name}", f"90-{file_name(name)}.{self.backend.suffixes[1]}",
-                functools.partial(self.backend.listing, made, one.source))
+                f"assemble {name}",
+                f"90-{file_name(name)}.{self.backend.suffixes[1]}",
+                functools.partial(self.backend.listing, made, one.source),
+            )
             fresh.publish()
             self.built[kernel.fingerprint] = _built[one.key] = fresh
 
     def _contained(self, kernel: Kernel) -> Contained:
         """What fails in here is the kernel's fault alone, unless the user wants ours only."""
-        return Contained(self.options.choose,
-                         functools.partial(self.failed.__setitem__, kernel.fingerprint))
+        return Contained(
+            self.options.choose, functools.partial(self.failed.__setitem__, kernel.fingerprint)
+        )
 
     def _print(self, kernel: Kernel, key: _Key) -> None:
         try:
-            begun = _begin(kernel, self.options, self.backend, self.cache, self.record, self.tally,
-                           self.remaining, self._announce)
+            begun = _begin(
+                kernel,
+                self.options,
+                self.backend,
+                self.cache,
+                self.record,
+                self.tally,
+                self.remaining,
+                self._announce,
+            )
         except self.backend.refusals as error:
             self.misfits += isinstance(error, CodeLimitError)
             self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
@@ -306,8 +337,14 @@ class _Batch:
             _keep_later(promised, key, begun, self.cache, self.assembler)
             self.built[kernel.fingerprint] = _built[key] = promised
         else:
-            self.pending.append(_Pending(kernel, key, begun.source, self.assembler.submit(
-                _loaded, self.backend, kernel, begun, self.cache)))
+            self.pending.append(
+                _Pending(
+                    kernel,
+                    key,
+                    begun.source,
+                    self.assembler.submit(_loaded, self.backend, kernel, begun, self.cache),
+                )
+            )
 
     def _announce(self) -> None:
         """Has an assembler warmed up before the first kernel is printed."""
@@ -326,15 +363,21 @@ def _assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
         assembler.shutdown(wait)
 
 
-def _loaded(backend: Backend, kernel: Kernel, begun: _Begun, cache: ObjectCache
-            ) -> tuple[KernelObject, BuiltKernel]:
+def _loaded(
+    backend: Backend, kernel: Kernel, begun: _Begun, cache: ObjectCache
+) -> tuple[KernelObject, BuiltKernel]:
     made = begun.assembled()
     begun.store(made, cache, backend)
     return made, backend.load(kernel, made)
 
 
-def _keep_later(promised: PromisedKernel, key: _Key, begun: _Begun, cache: ObjectCache,
-                assembler: ThreadPoolExecutor) -> None:
+def _keep_later(
+    promised: PromisedKernel,
+    key: _Key,
+    begun: _Begun,
+    cache: ObjectCache,
+    assembler: ThreadPoolExecutor,
+) -> None:
     """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
     loops, line = begun.loops, users_line()  # there is none on the other thread
     _, backend, _ = key
@@ -355,18 +398,24 @@ def _keep_later(promised: PromisedKernel, key: _Key, begun: _Begun, cache: Objec
             is_known = fault.reason in list(_broken.values())
             _broken[key] = fault.reason
             if not is_known:
-                warn(f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
-                     f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
-                     "XLA, as the next call does; within other functions, jax.clear_caches() has "
-                     "them compiled anew", line)
+                warn(
+                    f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
+                    f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
+                    "XLA, as the next call does; within other functions, jax.clear_caches() has "
+                    "them compiled anew",
+                    line,
+                )
             if not isinstance(error, Exception):
                 raise
         else:
             try:
                 begun.store(made, cache, backend)
             except Exception as error:
-                warn(f"hlo_mlc will compile {promised.kernel.name} again in each process: "
-                     f"{Fault(error).reason}", line)
+                warn(
+                    f"hlo_mlc will compile {promised.kernel.name} again in each process: "
+                    f"{Fault(error).reason}",
+                    line,
+                )
         finally:
             LATER.__exit__()
 
@@ -391,21 +440,35 @@ def _why_refused(error: Exception, most_lines: int) -> str:
 
 
 def _too_long(most_lines: int) -> str:
-    return (f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
-            "which take longer to compile than XLA may need for a program of this size; "
-            'choose="ours" compiles it')
+    return (
+        f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
+        "which take longer to compile than XLA may need for a program of this size; "
+        'choose="ours" compiles it'
+    )
 
 
-def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCache,
-           record: Recorder, tally: Counter[str], most_lines: int = sys.maxsize,
-           announce: Callable[[], object] = lambda: None) -> _Begun:
+def _begin(
+    kernel: Kernel,
+    options: Options,
+    backend: Backend,
+    cache: ObjectCache,
+    record: Recorder,
+    tally: Counter[str],
+    most_lines: int = sys.maxsize,
+    announce: Callable[[], object] = lambda: None,
+) -> _Begun:
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
     key = object_key(kernel, backend, schedules, checked, generators_digest(options.cache_dir))
     packed = cache.get(key)
-    stored = KernelObject.unpack(packed) if packed is not None else \
-        None if checked or schedules else _supplied.get((kernel.fingerprint, backend))
+    stored = (
+        KernelObject.unpack(packed)
+        if packed is not None
+        else None
+        if checked or schedules
+        else _supplied.get((kernel.fingerprint, backend))
+    )
     name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)
@@ -420,8 +483,15 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     record.stage(f"prove {name}", f"70-{file}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
     source = backend.print(loops, checked, most_lines)
     record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
-    draft = KernelObject(name, source.symbol, source.scratch_bytes, source.text.count("\n"),
-                         tuple(map(nest_report, decisions)), proof, b"")
+    draft = KernelObject(
+        name,
+        source.symbol,
+        source.scratch_bytes,
+        source.text.count("\n"),
+        tuple(map(nest_report, decisions)),
+        proof,
+        b"",
+    )
     return _Begun(key, stored or draft, source, loops)
 
 
@@ -455,23 +525,32 @@ def proofs_here(options: Options) -> Counter[str]:
     return proof_counts(options.cache_dir, generators_digest(options.cache_dir))
 
 
-def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool,
-               generators: str) -> str:
+def object_key(
+    kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool, generators: str
+) -> str:
     """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
     has checks, and all that makes code."""
-    tuned = sorted((n, name, how if isinstance(how, tuple) else sorted(how.items()))
-                   for n, (name, how) in schedules.items())
+    tuned = sorted(
+        (n, name, how if isinstance(how, tuple) else sorted(how.items()))
+        for n, (name, how) in schedules.items()
+    )
     described = KernelObject.__match_args__
-    identity = "\n".join((kernel.fingerprint, backend.identity, str(tuned), str(checked),
-                          str(described), generators))
+    identity = "\n".join(
+        (kernel.fingerprint, backend.identity, str(tuned), str(checked), str(described), generators)
+    )
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
 def nest_report(decision: Decision[Named]) -> NestReport:
     """How one nest is computed, for people."""
     steps = tuple(str(step) for schedule in decision.schedules for step in schedule.trace)
-    return NestReport(decision.template.name, dict(decision.parameters), decision.refused,
-                      _nest_text(decision.nest), steps if decision.by_hand else None)
+    return NestReport(
+        decision.template.name,
+        dict(decision.parameters),
+        decision.refused,
+        _nest_text(decision.nest),
+        steps if decision.by_hand else None,
+    )
 
 
 def _nest_text(nest: Nest) -> str:

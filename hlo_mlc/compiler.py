@@ -63,8 +63,9 @@ class CompiledModule:
 
 @no_collection()
 @on_one_stack
-def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
-                   backend: Backend | None = None) -> CompiledModule:
+def compile_module(
+    module: ir.Module, options: Options, *, entry: str = "main", backend: Backend | None = None
+) -> CompiledModule:
     """Compile what is worth it of the function `entry`, for the CPU that the options name or for
     another backend, whose machine need not be here.
 
@@ -83,8 +84,13 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
         graph = _simplified(graph, options, backend)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
         plan, built, failed = _plan_and_build(graph, donated, options, backend, record)
-        emitted = module if not plan.taken else emit_module(
-            backend.completed(plan.graph, built), module, entry, variant=backend.variant)
+        emitted = (
+            module
+            if not plan.taken
+            else emit_module(
+                backend.completed(plan.graph, built), module, entry, variant=backend.variant
+            )
+        )
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = _report_on(graph, plan, built, time.perf_counter() - began, record, backend.least_us)
     report = backend.reported(report, plan, options)
@@ -108,9 +114,14 @@ def most_lines_for(graph: Graph) -> int:
 
 
 def _lines_for_nodes(graph: Graph) -> int:
-    own = sum(_LINES_FOR_SUM if node.op in SUMMING else
-              _LINES_FOR_UPDATE if node.op in UPDATES else _LINES_FOR_OPERATION
-              for node in graph.nodes)
+    own = sum(
+        _LINES_FOR_SUM
+        if node.op in SUMMING
+        else _LINES_FOR_UPDATE
+        if node.op in UPDATES
+        else _LINES_FOR_OPERATION
+        for node in graph.nodes
+    )
     return own + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
 
 
@@ -121,14 +132,19 @@ def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
     return backend.in_parts(graph, options)
 
 
-def _drawn(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
-           backend: Backend) -> Plan:
+def _drawn(
+    graph: Graph, donated: Sequence[tuple[int, int]], options: Options, backend: Backend
+) -> Plan:
     return partition(graph, backend.chooser(options), backend.is_small, donated, backend.limits)
 
 
-def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
-                    backend: Backend, record: Recorder
-                    ) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
+def _plan_and_build(
+    graph: Graph,
+    donated: Sequence[tuple[int, int]],
+    options: Options,
+    backend: Backend,
+    record: Recorder,
+) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
     """The plan, its kernels, and why others could not be built: their clusters stay with XLA."""
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
@@ -171,13 +187,18 @@ def _describe(clusters: Sequence[Cluster], variant: str) -> None:
                 named.setdefault(name, []).append(location)
             named.setdefault("", []).extend(node.location for node in cluster.nodes)
     for kernel_id, named in places.items():
-        variants.describe(kernel_id, {
-            name: ", or ".join(list(dict.fromkeys(filter(None, locations)))[:_MOST_LOCATIONS])
-            for name, locations in named.items()})
+        variants.describe(
+            kernel_id,
+            {
+                name: ", or ".join(list(dict.fromkeys(filter(None, locations)))[:_MOST_LOCATIONS])
+                for name, locations in named.items()
+            },
+        )
 
 
-def clusters_of(module: ir.Module, options: Options, *, entry: str = "main",
-                backend: Backend | None = None) -> tuple[Graph, Plan]:
+def clusters_of(
+    module: ir.Module, options: Options, *, entry: str = "main", backend: Backend | None = None
+) -> tuple[Graph, Plan]:
     """The simplified graph of a function and its clusters for CPUs, or for another backend, taken
     or not; nothing is built.
 
@@ -194,16 +215,24 @@ def _plan_text(plan: Plan) -> str:
     lines = [format_graph(plan.graph)]
     for title, group in (("taken", plan.taken), ("left to XLA", plan.rejected)):
         for cluster, verdict in group:
-            lines.append(f"{title}: {cluster.kernel.name}, {cluster.kernel.program.name} "
-                         f"({verdict.reason}; ours {verdict.ours_us:.1f} us, XLA "
-                         f"{verdict.xla_us:.1f} us)")
+            lines.append(
+                f"{title}: {cluster.kernel.name}, {cluster.kernel.program.name} "
+                f"({verdict.reason}; ours {verdict.ours_us:.1f} us, XLA "
+                f"{verdict.xla_us:.1f} us)"
+            )
             lines += [f"  {node.op} {node.location}" for node in cluster.nodes]
     lines += [f"not modelled: {node.op} {node.location}: {why}" for node, why in plan.left.items()]
     return "\n".join(lines) + "\n"
 
 
-def _report_on(graph: Graph, plan: Plan, built: Mapping[str, BuiltKernel], seconds: float,
-              record: Recorder, least_us: Callable[[Node], float]) -> Report:
+def _report_on(
+    graph: Graph,
+    plan: Plan,
+    built: Mapping[str, BuiltKernel],
+    seconds: float,
+    record: Recorder,
+    least_us: Callable[[Node], float],
+) -> Report:
     """What became of a program: its kernels, and what is left to XLA, where `least_us` is what an
     operation that is not modelled takes."""
     kernels: dict[str, KernelReport] = {}
@@ -212,43 +241,67 @@ def _report_on(graph: Graph, plan: Plan, built: Mapping[str, BuiltKernel], secon
         for kernel, count, share in cluster.kernels:
             fingerprint, calls = kernel.fingerprint, count * times.get(cluster.nodes[0], 1)
             if known := kernels.get(fingerprint):
-                kernels[fingerprint] = replace(known, uses=known.uses + 1,
-                                               calls=known.calls + calls)
+                kernels[fingerprint] = replace(
+                    known, uses=known.uses + 1, calls=known.calls + calls
+                )
                 continue
             made = _kernel_report(kernel, cluster, verdict, share, built[fingerprint])
             kernels[fingerprint] = replace(made, calls=calls)
-    left = [LeftReport(n.op, n.location, why,
-                       named_at(n.op.partition(".")[2], short_line(n.location)),
-                       times.get(n, 1) * least_us(n)) for n, why in plan.left.items()]
+    left = [
+        LeftReport(
+            n.op,
+            n.location,
+            why,
+            named_at(n.op.partition(".")[2], short_line(n.location)),
+            times.get(n, 1) * least_us(n),
+        )
+        for n, why in plan.left.items()
+    ]
     for cluster, verdict in plan.rejected:
         share_us = times.get(cluster.nodes[0], 1) * verdict.xla_us / len(cluster.nodes)
-        left += [LeftReport(n.op, n.location, verdict.reason, cluster.kernel.name, share_us)
-                 for n in cluster.nodes]
+        left += [
+            LeftReport(n.op, n.location, verdict.reason, cluster.kernel.name, share_us)
+            for n in cluster.nodes
+        ]
     taken = {n for cluster, _ in plan.taken for n in cluster.nodes}
     apart = tuple(LeftReport(n.op, n.location, why) for n, why in plan.apart.items() if n in taken)
-    return Report(plan.coverage, kernels=tuple(kernels.values()), left=tuple(left), apart=apart,
-                  seconds=seconds, stage_seconds=record.seconds_by_stage())
+    return Report(
+        plan.coverage,
+        kernels=tuple(kernels.values()),
+        left=tuple(left),
+        apart=apart,
+        seconds=seconds,
+        stage_seconds=record.seconds_by_stage(),
+    )
 
 
-def _kernel_report(kernel: Kernel, cluster: Cluster, verdict: Verdict, share: float,
-                   built: BuiltKernel) -> KernelReport:
+def _kernel_report(
+    kernel: Kernel, cluster: Cluster, verdict: Verdict, share: float, built: BuiltKernel
+) -> KernelReport:
     """What is known of a kernel that computes a share of a cluster."""
     program = kernel.program
     predicted = verdict.estimate
     nodes = tuple(all_nodes(cluster.nodes))
     return KernelReport(
-        id=kernel.fingerprint, name=kernel.name,
+        id=kernel.fingerprint,
+        name=kernel.name,
         ops=tuple(n.op for n in nodes),
         locations=tuple(dict.fromkeys(n.location for n in nodes if n.location)),
         nests=built.nests,
         operands=tuple(TensorType(b.shape, b.dtype) for b in program.operands),
         results=tuple(TensorType(b.shape, b.dtype) for b in program.results),
-        bytes=round(share * predicted.bytes), operations=round(share * predicted.operations),
+        bytes=round(share * predicted.bytes),
+        operations=round(share * predicted.operations),
         contraction_flops=round(share * predicted.contraction_flops),
         data_dependent=any(map(is_data_dependent, program.steps)),
-        ours_us=share * verdict.ours_us, xla_us=share * verdict.xla_us, reason=verdict.reason,
+        ours_us=share * verdict.ours_us,
+        xla_us=share * verdict.xla_us,
+        reason=verdict.reason,
         fault=verdict.fault,
-        proof=str(built.proof), resources=built.resources, kept=built)
+        proof=str(built.proof),
+        resources=built.resources,
+        kept=built,
+    )
 
 
 def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -264,21 +317,37 @@ def is_data_dependent(step: Step) -> bool:
     """Whether how long a step takes depends on the values that it computes with."""
     if isinstance(step, Nest):
         return False
-    return isinstance(step, Branch) or step.trip_count is None \
+    return (
+        isinstance(step, Branch)
+        or step.trip_count is None
         or any(map(is_data_dependent, step.body))
+    )
 
 
-def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], options: Options,
-         backend: Backend) -> None:
+def _say(
+    entry: str, report: Report, built: Mapping[str, BuiltKernel], options: Options, backend: Backend
+) -> None:
     """What HLO_MLC_DEBUG asks to see of a function that was compiled."""
     debug = options.debug
     say(Level.FUNCTIONS, debug, [f"{entry}: {report.headline}"])
     for kernel in report.kernels:
-        say(Level.KERNELS, debug, [
-            f"  {kernel.name}: {'; '.join(map(nest_line, kernel.nests))}; predicted "
-            f"{kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us ({kernel.reason})"])
-        say(Level.REASONS, debug, [f"    not {template}: {why}" for nest in kernel.nests
-                                   for template, why in nest.refused])
+        say(
+            Level.KERNELS,
+            debug,
+            [
+                f"  {kernel.name}: {'; '.join(map(nest_line, kernel.nests))}; predicted "
+                f"{kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us ({kernel.reason})"
+            ],
+        )
+        say(
+            Level.REASONS,
+            debug,
+            [
+                f"    not {template}: {why}"
+                for nest in kernel.nests
+                for template, why in nest.refused
+            ],
+        )
         if debug >= Level.LOOPS:
             loops, _ = scheduled(built[kernel.id].kernel, options, backend)
             say(Level.LOOPS, debug, loops_text(loops).splitlines())

@@ -68,8 +68,9 @@ class Explanation:
     times: Mapping[str, KernelTime]
     options: Options
     verbose: bool = False
-    compile_again: Callable[[Options], Report] | None = field(default=None, repr=False,
-                                                              compare=False)
+    compile_again: Callable[[Options], Report] | None = field(
+        default=None, repr=False, compare=False
+    )
 
     def __str__(self) -> str:
         return "\n".join(self._long() if self.verbose else self._short())
@@ -108,12 +109,21 @@ class Explanation:
         return {
             "function": self.name,
             **found,
-            "time": {"ours_us": self.ours_us, "left_us": report.left_us, "ours_share": share,
-                     "speedup": report.speedup,
-                     "speedup_is_measured": bool(report.comparisons)},
-            "kernels": [{**kernel.as_dict(), "us": self.us(kernel),
-                         "measured": asdict(self.times[kernel.id]) if kernel.id in self.times
-                         else None} for kernel in self.kernels],
+            "time": {
+                "ours_us": self.ours_us,
+                "left_us": report.left_us,
+                "ours_share": share,
+                "speedup": report.speedup,
+                "speedup_is_measured": bool(report.comparisons),
+            },
+            "kernels": [
+                {
+                    **kernel.as_dict(),
+                    "us": self.us(kernel),
+                    "measured": asdict(self.times[kernel.id]) if kernel.id in self.times else None,
+                }
+                for kernel in self.kernels
+            ],
             "advice": self.advice,
         }
 
@@ -125,14 +135,22 @@ class Explanation:
         Raises: UsageError where the page cannot be written, or it is not known of what.
         """
         if self.compile_again is None:
-            raise UsageError("A page shows how the function is compiled: give explain(...) the "
-                             "arguments that it is called with")
+            raise UsageError(
+                "A page shows how the function is compiled: give explain(...) the "
+                "arguments that it is called with"
+            )
         file = writable(path, "a page")
         with tempfile.TemporaryDirectory(prefix="hlo_mlc_page_") as folder:
             self.compile_again(self.options.replace(dump_dir=Path(folder), settle=False))
             limits = machine_limits(self.options) if self.times else None
-            page = page_html(self.as_dict(), self.report, Path(folder), target_of(self.options),
-                             limits, self.options.cache_dir / JOURNAL)
+            page = page_html(
+                self.as_dict(),
+                self.report,
+                Path(folder),
+                target_of(self.options),
+                limits,
+                self.options.cache_dir / JOURNAL,
+            )
         write_for_others(file, page.encode(), "a page")
         return file
 
@@ -159,23 +177,34 @@ class Explanation:
             share = time_share(self.ours_us, report.left_us, True)
             kernels = counted(len(report.kernels), "kernel")
             known = sum(kernel.id in self.times for kernel in report.kernels)
-            how = "measured" if known == len(report.kernels) else "predicted" \
-                if not known else f"{known} of {len(report.kernels)} measured"
+            how = (
+                "measured"
+                if known == len(report.kernels)
+                else "predicted"
+                if not known
+                else f"{known} of {len(report.kernels)} measured"
+            )
             rest = f"{duration(report.left_us)} or more" if report.left_us else "nothing"
             level = f", compiled for {report.level}" if report.level else ""
-            lines = [f"{name}: {self._gain()}{level}",
-                     f"coverage: {share:.0%} of the time and {report.coverage:.0%} of the "
-                     f"operations, in {kernels} of ours",
-                     *wrapped(f"time of a call: {duration(self.ours_us)} in our kernels ({how}), "
-                              f"{rest} in XLA's", "")]
+            lines = [
+                f"{name}: {self._gain()}{level}",
+                f"coverage: {share:.0%} of the time and {report.coverage:.0%} of the "
+                f"operations, in {kernels} of ours",
+                *wrapped(
+                    f"time of a call: {duration(self.ours_us)} in our kernels ({how}), "
+                    f"{rest} in XLA's",
+                    "",
+                ),
+            ]
         reasons = [line for reason in report.reasons for line in wrapped(reason)]
-        lines += reasons if len(reasons) <= _MOST_REASON else [*reasons[:_MOST_REASON - 1], "  …"]
+        lines += reasons if len(reasons) <= _MOST_REASON else [*reasons[: _MOST_REASON - 1], "  …"]
         lines += [f"  {comparison}" for comparison in report.comparisons]
         if report.background:
             lines += wrapped(f"tuning in the background: {report.background}")
         if self.options.deterministic:
-            lines += wrapped("deterministic: our kernels give the same bits on any number of "
-                             "threads")
+            lines += wrapped(
+                "deterministic: our kernels give the same bits on any number of threads"
+            )
         return list(map(_cut, lines))
 
     def _gain(self) -> str:
@@ -199,8 +228,10 @@ class Explanation:
         after = []
         if more:
             us = sum(map(self.us, more))
-            after = [f"{_percent(us, total):>6} {duration(us):>9} {'':19}  "
-                     f"and {counted(len(more), 'kernel')} more (verbose=True)"]
+            after = [
+                f"{_percent(us, total):>6} {duration(us):>9} {'':19}  "
+                f"and {counted(len(more), 'kernel')} more (verbose=True)"
+            ]
         spare = room - 1 - len(lines) - len(rows) - len(after)
         for number, (kernel, row) in enumerate(zip(shown, rows, strict=True)):
             lines.append(row)
@@ -215,8 +246,9 @@ class Explanation:
         ratio = tuned or kernel.xla_us / max(kernel.ours_us, 1e-9)
         about = "" if tuned else "~"
         calls = f" x{kernel.calls}" if kernel.calls > 1 else ""
-        figures = (f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} "
-                   f"{limit:>9}  ")
+        figures = (
+            f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} {limit:>9}  "
+        )
         return f"{figures}{_fitting(kernel.name, WIDTH - len(figures) - len(calls))}{calls}"
 
     def _left_lines(self, whole: bool) -> list[str]:
@@ -235,9 +267,14 @@ class Explanation:
             what += f" x{count}" if count > 1 else ""
             about = f"{duration(us):>9}" if us else f"{'':9}"
             line = f"{about}  {what}: {reason}"
-            lines += [line] if len(line) <= WIDTH else [
-                _cut(f"{about}  {what}:"),
-                *(_two_lines(reason) if whole else [_cut(f"{'':13}{reason}")])]
+            lines += (
+                [line]
+                if len(line) <= WIDTH
+                else [
+                    _cut(f"{about}  {what}:"),
+                    *(_two_lines(reason) if whole else [_cut(f"{'':13}{reason}")]),
+                ]
+            )
             whole = False
         if more := groups[_MOST_LEFT:]:
             us = sum(one.us for _, group in more for one in group)
@@ -249,20 +286,32 @@ class Explanation:
         lines = []
         for advice in self.advice:
             mark = "next: " if not lines else "      "
-            lines += textwrap.wrap(advice, WIDTH, initial_indent=mark, subsequent_indent=" " * 6,
-                                   break_long_words=False, break_on_hyphens=False)
+            lines += textwrap.wrap(
+                advice,
+                WIDTH,
+                initial_indent=mark,
+                subsequent_indent=" " * 6,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
         return ["", *lines[:_MOST_ADVICE]] if lines else []
 
 
-def explain(report: Report, options: Options, name: str, verbose: bool = False,
-            compile_again: Callable[[Options], Report] | None = None) -> Explanation:
+def explain(
+    report: Report,
+    options: Options,
+    name: str,
+    verbose: bool = False,
+    compile_again: Callable[[Options], Report] | None = None,
+) -> Explanation:
     """What there is to say of a function; kernels whose time does not depend on their operands'
     values are timed.
 
     The first one on a machine also measures the machine, for a second.
     """
-    return Explanation(name, report, measure_kernels(report, options), options, verbose,
-                       compile_again)
+    return Explanation(
+        name, report, measure_kernels(report, options), options, verbose, compile_again
+    )
 
 
 def duration(us: float) -> str:
@@ -284,11 +333,12 @@ def _contents(kernel: KernelReport) -> str:
     named = kernel.name.partition("@")[2]
     where = "" if where == named else f" at {where}"
     by_hand = f"{kernel.by_hand}; " if kernel.by_hand else ""
-    ops = op_counts(sorted((op for op in kernel.ops if op not in MOVEMENT), key=_renown)
-                    or kernel.ops)
+    ops = op_counts(
+        sorted((op for op in kernel.ops if op not in MOVEMENT), key=_renown) or kernel.ops
+    )
     room = max(WIDTH - 8 - len(where), _LEAST_OPS) - len(by_hand)
     if len(ops) > room:
-        ops = f"{ops[:room - 3].rpartition(',')[0]}, …"
+        ops = f"{ops[: room - 3].rpartition(',')[0]}, …"
     return f"{by_hand}{ops}{where}"
 
 
@@ -296,12 +346,16 @@ _LEAST_OPS = 40  # columns: the lines are cut before the ops have less
 
 
 def _renown(op: str) -> int:
-    """What a kernel is known by comes first: folds and products, then functions, arithmetic last.
-    """
+    """What a kernel is known by comes first: folds, products, then functions, arithmetic last."""
     if op not in DEFINITIONS or op in SUMMING:
         return 0
-    return 1 if DEFINITIONS[op].kind is not OpKind.ELEMENTWISE else \
-        2 if DEFINITIONS[op].cost > 1 else 3
+    return (
+        1
+        if DEFINITIONS[op].kind is not OpKind.ELEMENTWISE
+        else 2
+        if DEFINITIONS[op].cost > 1
+        else 3
+    )
 
 
 def _unnumbered(name: str) -> str:
@@ -322,8 +376,11 @@ def _fitting(name: str, room: int) -> str:
     """A kernel's name in so much room: what it computes is cut, rather than the line."""
     what, at, line = name.partition("@")
     room_for_what = room - len(at) - len(line)
-    return f"{shortened(what, room_for_what)}{at}{line}" if room_for_what >= _LEAST_WHAT \
+    return (
+        f"{shortened(what, room_for_what)}{at}{line}"
+        if room_for_what >= _LEAST_WHAT
         else shortened(name, room)
+    )
 
 
 def is_shown_as(name: str, shown: str) -> bool:
@@ -339,7 +396,7 @@ def _cut(line: str) -> str:
 
 def shortened(text: str, most: int) -> str:
     """A text of at most so many characters, and a dot in place of the rest."""
-    return text if len(text) <= most else f"{text[:most - 1]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options) -> list[str]:
@@ -347,19 +404,27 @@ def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options)
     lines = [report.advice] if report.advice else []
     if not report.kernels and report.left and report.rejected is None:
         lines.append("nothing: there are no kernels of ours for this so far")
-    gains = {kernel.name: kernel.calls * times[kernel.id].us * (1 - times[kernel.id].share)
-             for kernel in report.kernels if kernel.id in times and kernel.tuned is None
-             and times[kernel.id].share < _NEAR_LIMIT}
+    gains = {
+        kernel.name: kernel.calls * times[kernel.id].us * (1 - times[kernel.id].share)
+        for kernel in report.kernels
+        if kernel.id in times and kernel.tuned is None and times[kernel.id].share < _NEAR_LIMIT
+    }
     name = max(gains, key=gains.__getitem__, default="")
     can_change = not options.deterministic
     if can_change and name and gains[name] >= _LEAST_GAIN_US:
         lines.append(f"tune(...) may find faster schedules, above all for {name}")
-    if can_change and options.choose == "auto" and report.predicted is not None \
-            and report.left_us >= _LEAST_GAIN_US:
+    if (
+        can_change
+        and options.choose == "auto"
+        and report.predicted is not None
+        and report.left_us >= _LEAST_GAIN_US
+    ):
         lines.append('choose="measure" runs both sides, where a prediction may be wrong')
     if any(time.share > _OUTDATED_SHARE for time in times.values()):
-        lines.append("kernels are faster than what was measured of this machine, while it was "
-                     "busy: `hlo-mlc doctor --refresh` measures it again")
+        lines.append(
+            "kernels are faster than what was measured of this machine, while it was "
+            "busy: `hlo-mlc doctor --refresh` measures it again"
+        )
     return lines
 
 
@@ -382,11 +447,14 @@ def _is_measurable(kernel: KernelReport) -> bool:
     return not on_gpu and not kernel.data_dependent and size <= _LARGEST_BYTES
 
 
-def _measure(kernel: KernelReport, built: CpuKernel, threads: int, limits: MachineLimits
-             ) -> KernelTime:
+def _measure(
+    kernel: KernelReport, built: CpuKernel, threads: int, limits: MachineLimits
+) -> KernelTime:
     rng = np.random.default_rng(0)
-    operands, results = ([made_up(t.shape, t.dtype.numpy, rng) for t in types]
-                         for types in (kernel.operands, kernel.results))
+    operands, results = (
+        [made_up(t.shape, t.dtype.numpy, rng) for t in types]
+        for types in (kernel.operands, kernel.results)
+    )
     us = best_us(bind_kernel(built.code, operands, results, threads=threads), _SECONDS_EACH)
     least = limits.least_us(kernel.bytes, kernel.contraction_flops)
     return KernelTime(us, least / us)

@@ -57,8 +57,9 @@ class MachineLimits:
 
     def least_us(self, moved_bytes: int, flops: int) -> float:
         """The time below which no kernel can move these bytes and do these f32 operations."""
-        bandwidth = next((level.gb_s for level in self.caches if moved_bytes <= level.capacity),
-                         self.memory_gb_s)
+        bandwidth = next(
+            (level.gb_s for level in self.caches if moved_bytes <= level.capacity), self.memory_gb_s
+        )
         return max(moved_bytes / bandwidth, flops / self.gflops) / 1e3
 
 
@@ -92,13 +93,18 @@ def note_path(cache_dir: Path, target: CpuTarget) -> Path:
 def _from_note(path: Path) -> MachineLimits | None:
     note = read_note(path) or {}
     try:
-        limits = MachineLimits(float(note["gflops"]), tuple(
-            Level(int(level["capacity"]), float(level["gb_s"])) for level in note["caches"]),
-            float(note["memory_gb_s"]))
+        limits = MachineLimits(
+            float(note["gflops"]),
+            tuple(Level(int(level["capacity"]), float(level["gb_s"])) for level in note["caches"]),
+            float(note["memory_gb_s"]),
+        )
     except (KeyError, TypeError, ValueError):
         return None
-    figures = (limits.gflops, limits.memory_gb_s,
-               *(f for level in limits.caches for f in (level.capacity, level.gb_s)))
+    figures = (
+        limits.gflops,
+        limits.memory_gb_s,
+        *(f for level in limits.caches for f in (level.capacity, level.gb_s)),
+    )
     return limits if limits.caches and all(math.isfinite(f) and f > 0 for f in figures) else None
 
 
@@ -109,8 +115,9 @@ def measure_limits(target: CpuTarget) -> MachineLimits:
     memory_bytes = min(max(target.l3_bytes * _MULTIPLE_OF_CACHE, 16 * MIB), _LARGEST_BYTES)
     product_us = _best_us(_product(_MATRIX), target)
     caches = tuple(Level(size, _bandwidth(size, target)) for size in sorted({own, shared}))
-    return MachineLimits(2 * _MATRIX**3 / product_us / 1e3, caches,
-                         _bandwidth(memory_bytes, target))
+    return MachineLimits(
+        2 * _MATRIX**3 / product_us / 1e3, caches, _bandwidth(memory_bytes, target)
+    )
 
 
 def _bandwidth(moved_bytes: int, target: CpuTarget) -> float:
@@ -123,10 +130,16 @@ def _product(size: int) -> Kernel:
     m, n, k = variable("m", size), variable("n", size), variable("k", size)
     lhs, rhs, result = (Buffer(name, F32, (size, size)) for name in ("lhs", "rhs", "result"))
     total = Var("total", F32)
-    stage = Stage("product", (m, n), (Assign(result, (m, n), total),), (k,),
-                  named_combiner("add", F32),
-                  (apply("mul", load(lhs, (m, k)), load(rhs, (k, n))),),
-                  (const(0.0, F32),), (total,))
+    stage = Stage(
+        "product",
+        (m, n),
+        (Assign(result, (m, n), total),),
+        (k,),
+        named_combiner("add", F32),
+        (apply("mul", load(lhs, (m, k)), load(rhs, (k, n))),),
+        (const(0.0, F32),),
+        (total,),
+    )
     return make_kernel([Nest((stage,), 2)], (lhs, rhs), (result,))
 
 
@@ -145,7 +158,8 @@ def _best_us(kernel: Kernel, target: CpuTarget) -> float:
     code = load_object(object_code, loops.name, loops.scratch_bytes)
     operands, results = (
         [aligned_empty(b.shape, b.dtype.numpy) for b in buffers]
-        for buffers in (kernel.program.operands, kernel.program.results))
+        for buffers in (kernel.program.operands, kernel.program.results)
+    )
     for array in operands:
         array.fill(1)
     return best_us(bind_kernel(code, operands, results, threads=target.cores), _SECONDS_EACH)

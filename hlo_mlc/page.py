@@ -30,11 +30,21 @@ from hlo_mlc.support.versions import version
 from hlo_mlc.target.cpu import CpuTarget, model_name
 
 _FOLDER = Path(__file__).parent / "report_page"
-_STEPS = (("40", "tensors.txt", "Tensors"), ("50", "schedule.txt", "Schedule"),
-          ("60", "loops.txt", "Loops"), ("70", "proof.txt", "Proved"),
-          ("80", "ll", "LLVM IR"), ("90", "s", "Assembly"))
-_MODULE_FILES = ("00-stablehlo.mlir", "10-graph.txt", "20-simplified.txt", "30-plan.txt",
-                 "99-stablehlo.mlir")
+_STEPS = (
+    ("40", "tensors.txt", "Tensors"),
+    ("50", "schedule.txt", "Schedule"),
+    ("60", "loops.txt", "Loops"),
+    ("70", "proof.txt", "Proved"),
+    ("80", "ll", "LLVM IR"),
+    ("90", "s", "Assembly"),
+)
+_MODULE_FILES = (
+    "00-stablehlo.mlir",
+    "10-graph.txt",
+    "20-simplified.txt",
+    "30-plan.txt",
+    "99-stablehlo.mlir",
+)
 _LONGEST = 200_000  # characters of a text: about 5,000 lines, more than a person reads
 _MOST_TEXT = 1_200_000  # bytes of packed texts altogether: who mails a page likes it below 2 MB
 _AROUND = 2  # lines of the user's that are shown before and after one that a kernel computes
@@ -43,31 +53,52 @@ _STAGE = re.compile(r"(?P<name>.+?) +(?P<ms>[\d.]+) ms(?P<same>  unchanged)?")
 Json = dict[str, object]
 
 
-def page_html(about: Json, report: Report, folder: Path, target: CpuTarget,
-              limits: MachineLimits | None, journal: Path) -> str:
+def page_html(
+    about: Json,
+    report: Report,
+    folder: Path,
+    target: CpuTarget,
+    limits: MachineLimits | None,
+    journal: Path,
+) -> str:
     """The page on a function, of which `about` says what `explain` knows, `folder` what was dumped
     while it was compiled, and `journal`, if there is one, what tuning tried."""
     dumps = _Dumps(folder)
     kernels, budget = [], _MOST_TEXT
     for kernel in _by_cost(about, report):
-        texts = _packed({title: text for number, suffix, title in _STEPS
-                         if (text := dumps.of_kernel(kernel, number, suffix))})
+        texts = _packed(
+            {
+                title: text
+                for number, suffix, title in _STEPS
+                if (text := dumps.of_kernel(kernel, number, suffix))
+            }
+        )
         budget -= len(texts)
         kernels.append((kernel.id, texts if budget >= 0 else ""))
     module = _packed({file: text for file in _MODULE_FILES if (text := dumps.text(file))})
-    data = {**about, "limits": None if limits is None else asdict(limits),
-            "plan": dumps.plan({kernel.id for kernel in report.kernels}), "stages": dumps.stages(),
-            "sources": _sources(report.kernels), "lines": _lines(report.kernels),
-            "attempts": _attempts(journal, report.kernels),
-            "made": time.strftime("%Y-%m-%d %H:%M"), "machine": model_name(),
-            "cores": target.cores, "target": target.name,
-            "versions": {name: version(name) for name in ("jax", "jaxlib", "llvmlite")}}
-    blobs = "\n".join(f'<script type="text/plain" data-id="{html.escape(key)}">{text}</script>'
-                      for key, text in (("data", _packed(data)), ("module", module), *kernels))
+    data = {
+        **about,
+        "limits": None if limits is None else asdict(limits),
+        "plan": dumps.plan({kernel.id for kernel in report.kernels}),
+        "stages": dumps.stages(),
+        "sources": _sources(report.kernels),
+        "lines": _lines(report.kernels),
+        "attempts": _attempts(journal, report.kernels),
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": model_name(),
+        "cores": target.cores,
+        "target": target.name,
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "llvmlite")},
+    }
+    blobs = "\n".join(
+        f'<script type="text/plain" data-id="{html.escape(key)}">{text}</script>'
+        for key, text in (("data", _packed(data)), ("module", module), *kernels)
+    )
     parts = {name: (_FOLDER / f"page.{name}").read_text() for name in ("html", "css", "js")}
     title = html.escape(str(about["function"]))
-    return Template(parts["html"]).substitute(title=title, style=parts["css"], script=parts["js"],
-                                              blobs=blobs)
+    return Template(parts["html"]).substitute(
+        title=title, style=parts["css"], script=parts["js"], blobs=blobs
+    )
 
 
 def _attempts(journal: Path, kernels: Sequence[KernelReport]) -> Json:
@@ -78,8 +109,10 @@ def _attempts(journal: Path, kernels: Sequence[KernelReport]) -> Json:
     history = importlib.import_module("hlo_mlc.tuning.history")
     with contextlib.suppress(CacheError):  # it is another's to repair
         found = history.attempts(journal, [kernel.id for kernel in kernels])
-        return {kernel_id: [[one.number, round(one.speedup, 4), one.what] for one in tried]
-                for kernel_id, tried in found.items()}
+        return {
+            kernel_id: [[one.number, round(one.speedup, 4), one.what] for one in tried]
+            for kernel_id, tried in found.items()
+        }
     return {}
 
 
@@ -123,8 +156,11 @@ class _Dumps:
     def stages(self) -> list[tuple[str, float, bool]]:
         """The stages, how many milliseconds they took, and whether they changed anything."""
         found = map(_STAGE.fullmatch, _read(self._main / "index.txt").splitlines())
-        return [(stage["name"], float(stage["ms"]), stage["same"] is None)
-                for stage in found if stage is not None]
+        return [
+            (stage["name"], float(stage["ms"]), stage["same"] is None)
+            for stage in found
+            if stage is not None
+        ]
 
 
 def _read(path: Path) -> str:
@@ -165,6 +201,11 @@ def _sources(kernels: Iterable[KernelReport]) -> dict[str, Mapping[int, str]]:
     for kernel in kernels:
         for file, number in _places(kernel):
             wanted.setdefault(file, set()).update(range(number - _AROUND, number + _AROUND + 1))
-    return {file: {number: line.rstrip() for number in sorted(numbers)
-                   if (line := linecache.getline(file, number))}
-            for file, numbers in wanted.items()}
+    return {
+        file: {
+            number: line.rstrip()
+            for number in sorted(numbers)
+            if (line := linecache.getline(file, number))
+        }
+        for file, numbers in wanted.items()
+    }

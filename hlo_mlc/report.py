@@ -70,17 +70,24 @@ class KernelReport:
     def as_dict(self) -> dict[str, object]:
         """The same for machines: of what JSON knows only."""
         return {
-            "name": self.name, "id": self.id, "ops": list(self.ops),
-            "locations": list(self.locations), "uses": self.uses, "calls": self.calls,
-            "operands": list(map(str, self.operands)), "results": list(map(str, self.results)),
-            "bytes": self.bytes, "operations": self.operations,
+            "name": self.name,
+            "id": self.id,
+            "ops": list(self.ops),
+            "locations": list(self.locations),
+            "uses": self.uses,
+            "calls": self.calls,
+            "operands": list(map(str, self.operands)),
+            "results": list(map(str, self.results)),
+            "bytes": self.bytes,
+            "operations": self.operations,
             "contraction_flops": self.contraction_flops,
             "data_dependent": self.data_dependent,
             "predicted": {"ours_us": self.ours_us, "xla_us": self.xla_us, "reason": self.reason},
             "fault": self.fault,
             "nests": [asdict(nest) for nest in self.nests],
             "tuned": None if self.tuned is None else asdict(self.tuned),
-            "proof": self.proof, "resources": list(self.resources),
+            "proof": self.proof,
+            "resources": list(self.resources),
         }
 
 
@@ -111,8 +118,10 @@ class Comparison:
     speedup: float
 
     def __str__(self) -> str:
-        return (f'measured: choose="{self.candidate}" {self.ours_us:.1f} us, '
-                f"XLA {self.xla_us:.1f} us (XLA / ours {self.speedup:.2f})")
+        return (
+            f'measured: choose="{self.candidate}" {self.ours_us:.1f} us, '
+            f"XLA {self.xla_us:.1f} us (XLA / ours {self.speedup:.2f})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +174,11 @@ class Report:
         kernels: dict[str, KernelReport] = {}
         for kernel in (kernel for part in parts for kernel in part.kernels):
             known = kernels.get(kernel.id)
-            kernels[kernel.id] = kernel if known is None else replace(
-                known, uses=known.uses + kernel.uses, calls=known.calls + kernel.calls)
+            kernels[kernel.id] = (
+                kernel
+                if known is None
+                else replace(known, uses=known.uses + kernel.uses, calls=known.calls + kernel.calls)
+            )
         everything = (*left, *(item for part in parts for item in part.left))
         taken = sum(len(kernel.ops) * kernel.uses for kernel in kernels.values())
         stages = Counter[str]()
@@ -175,11 +187,14 @@ class Report:
         return cls(
             taken / (taken + len(everything)) if taken else 0.0,
             tuple(dict.fromkeys(reason for part in parts for reason in part.reasons)),
-            kernels=tuple(kernels.values()), left=everything,
+            kernels=tuple(kernels.values()),
+            left=everything,
             apart=tuple(item for part in parts for item in part.apart),
             level=next((part.level for part in parts if part.level), ""),
             advice=next((part.advice for part in parts if part.advice), ""),
-            seconds=sum(part.seconds for part in parts), stage_seconds=dict(stages))
+            seconds=sum(part.seconds for part in parts),
+            stage_seconds=dict(stages),
+        )
 
     @property
     def ours_us(self) -> float:
@@ -210,11 +225,20 @@ class Report:
 
     def __str__(self) -> str:
         """What is shown at a prompt; `explain()` has all."""
-        kernels = [f"  {kernel.name}: predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us"
-                   for kernel in self.kernels]
+        kernels = [
+            f"  {kernel.name}: predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us"
+            for kernel in self.kernels
+        ]
         left = [line for reason in self.left_lines() for line in wrapped(reason)]
-        return "\n".join([self.headline, *map(str, self.comparisons), *self.reasons, *kernels,
-                          *(["left to XLA:", *left] if left else [])])
+        return "\n".join(
+            [
+                self.headline,
+                *map(str, self.comparisons),
+                *self.reasons,
+                *kernels,
+                *(["left to XLA:", *left] if left else []),
+            ]
+        )
 
     __repr__ = __str__
 
@@ -225,8 +249,10 @@ class Report:
         kernels = counted(count, "kernel")
         called = f" ({calls} calls)" if calls > count else ""
         level = f" for {self.level}" if self.level else ""
-        return (f"coverage: {self.time_coverage:.0%} of the time and {self.coverage:.0%} of the "
-                f"operations in {kernels}{called}; compiled{level} in {self.seconds * 1e3:.0f} ms")
+        return (
+            f"coverage: {self.time_coverage:.0%} of the time and {self.coverage:.0%} of the "
+            f"operations in {kernels}{called}; compiled{level} in {self.seconds * 1e3:.0f} ms"
+        )
 
     def explain(self, measured: Mapping[str, KernelTime] | None = None) -> str:
         """The report as text for a person, with the kernels' times (by id) that were measured."""
@@ -234,13 +260,16 @@ class Report:
         if self.predicted is not None:
             lines.append(str(self.predicted))
         if self.stage_seconds:
-            stages = [f"{stage} {seconds * 1e3:.1f}"
-                      for stage, seconds in self.stage_seconds.items()]
+            stages = [
+                f"{stage} {seconds * 1e3:.1f}" for stage, seconds in self.stage_seconds.items()
+            ]
             lines += wrapped(f"milliseconds: {', '.join(stages)}")
         for kernel in self.kernels:
             lines += ["", *_kernel_lines(kernel, (measured or {}).get(kernel.id))]
-        for title, items in (("left to XLA:", self.left),
-                             ("not joined to what comes before them:", self.apart)):
+        for title, items in (
+            ("left to XLA:", self.left),
+            ("not joined to what comes before them:", self.apart),
+        ):
             if items:
                 lines += ["", title]
                 for reason, what in _by_reason(items):
@@ -254,9 +283,13 @@ class Report:
         """The report for machines: of what JSON knows only."""
         return {
             "coverage": {"time": self.time_coverage, "operations": self.coverage},
-            "time": {"ours_us": self.ours_us, "left_us": self.left_us,
-                     "ours_share": self.time_coverage, "speedup": self.speedup,
-                     "speedup_is_measured": bool(self.comparisons)},
+            "time": {
+                "ours_us": self.ours_us,
+                "left_us": self.left_us,
+                "ours_share": self.time_coverage,
+                "speedup": self.speedup,
+                "speedup_is_measured": bool(self.comparisons),
+            },
             "kernels": [kernel.as_dict() for kernel in self.kernels],
             "left": [asdict(left) for left in self.left],
             "apart": [asdict(apart) for apart in self.apart],
@@ -277,8 +310,10 @@ class Report:
         Raises: UsageError where the page cannot be written, or it is not known of what.
         """
         if self.page is None:
-            raise UsageError("A page shows how the function is compiled: give report(...) the "
-                             "arguments that it is called with")
+            raise UsageError(
+                "A page shows how the function is compiled: give report(...) the "
+                "arguments that it is called with"
+            )
         return self.page(path)
 
     def left_lines(self) -> list[str]:
@@ -286,8 +321,10 @@ class Report:
         return [f"{reason}: {what}" for reason, what in _by_reason(self.left)]
 
 
-FAULT_ADVICE = ("that is a fault of ours: the warning at your line names a folder with what shows "
-                "it again, which we would like to see")
+FAULT_ADVICE = (
+    "that is a fault of ours: the warning at your line names a folder with what shows "
+    "it again, which we would like to see"
+)
 
 
 def time_share(ours_us: float, left_us: float, any_kernel: bool) -> float:
@@ -298,15 +335,23 @@ def time_share(ours_us: float, left_us: float, any_kernel: bool) -> float:
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A text that may be long as lines that a terminal does not fold."""
-    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
-                         break_long_words=False, break_on_hyphens=False)
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows with the first column to the left, and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in rows]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
 
 
 WIDTH = 80  # columns: what a terminal has unless it is made wider
@@ -317,9 +362,15 @@ def _by_reason(items: Iterable[LeftReport]) -> list[tuple[str, str]]:
     grouped: dict[str, list[LeftReport]] = {}
     for item in items:
         grouped.setdefault(item.reason, []).append(item)
-    return [(reason, " ".join((op_counts(item.op for item in group),
-                               *places(item.location for item in group))))
-            for reason, group in grouped.items()]
+    return [
+        (
+            reason,
+            " ".join(
+                (op_counts(item.op for item in group), *places(item.location for item in group))
+            ),
+        )
+        for reason, group in grouped.items()
+    ]
 
 
 def places(locations: Iterable[str]) -> list[str]:
@@ -327,8 +378,11 @@ def places(locations: Iterable[str]) -> list[str]:
     found = [_LOCATION.fullmatch(location) for location in locations if location]
     here = str(Path.cwd()) + os.sep
     lines = dict.fromkeys(place["line"].removeprefix(here) for place in found if place["line"])
-    word, shown = ("at", list(lines)) if lines else (
-        "in", list(dict.fromkeys(place["name"] for place in found)))
+    word, shown = (
+        ("at", list(lines))
+        if lines
+        else ("in", list(dict.fromkeys(place["name"] for place in found)))
+    )
     more = f" and {len(shown) - _PLACES} more" if len(shown) > _PLACES else ""
     return [f"{word} {', '.join(shown[:_PLACES])}{more}"] if shown else []
 
@@ -340,8 +394,9 @@ def lines_of(locations: Iterable[str]) -> str:
         if line := short_line(location):
             file, _, number = line.rpartition(":")
             numbers.setdefault(file, set()).add(int(number))
-    return ", ".join(f"{file}:{', '.join(_ranges(sorted(lines)))}"
-                     for file, lines in numbers.items())
+    return ", ".join(
+        f"{file}:{', '.join(_ranges(sorted(lines)))}" for file, lines in numbers.items()
+    )
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:
@@ -358,13 +413,16 @@ _PLACES = 6  # of one kernel or reason, to be shown
 def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     uses = f", called at {kernel.uses} places" if kernel.uses > 1 else ""
     operands, results = (", ".join(map(str, types)) for types in (kernel.operands, kernel.results))
-    lines = [f"{kernel.name}{uses} ({kernel.id})",
-             *wrapped(op_counts(kernel.ops)),
-             *(line for where in places(kernel.locations) for line in wrapped(where)),
-             *wrapped(f"({operands}) -> ({results})"),
-             f"  {_work(kernel)}",
-             *wrapped(f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
-                       f"({kernel.reason})")]
+    lines = [
+        f"{kernel.name}{uses} ({kernel.id})",
+        *wrapped(op_counts(kernel.ops)),
+        *(line for where in places(kernel.locations) for line in wrapped(where)),
+        *wrapped(f"({operands}) -> ({results})"),
+        f"  {_work(kernel)}",
+        *wrapped(
+            f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us ({kernel.reason})"
+        ),
+    ]
     if kernel.tuned is not None:
         lines += wrapped(_gain(kernel))
     if time is not None:
@@ -400,14 +458,17 @@ def _folded(nest: str) -> list[str]:
 def _refusals(kernels: Iterable[KernelReport]) -> list[str]:
     """Which templates were not taken and why, of all nests together: most have the same reasons."""
     counts: dict[str, dict[str, int]] = {}
-    for template, reason in (refusal for kernel in kernels for nest in kernel.nests
-                             for refusal in nest.refused):
+    for template, reason in (
+        refusal for kernel in kernels for nest in kernel.nests for refusal in nest.refused
+    ):
         reasons = counts.setdefault(template, {})
         reasons[reason] = reasons.get(reason, 0) + 1
     lines: list[str] = []
     for template, reasons in counts.items():
-        listed = ", ".join(reason if count == 1 else f"{reason} ({count} nests)"
-                           for reason, count in reasons.items())
+        listed = ", ".join(
+            reason if count == 1 else f"{reason} ({count} nests)"
+            for reason, count in reasons.items()
+        )
         lines += wrapped(f"not {template}: {listed}")
     return lines
 

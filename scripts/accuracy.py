@@ -30,13 +30,58 @@ FORMATS = (F16, BF16, F32, F64)
 COUNTS = {F32: 400_000, F64: 2_000}
 MPMATH_BITS = 160
 # Ops on floats that are exact or rounded once on every target.
-EXACT = frozenset((
-    "add", "sub", "mul", "div", "rem", "max", "min", "larger", "fma", "neg", "abs", "sign", "floor",
-    "ceil", "round_even", "round_away", "trunc", "sqrt", "is_finite", "eq", "ne", "lt", "le", "gt",
-    "ge", "select", "select_unlikely", "convert", "bitcast", "convert_in_range", "ldexp", "pick"))
-NO_FLOATS = frozenset((
-    "and", "or", "xor", "not", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz", "mul_high",
-    "floordiv", "floormod"))
+EXACT = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rem",
+        "max",
+        "min",
+        "larger",
+        "fma",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round_even",
+        "round_away",
+        "trunc",
+        "sqrt",
+        "is_finite",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "select",
+        "select_unlikely",
+        "convert",
+        "bitcast",
+        "convert_in_range",
+        "ldexp",
+        "pick",
+    )
+)
+NO_FLOATS = frozenset(
+    (
+        "and",
+        "or",
+        "xor",
+        "not",
+        "shl",
+        "shr_logical",
+        "shr_arithmetic",
+        "popcnt",
+        "clz",
+        "mul_high",
+        "floordiv",
+        "floormod",
+    )
+)
 SPECIAL = (-math.inf, -1.0, -0.0, 0.0, 1.0, math.inf, math.nan)
 
 Arrays = tuple[np.ndarray, ...]
@@ -62,13 +107,13 @@ def positive(dtype: DType, arity: int) -> Arrays:
 
 def negative(dtype: DType, arity: int) -> Arrays:
     """Between poles; far out the references themselves take too long."""
-    values, = everywhere(dtype, arity)
+    (values,) = everywhere(dtype, arity)
     return (values[(values < 0) & (values > -100)],)
 
 
 def between_ones(dtype: DType, arity: int) -> Arrays:
     """Numbers of size up to 1, half of them near it."""
-    values, = everywhere(dtype, arity)
+    (values,) = everywhere(dtype, arity)
     near = (1 - np.abs(values.astype(np.float64)) % 1 / 16).astype(dtype.numpy)
     small = values[np.abs(values) <= 1]
     return (np.concatenate([small, near]),)
@@ -89,7 +134,7 @@ def polygamma_arguments(dtype: DType, arity: int) -> Arrays:
 
 
 def up_to_hundreds(dtype: DType, arity: int) -> Arrays:
-    values, = everywhere(dtype, arity)
+    (values,) = everywhere(dtype, arity)
     return (values[np.abs(values.astype(np.float64)) < 256],)
 
 
@@ -145,11 +190,19 @@ FUNCTIONS = (
     Function("lgamma", lambda mp, x: mp.log(abs(mp.gamma(x))), negative, "x < 0", True),
     Function("digamma", _named("digamma"), positive, "x > 0"),
     Function("digamma", _named("digamma"), negative, "x < 0", True),
-    Function("zeta", lambda mp, s, q: (-1) ** s / mp.factorial(s - 1) * mp.psi(s - 1, q),
-             zeta_arguments, "s = 2 to 6, q > 0"),
+    Function(
+        "zeta",
+        lambda mp, s, q: (-1) ** s / mp.factorial(s - 1) * mp.psi(s - 1, q),
+        zeta_arguments,
+        "s = 2 to 6, q > 0",
+    ),
     Function("polygamma", lambda mp, n, x: mp.psi(n, x), polygamma_arguments, "n = 1 to 5, x > 0"),
-    Function("bessel_i1e", lambda mp, x: mp.besseli(1, x) * mp.exp(-abs(x)), up_to_hundreds,
-             "-256 < x < 256"),
+    Function(
+        "bessel_i1e",
+        lambda mp, x: mp.besseli(1, x) * mp.exp(-abs(x)),
+        up_to_hundreds,
+        "-256 < x < 256",
+    ),
     Function("div_common", lambda mp, x, y: x / y),
 )
 
@@ -169,8 +222,9 @@ def measure(function: Function, dtype: DType, every: int = 1) -> Error:
     smallest = float(ml_dtypes.finfo(dtype.numpy).tiny)
     wide = [a.astype(np.float64) for a in arguments]
     # Subnormal f32 and bf16 count as 0 in kernels; what f16 has below are normal f32.
-    usable = np.logical_and.reduce([
-        np.isfinite(w) & ((np.abs(w) >= smallest) | (dtype is F16)) for w in wide])
+    usable = np.logical_and.reduce(
+        [np.isfinite(w) & ((np.abs(w) >= smallest) | (dtype is F16)) for w in wide]
+    )
     arguments = tuple(a[usable][::every] for a in arguments)
     expected = _reference(function, dtype, arguments)
     errors = _in_units(_ours(function.op, dtype, arguments), expected, dtype, function.against_one)
@@ -204,8 +258,9 @@ def _reference(function: Function, dtype: DType, arguments: Arrays) -> np.ndarra
         return np.array([exact(*map(float, row)) for row in zip(*arguments, strict=True)])
 
 
-def _in_units(actual: np.ndarray, expected: np.ndarray, dtype: DType,
-              against_one: bool) -> np.ndarray:
+def _in_units(
+    actual: np.ndarray, expected: np.ndarray, dtype: DType, against_one: bool
+) -> np.ndarray:
     """Distances in units in the last place; infinity where only one is special."""
     info = ml_dtypes.finfo(dtype.numpy)
     rounded = expected.astype(np.float64).astype(dtype.numpy).astype(np.longdouble)
@@ -229,15 +284,23 @@ def specials(op: str) -> list[str]:
 
 def page(rows: Sequence[tuple[Function, Sequence[Error]]]) -> str:
     """The whole of docs/accuracy.md."""
-    lines = [_INTRODUCTION, "| function | " + " | ".join(map(str, FORMATS)) + " |",
-             "| --- |" + " ---: |" * len(FORMATS)]
+    lines = [
+        _INTRODUCTION,
+        "| function | " + " | ".join(map(str, FORMATS)) + " |",
+        "| --- |" + " ---: |" * len(FORMATS),
+    ]
     for function, errors in rows:
-        cells = " | ".join(_cell(error, dtype) for error, dtype in zip(errors, FORMATS,
-                                                                        strict=True))
+        cells = " | ".join(
+            _cell(error, dtype) for error, dtype in zip(errors, FORMATS, strict=True)
+        )
         lines.append(f"| {label(function)} | {cells} |")
-    lines += ["", _SUMS, _SPECIAL_VALUES, "| function | "
-              + " | ".join(f"{value:g}".replace("inf", "∞") for value in SPECIAL) + " |",
-              "| --- |" + " ---: |" * len(SPECIAL)]
+    lines += [
+        "",
+        _SUMS,
+        _SPECIAL_VALUES,
+        "| function | " + " | ".join(f"{value:g}".replace("inf", "∞") for value in SPECIAL) + " |",
+        "| --- |" + " ---: |" * len(SPECIAL),
+    ]
     unary = dict.fromkeys(f.op for f, _ in rows if OPS[f.op].arity == 1)
     lines += [f"| {op} | {' | '.join(specials(op))} |" for op in unary]
     return "\n".join(lines) + "\n"

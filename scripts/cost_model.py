@@ -55,11 +55,13 @@ def main(arguments: list[str]) -> None:
 
 
 def newest() -> Path:
-    """The result file with predictions that was measured last with all instructions of a machine.
-    """
+    """The result file with predictions measured last with all instructions of a machine."""
     known = {path: load(path) for path in (_ROOT / "bench" / "results").glob("*.json")}
-    paths = [path for path, results in known.items()
-             if points(results)[0] and results.environment.get("target", "cpu") == "cpu"]
+    paths = [
+        path
+        for path, results in known.items()
+        if points(results)[0] and results.environment.get("target", "cpu") == "cpu"
+    ]
     if not paths:
         raise SystemExit("There are no results with predictions: run hlo-mlc bench --json first")
     return max(paths, key=lambda path: known[path].environment["date"])
@@ -71,19 +73,21 @@ def points(results: Results) -> tuple[list[Point], list[Point], list[Point]]:
     for row in results.rows:
         if row.status != "right" or row.predicted_ours_ms is None:
             continue
-        ours.append(Point(f"{row.name}, hlo_mlc", row.ours_ms * 1e3, row.predicted_ours_ms * 1e3,
-                          OURS))
-        xla.append(Point(f"{row.name}, jax.jit", row.jax_ms * 1e3, row.predicted_jax_ms * 1e3,
-                         XLA))
-        ratios.append(Point(row.name, row.ratio, row.predicted_jax_ms / row.predicted_ours_ms,
-                            OURS))
+        ours.append(
+            Point(f"{row.name}, hlo_mlc", row.ours_ms * 1e3, row.predicted_ours_ms * 1e3, OURS)
+        )
+        xla.append(Point(f"{row.name}, jax.jit", row.jax_ms * 1e3, row.predicted_jax_ms * 1e3, XLA))
+        ratios.append(
+            Point(row.name, row.ratio, row.predicted_jax_ms / row.predicted_ours_ms, OURS)
+        )
     return ours, xla, ratios
 
 
 def rank_correlation(points: Sequence[Point]) -> float:
     """Spearman's: 1 where predictions have the order of what was measured."""
-    first, second = (_ranks(values) for values in (
-        [p.measured for p in points], [p.predicted for p in points]))
+    first, second = (
+        _ranks(values) for values in ([p.measured for p in points], [p.predicted for p in points])
+    )
     return float(np.corrcoef(first, second)[0, 1])
 
 
@@ -105,27 +109,35 @@ def caption(ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]
     kinds = ("all times", [*ours, *xla]), ("hlo_mlc", ours), ("jax.jit", xla), ("ratios", ratios)
     figures = [f"{name} {rank_correlation(points):.2f}" for name, points in kinds]
     near = [f"{name} {within(points):.0%}" for name, points in kinds[1:]]
-    return f"rank correlation of {len(ours)} cases: {', '.join(figures)}; within 2x: " \
-        + ", ".join(near)
+    return f"rank correlation of {len(ours)} cases: {', '.join(figures)}; within 2x: " + ", ".join(
+        near
+    )
 
 
-def picture(results: Results, ours: Sequence[Point], xla: Sequence[Point],
-            ratios: Sequence[Point]) -> str:
+def picture(
+    results: Results, ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]
+) -> str:
     """The picture as SVG: times on the left, ratios on the right."""
     here = results.environment
     width = 2 * _MARGIN + 2 * _SIDE + _GAP
     height = 2 * _MARGIN + _SIDE + 24
     second = _MARGIN + _SIDE + _GAP
-    where = f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, " \
+    where = (
+        f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, "
         f"choose={here['choose']}, {here['date'][:10]}"
-    return document(width, height, [
-        text(_MARGIN, 20, f"Cost model: {caption(ours, xla, ratios)}", size=14),
-        text(_MARGIN, 40, where, colour=FAINT),
-        *_panel(_MARGIN, [*xla, *ours], "time of a call, us"),
-        *_panel(second, ratios, "ratio jax.jit / hlo_mlc"),
-        text(_MARGIN + 10, _MARGIN + 18, "● hlo_mlc", colour=OURS),
-        text(_MARGIN + 10, _MARGIN + 34, "● jax.jit", colour=XLA),
-    ])
+    )
+    return document(
+        width,
+        height,
+        [
+            text(_MARGIN, 20, f"Cost model: {caption(ours, xla, ratios)}", size=14),
+            text(_MARGIN, 40, where, colour=FAINT),
+            *_panel(_MARGIN, [*xla, *ours], "time of a call, us"),
+            *_panel(second, ratios, "ratio jax.jit / hlo_mlc"),
+            text(_MARGIN + 10, _MARGIN + 18, "● hlo_mlc", colour=OURS),
+            text(_MARGIN + 10, _MARGIN + 34, "● jax.jit", colour=XLA),
+        ],
+    )
 
 
 def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
@@ -140,28 +152,42 @@ def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
     def y(value: float) -> float:
         return bottom - _SIDE * (math.log10(value) - low) / (high - low)
 
-    yield (f'<rect x="{left}" y="{_MARGIN}" width="{_SIDE}" height="{_SIDE}" fill="none" '
-           'stroke="#999"/>')
-    yield (f'<line x1="{left}" y1="{bottom}" x2="{left + _SIDE}" y2="{_MARGIN}" '
-           'stroke="#bbb" stroke-dasharray="4 3"/>')
+    yield (
+        f'<rect x="{left}" y="{_MARGIN}" width="{_SIDE}" height="{_SIDE}" fill="none" '
+        'stroke="#999"/>'
+    )
+    yield (
+        f'<line x1="{left}" y1="{bottom}" x2="{left + _SIDE}" y2="{_MARGIN}" '
+        'stroke="#bbb" stroke-dasharray="4 3"/>'
+    )
     for power in range(math.ceil(low), math.floor(high) + 1):
         at = 10.0**power
         yield text(x(at), bottom + 16, f"{at:g}", anchor="middle", colour=FAINT)
         yield text(left - 6, y(at) + 4, f"{at:g}", anchor="end", colour=FAINT)
     yield text(left + _SIDE / 2, bottom + 36, f"measured {title}", anchor="middle")
-    yield (f'<text transform="translate({left - 44} {_MARGIN + _SIDE / 2}) rotate(-90)" '
-           f'text-anchor="middle" font-size="12">predicted</text>')
+    yield (
+        f'<text transform="translate({left - 44} {_MARGIN + _SIDE / 2}) rotate(-90)" '
+        f'text-anchor="middle" font-size="12">predicted</text>'
+    )
     named: set[str] = set()
     for point in points:
-        yield (f'<circle cx="{x(point.measured):.1f}" cy="{y(point.predicted):.1f}" r="3.5" '
-               f'fill="{point.colour}" fill-opacity="0.65"><title>{escape(point.name)}: measured '
-               f'{point.measured:.4g}, predicted {point.predicted:.4g}</title></circle>')
+        yield (
+            f'<circle cx="{x(point.measured):.1f}" cy="{y(point.predicted):.1f}" r="3.5" '
+            f'fill="{point.colour}" fill-opacity="0.65"><title>{escape(point.name)}: measured '
+            f"{point.measured:.4g}, predicted {point.predicted:.4g}</title></circle>"
+        )
         name = point.name.partition(",")[0].partition("/")[0]
         if point.off > _FAR and name not in named:  # a case and its neighbours lie side by side
             named.add(name)
             at, inwards = x(point.measured), point.measured < 10 ** ((low + high) / 2)
-            yield text(at + 6 if inwards else at - 6, y(point.predicted) + 3, name, size=9,
-                        anchor="start" if inwards else "end", colour=FAINT)
+            yield text(
+                at + 6 if inwards else at - 6,
+                y(point.predicted) + 3,
+                name,
+                size=9,
+                anchor="start" if inwards else "end",
+                colour=FAINT,
+            )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,16 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 _GROUPS = {
     "i1": (dtypes.BOOL,),
     "packed": dtypes.PACKED,
-    "integers": (dtypes.I8, dtypes.I16, dtypes.I32, dtypes.I64,
-                 dtypes.U8, dtypes.U16, dtypes.U32, dtypes.U64),
+    "integers": (
+        dtypes.I8,
+        dtypes.I16,
+        dtypes.I32,
+        dtypes.I64,
+        dtypes.U8,
+        dtypes.U16,
+        dtypes.U32,
+        dtypes.U64,
+    ),
     "f8": dtypes.FLOATS_OF_A_BYTE,
     "f16 bf16 f32 f64": (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64),
     "complex": (dtypes.C64, dtypes.C128),
@@ -103,8 +111,10 @@ def _named(types: Iterable[DType]) -> str:
 
 def _targets(op: str) -> str:
     if op == "stablehlo.dot_general":
-        return f"CPU, GPU; complex ones of more than {LARGE_PRODUCT // 8:,} products of numbers " \
-               "stay with cuBLAS on GPUs"
+        return (
+            f"CPU, GPU; complex ones of more than {LARGE_PRODUCT // 8:,} products of numbers "
+            "stay with cuBLAS on GPUs"
+        )
     if op in LEFT:
         return f"CPU; {LEFT[op]}"
     if op.startswith("lapack."):
@@ -123,8 +133,9 @@ def page() -> str:
     by_reason = defaultdict(list)
     for op, reason in LEFT_TO_XLA.items():
         by_reason[reason].append(f"`{op}`")
-    lines += [f"| {reason} | {', '.join(sorted(ops))} |"
-              for reason, ops in sorted(by_reason.items())]
+    lines += [
+        f"| {reason} | {', '.join(sorted(ops))} |" for reason, ops in sorted(by_reason.items())
+    ]
     return "\n".join([*lines, "", _TYPES])
 
 

@@ -35,14 +35,22 @@ RULE = "derived"
 
 def _erode(x: jax.Array) -> jax.Array:
     rows, columns = x.shape
-    return jnp.stack([x[i:rows - 4 + i, j:columns - 4 + j] for i in range(5) for j in range(5)]
-                     ).min(0)
+    return jnp.stack(
+        [x[i : rows - 4 + i, j : columns - 4 + j] for i in range(5) for j in range(5)]
+    ).min(0)
 
 
 def _laplace(x: jax.Array) -> jax.Array:
     inner = x[1:-1, 1:-1, 1:-1]
-    return (x[2:, 1:-1, 1:-1] + x[:-2, 1:-1, 1:-1] + x[1:-1, 2:, 1:-1] + x[1:-1, :-2, 1:-1]
-            + x[1:-1, 1:-1, 2:] + x[1:-1, 1:-1, :-2] - 6 * inner)
+    return (
+        x[2:, 1:-1, 1:-1]
+        + x[:-2, 1:-1, 1:-1]
+        + x[1:-1, 2:, 1:-1]
+        + x[1:-1, :-2, 1:-1]
+        + x[1:-1, 1:-1, 2:]
+        + x[1:-1, 1:-1, :-2]
+        - 6 * inner
+    )
 
 
 # By name: a function, and the shapes of its arguments.
@@ -53,7 +61,7 @@ NESTS: dict[str, tuple[Callable[..., Any], *tuple[tuple[int, ...], ...]]] = {
     "distances": (lambda x, y: jnp.abs(x[:, None] - y).sum(-1), (500, 64), (600, 64)),
     "long distances": (lambda x, y: jnp.abs(x[:, None] - y).sum(-1), (100, 4000), (100, 4000)),
     "few distances": (lambda x, y: jnp.abs(x[:, None] - y).sum(-1), (6, 512), (900, 512)),
-    "density": (lambda x, y: jnp.exp(-(x[:, None] - y)**2).sum(-1), (2000,), (2000,)),
+    "density": (lambda x, y: jnp.exp(-((x[:, None] - y) ** 2)).sum(-1), (2000,), (2000,)),
     "three factors": (lambda x, y, z: (x[:, None] * y * z).sum(-1), (300, 100), (300, 100), (100,)),
     "batch of sums": (lambda x: x.sum(1), (64, 40, 500)),
     "rows": (lambda x: jnp.square(x).sum(1), (3000, 300)),
@@ -84,31 +92,44 @@ def main() -> None:
             found = {}
             for side in (False, True):
                 progress.update(bar, description=f"{name}, {RULE if side else 'templates'}")
-                found[side] = _searched(task, _only(space, side), given.trials, Path(
-                    folder, f"{name}{side}.log"), lambda: progress.advance(bar))
+                found[side] = _searched(
+                    task,
+                    _only(space, side),
+                    given.trials,
+                    Path(folder, f"{name}{side}.log"),
+                    lambda: progress.advance(bar),
+                )
             usual = space.choices[0].templates[0] if space.choices else "its only template"
             for side, (speedup, schedules) in found.items():
-                out.print(f"{name:16} {usual:12} {RULE if side else 'templates':9} {speedup:5.2f}x "
-                          f"as fast as the default  {schedules}", highlight=False, soft_wrap=True)
+                out.print(
+                    f"{name:16} {usual:12} {RULE if side else 'templates':9} {speedup:5.2f}x "
+                    f"as fast as the default  {schedules}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
 
 
 def _only(space: Space, derived: bool) -> Space:
     """The part of a space that holds derived schedules, or no such."""
-    choices = (replace(c, templates=tuple(t for t in c.templates if (t == RULE) == derived))
-               for c in space.choices)
-    return Space(tuple(p for p in space.parameters if (p.template == RULE) == derived),
-                 tuple(c for c in choices if c.templates))
+    choices = (
+        replace(c, templates=tuple(t for t in c.templates if (t == RULE) == derived))
+        for c in space.choices
+    )
+    return Space(
+        tuple(p for p in space.parameters if (p.template == RULE) == derived),
+        tuple(c for c in choices if c.templates),
+    )
 
 
-def _searched(task: Task, space: Space, trials: int, journal: Path,
-              on_trial: Callable[[], None]) -> tuple[float, Schedules]:
+def _searched(
+    task: Task, space: Space, trials: int, journal: Path, on_trial: Callable[[], None]
+) -> tuple[float, Schedules]:
     """How many times as fast as what analysis says the fastest schedule of a space is, and that
     schedule; 1 and none where that is what analysis says."""
     if not space.parameters:
         return 1.0, {}
     study = KernelStudy(open_storage(journal), journal.stem, space)
-    winner = tune_kernel(task, study, space, Budget(trials=trials),
-                         on_trial=lambda *_: on_trial())
+    winner = tune_kernel(task, study, space, Budget(trials=trials), on_trial=lambda *_: on_trial())
     if winner.schedules:
         return winner.measured.speedup, winner.schedules
     timed = (t.outcome.speedup for t in study.tried if isinstance(t.outcome, Timed))

@@ -69,17 +69,30 @@ def main() -> int:
             allowed = max(TIMES * taken[0], taken[0] + SECONDS)
             late += taken[1] > allowed
             verdict = "TOO LONG; " if taken[1] > allowed else ""
-            print(f"{name:>12} {length:>7} {taken[0]:>7.2f} s {taken[1]:>7.2f} s {allowed:>7.2f} s"
-                  f"  {verdict}{ours.outcome}", flush=True)
+            print(
+                f"{name:>12} {length:>7} {taken[0]:>7.2f} s {taken[1]:>7.2f} s {allowed:>7.2f} s"
+                f"  {verdict}{ours.outcome}",
+                flush=True,
+            )
     return 1 if late else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", choices=[[], *KINDS],
-                        help=f"some of {', '.join(KINDS)}; all if none is named")
-    parser.add_argument("--length", nargs="*", type=int, metavar="N",
-                        help=f"operations; {', '.join(map(str, LENGTHS))} if none is given")
+    parser.add_argument(
+        "kinds",
+        nargs="*",
+        metavar="KIND",
+        choices=[[], *KINDS],
+        help=f"some of {', '.join(KINDS)}; all if none is named",
+    )
+    parser.add_argument(
+        "--length",
+        nargs="*",
+        type=int,
+        metavar="N",
+        help=f"operations; {', '.join(map(str, LENGTHS))} if none is given",
+    )
     parser.add_argument("--wall", action="store_true", help="judge by the time that passes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -92,7 +105,11 @@ def _apart(name: str, length: int, side: str) -> Seconds:
             ran = subprocess.run(
                 [sys.executable, __file__, name, f"--length={length}", f"--child={side}"],
                 env={**os.environ, "HLO_MLC_CACHE": cache, "HLO_MLC_ENABLE": "0"},
-                stdout=subprocess.PIPE, text=True, check=True, timeout=PATIENCE)
+                stdout=subprocess.PIPE,
+                text=True,
+                check=True,
+                timeout=PATIENCE,
+            )
         except subprocess.TimeoutExpired:
             return Seconds(math.inf, math.inf, "endless")
     return Seconds(*json.loads(ran.stdout.splitlines()[-1]))
@@ -105,6 +122,7 @@ def _first_call(program: Program, side: str) -> Seconds:
         function = jax.jit(program.function)
     else:
         from hlo_mlc import mlc_jit
+
         function = mlc_jit(program.function)
     jax.devices()  # both need the backend, which starts threads
     cpu, wall = time.process_time(), time.perf_counter()
@@ -201,13 +219,19 @@ def random_steps(length: int) -> Program:
 
     import jax.numpy as jnp
 
-    steps = (lambda a, b, n: jnp.sin(a), lambda a, b, n: a * b,
-             lambda a, b, n: a + b * (1 + n / 1024), lambda a, b, n: jnp.maximum(a, b),
-             lambda a, b, n: a[::-1], lambda a, b, n: a - a.mean(-1, keepdims=True),
-             lambda a, b, n: a / (1 + jnp.abs(a).max()), lambda a, b, n: jnp.tanh(a),
-             lambda a, b, n: jnp.roll(a, n % 5 + 1, 1),
-             lambda a, b, n: a.T.reshape(a.shape) * 0.5,
-             lambda a, b, n: jnp.cumsum(a, 1) * 0.1)
+    steps = (
+        lambda a, b, n: jnp.sin(a),
+        lambda a, b, n: a * b,
+        lambda a, b, n: a + b * (1 + n / 1024),
+        lambda a, b, n: jnp.maximum(a, b),
+        lambda a, b, n: a[::-1],
+        lambda a, b, n: a - a.mean(-1, keepdims=True),
+        lambda a, b, n: a / (1 + jnp.abs(a).max()),
+        lambda a, b, n: jnp.tanh(a),
+        lambda a, b, n: jnp.roll(a, n % 5 + 1, 1),
+        lambda a, b, n: a.T.reshape(a.shape) * 0.5,
+        lambda a, b, n: jnp.cumsum(a, 1) * 0.1,
+    )
 
     def run(x):
         chosen = random.Random(5)
@@ -237,8 +261,10 @@ def optimizer(length: int) -> Program:
     def run(parameters, gradients, means, squares):
         means = [0.9 * m + 0.1 * g for m, g in zip(means, gradients, strict=True)]
         squares = [0.999 * s + 0.001 * g * g for s, g in zip(squares, gradients, strict=True)]
-        moved = [p - 0.01 * m / (jnp.sqrt(s) + 1e-8)
-                 for p, m, s in zip(parameters, means, squares, strict=True)]
+        moved = [
+            p - 0.01 * m / (jnp.sqrt(s) + 1e-8)
+            for p, m, s in zip(parameters, means, squares, strict=True)
+        ]
         return moved, means, squares
 
     tree = [_numbers(8 + n % 13, 16) for n in range(min(STATES, max(1, length // 12)))]
@@ -268,11 +294,18 @@ def results(length: int) -> Program:
 
 
 KINDS = {
-    "elementwise": Kind(elementwise, 10_000), "reversed": Kind(reversed_sums),
-    "updates": Kind(updates), "products": Kind(products, 10_000), "folds": Kind(folds),
-    "moves": Kind(moves), "mixed": Kind(mixed), "random": Kind(random_steps),
-    "network": Kind(network), "optimizer": Kind(optimizer, 10_000),
-    "scalars": Kind(scalars, 10_000), "results": Kind(results),
+    "elementwise": Kind(elementwise, 10_000),
+    "reversed": Kind(reversed_sums),
+    "updates": Kind(updates),
+    "products": Kind(products, 10_000),
+    "folds": Kind(folds),
+    "moves": Kind(moves),
+    "mixed": Kind(mixed),
+    "random": Kind(random_steps),
+    "network": Kind(network),
+    "optimizer": Kind(optimizer, 10_000),
+    "scalars": Kind(scalars, 10_000),
+    "results": Kind(results),
 }
 
 if __name__ == "__main__":

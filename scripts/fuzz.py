@@ -54,9 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(_table(ledger))
     faults = sum(e.kind in FAULTS for e in entries)
     unknown = sum(e.undetermined for e in entries) / max(1, sum(e.elements for e in entries))
-    console.print(f"{len(entries)} programs of seed {seed} ({setting}): {faults} open; nothing is "
-                  f"known of {unknown:.1%} of all elements"
-                  + (f"; what is open is in {ledger.folder}" if faults else ""))
+    console.print(
+        f"{len(entries)} programs of seed {seed} ({setting}): {faults} open; nothing is "
+        f"known of {unknown:.1%} of all elements"
+        + (f"; what is open is in {ledger.folder}" if faults else "")
+    )
     return 1 if faults else 0
 
 
@@ -65,14 +67,16 @@ def seed_of(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: int,
-         console: Console) -> list[Entry]:
+def _run(
+    options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: int, console: Console
+) -> list[Entry]:
     entries: list[Entry] = []
     began = time.monotonic()
     total = options.programs if options.minutes is None else options.minutes * 60
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
-                  console=console) as progress:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=console
+    ) as progress:
         task = progress.add_task("programs", total=total)
 
         def told(entry: Entry, outcome: Outcome, path: Path | None) -> None:
@@ -82,8 +86,11 @@ def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: in
             done = len(entries) if options.minutes is None else time.monotonic() - began
             progress.update(task, completed=done, description=said)
             if outcome.is_fault:
-                console.print(f"{seed}:{entry.number} {entry.kind}: {outcome.detail}\n  {path}",
-                              markup=False, highlight=False)
+                console.print(
+                    f"{seed}:{entry.number} {entry.kind}: {outcome.detail}\n  {path}",
+                    markup=False,
+                    highlight=False,
+                )
 
         def is_over(begun: int) -> bool:
             late = options.minutes is not None and time.monotonic() - began > options.minutes * 60
@@ -96,8 +103,11 @@ def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: in
 
 def _table(ledger: Ledger) -> Table:
     totals = ledger.totals()
-    kinds = [kind for kind in ("right", "shared", "void", *FAULTS)
-             if kind == "right" or any(counts[kind] for counts in totals.values())]
+    kinds = [
+        kind
+        for kind in ("right", "shared", "void", *FAULTS)
+        if kind == "right" or any(counts[kind] for counts in totals.values())
+    ]
     table = Table("setting", *kinds)
     for setting, counts in totals.items():
         table.add_row(str(setting), *(str(counts[kind]) for kind in kinds))
@@ -106,24 +116,33 @@ def _table(ledger: Ledger) -> Table:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, help="how long to go on")
-    parser.add_argument("--programs", type=int, help="how many programs at most (default 100 "
-                        "where no minutes are given)")
+    parser.add_argument(
+        "--programs",
+        type=int,
+        help="how many programs at most (default 100 where no minutes are given)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seed-from", metavar="TEXT", help="a seed from a text")
-    parser.add_argument("--resume", action="store_true",
-                        help="leave out what was judged before under this setting")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what was judged before under this setting"
+    )
     parser.add_argument("--choose", choices=("auto", "ours", "measure"), default="auto")
     parser.add_argument("--target", default="cpu", help="cpu, a level such as x86-64-v2, or gpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for a program")
-    parser.add_argument("--shrink", type=float, default=120.0,
-                        help="seconds to make a faulty program small")
+    parser.add_argument(
+        "--shrink", type=float, default=120.0, help="seconds to make a faulty program small"
+    )
     parser.add_argument("--kernel", default="hlo_mlc:mlc_jit", help="module:function to judge")
-    parser.add_argument("--folder", type=Path,
-                        default=Options.from_environment().cache_dir / "fuzz",
-                        help="where counts and faults are kept")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Options.from_environment().cache_dir / "fuzz",
+        help="where counts and faults are kept",
+    )
     parser.add_argument("--show", metavar="SEED:NUMBER", help="print a program and end")
     parser.add_argument("--summary", action="store_true", help="print all counts and end")
     return parser

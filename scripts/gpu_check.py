@@ -57,9 +57,22 @@ def build() -> str:
     fails."""
     try:
         built = subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps",
-             "--no-build-isolation", "--disable-pip-version-check", "--editable", str(ROOT)],
-            capture_output=True, text=True, timeout=BUILD_SECONDS)
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "--no-index",
+                "--no-deps",
+                "--no-build-isolation",
+                "--disable-pip-version-check",
+                "--editable",
+                str(ROOT),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS,
+        )
     except subprocess.TimeoutExpired:
         return f"pip was not done after {BUILD_SECONDS} s"
     return "" if built.returncode == 0 else built.stdout + built.stderr
@@ -126,9 +139,11 @@ class Check:
     def measure_subjects(self, copy: float) -> None:
         """All of them, then tuned, then torch."""
         shape, size = ((16_384, 4096), 4096) if self.is_gpu else ((512, 256), 128)
-        subjects = [*(("movement", s) for s in self.subjects.movement(*shape)),
-                    *(("compute", s) for s in self.subjects.compute(size)),
-                    *(("products", s) for s in self.subjects.products(size, self.is_gpu))]
+        subjects = [
+            *(("movement", s) for s in self.subjects.movement(*shape)),
+            *(("compute", s) for s in self.subjects.compute(size)),
+            *(("products", s) for s in self.subjects.products(size, self.is_gpu)),
+        ]
         for group, subject in subjects:
             if time.monotonic() < self.ends:
                 self.record.add(group, self.gpu.measure(subject, self.compile_ours, copy))
@@ -149,8 +164,11 @@ class Check:
         registry = importlib.import_module("hlo_mlc_bench.cases")
         runner = importlib.import_module("hlo_mlc_bench.runner")
         names = self.options.cases
-        wanted = [registry.BY_NAME[name] for name in names] if names else [
-            case for case in registry.CASES if case.group not in GROUPS_LEFT_OUT]
+        wanted = (
+            [registry.BY_NAME[name] for name in names]
+            if names
+            else [case for case in registry.CASES if case.group not in GROUPS_LEFT_OUT]
+        )
         with runner.measuring(self.compile_ours):
             for case in wanted:
                 if time.monotonic() > self.ends:
@@ -177,14 +195,27 @@ class Record:
 
     def rows(self) -> list[Mapping[str, Any]]:
         """All that was compared with jax.jit."""
-        return [row for group in ("movement", "compute", "products", "cases")
-                for row in self.found.get(group, ())]
+        return [
+            row
+            for group in ("movement", "compute", "products", "cases")
+            for row in self.found.get(group, ())
+        ]
 
 
 def _line(group: str, row: Mapping[str, Any]) -> str:
-    numbers = " ".join(f"{key} {row[key]:.3g}" for key in (
-        "ratio", "ours_us", "jax_us", "share_of_copy", "share_of_cublas", "torch_us", "gain")
-        if isinstance(row.get(key), float))
+    numbers = " ".join(
+        f"{key} {row[key]:.3g}"
+        for key in (
+            "ratio",
+            "ours_us",
+            "jax_us",
+            "share_of_copy",
+            "share_of_cublas",
+            "torch_us",
+            "gain",
+        )
+        if isinstance(row.get(key), float)
+    )
     return f"{group} {row['name']}: {row.get('status', '')} {numbers} {row.get('message', '')}"
 
 
@@ -196,13 +227,23 @@ def _give_up() -> None:
 def about(device: Any, count: int) -> dict[str, Any]:
     """The machine and what is installed on it."""
     found: dict[str, Any] = {
-        "device": getattr(device, "device_kind", str(device)), "devices": count,
-        "python": sys.version.split()[0], "nvrtc": _nvrtc_version(),
-        "versions": {name: _version(name) for name in VERSIONS}}
+        "device": getattr(device, "device_kind", str(device)),
+        "devices": count,
+        "python": sys.version.split()[0],
+        "nvrtc": _nvrtc_version(),
+        "versions": {name: _version(name) for name in VERSIONS},
+    }
     try:
         found["driver"] = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm",
-             "--format=csv,noheader"], capture_output=True, text=True, timeout=20).stdout.strip()
+            [
+                "nvidia-smi",
+                "--query-gpu=name,driver_version,memory.total,clocks.max.sm",
+                "--format=csv,noheader",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=20,
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         found["driver"] = str(error)
     return found
@@ -222,10 +263,26 @@ def run_tests(seconds: float, must_run: bool) -> dict[str, Any]:
     side_by_side = ("-n", "8") if importlib.util.find_spec("xdist") is not None else ()
     try:
         # Without the project's own options: those of a plugin may not be known here.
-        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-o",
-                                "addopts=--import-mode=importlib", "-m", "cuda", *side_by_side,
-                                *TESTS],
-                               cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+        tests = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-rs",
+                "--tb=short",
+                "-o",
+                "addopts=--import-mode=importlib",
+                "-m",
+                "cuda",
+                *side_by_side,
+                *TESTS,
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
     except subprocess.TimeoutExpired as error:
         return {"status": -1, "output": [f"not done after {error.timeout:.0f} s"]}
     output = (tests.stdout + tests.stderr).splitlines()
@@ -243,8 +300,15 @@ def by_template(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for row in rows:
         if row.get("templates") and row["status"] == "right":
             found.setdefault("+".join(sorted(set(row["templates"]))), []).append(row["ratio"])
-    return {kind: {"count": len(ratios), "lowest": min(ratios), "highest": max(ratios),
-                   "median": statistics.median(ratios)} for kind, ratios in sorted(found.items())}
+    return {
+        kind: {
+            "count": len(ratios),
+            "lowest": min(ratios),
+            "highest": max(ratios),
+            "median": statistics.median(ratios),
+        }
+        for kind, ratios in sorted(found.items())
+    }
 
 
 def _version(package: str) -> str:

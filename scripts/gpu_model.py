@@ -44,8 +44,9 @@ def programs(subject: Subject) -> Iterator[TensorProgram]:
     options = Options.from_environment(choose="ours", target=TARGET.name)
     types = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in subject.arguments]
     for part in parts_of_call(mlc_jit(subject.function), types, {}, CUDA):
-        _, plan = clusters_of(part.module, options, entry=part.entry,
-                              backend=BACKENDS[CUDA](options))
+        _, plan = clusters_of(
+            part.module, options, entry=part.entry, backend=BACKENDS[CUDA](options)
+        )
         for cluster, _ in plan.taken:
             yield cluster.kernel.program
 
@@ -60,8 +61,12 @@ def predicted_us(program: TensorProgram) -> float:
 def main(results: str = str(RESULTS)) -> None:
     """Prints a row for each subject that our kernels ran, and what they come to."""
     found = json.loads(Path(results).read_text())
-    measured = {row["name"]: row["ours_us"] for group in GROUPS for row in found[group]
-                if row.get("templates") and "ours_us" in row}
+    measured = {
+        row["name"]: row["ours_us"]
+        for group in GROUPS
+        for row in found[group]
+        if row.get("templates") and "ours_us" in row
+    }
     pairs = []
     for subject in subjects():
         if subject.name in measured:
@@ -71,12 +76,16 @@ def main(results: str = str(RESULTS)) -> None:
                 print(f"{subject.name:28} {error}")
                 continue
             pairs.append((measured[subject.name], us))
-            print(f"{subject.name:28} measured {pairs[-1][0]:8.1f} us, predicted {us:8.1f} us "
-                  f"({us / pairs[-1][0]:.2f})")
+            print(
+                f"{subject.name:28} measured {pairs[-1][0]:8.1f} us, predicted {us:8.1f} us "
+                f"({us / pairs[-1][0]:.2f})"
+            )
     ranks = np.argsort(np.argsort(np.array(pairs), axis=0), axis=0)
     within = np.mean([0.5 <= us / took <= 2 for took, us in pairs])
-    print(f"{len(pairs)} kernels, rank correlation {np.corrcoef(ranks.T)[0, 1]:.2f}, "
-          f"within a factor of two {within:.0%}")
+    print(
+        f"{len(pairs)} kernels, rank correlation {np.corrcoef(ranks.T)[0, 1]:.2f}, "
+        f"within a factor of two {within:.0%}"
+    )
 
 
 if __name__ == "__main__":

@@ -66,11 +66,17 @@ def sets(case: Any) -> tuple[Any, list[tuple[Sequence[Any], Sequence[Any]]], flo
         data = [tuple([array(value) for value in side] for side in each) for each in case.data_sets]
         return case.model, data, case.rtol, case.atol
     model = onnx.load(Path(case.model_dir, "model.onnx"))
-    data = [tuple([read(path, described) for n, described in enumerate(values)
-                   if (path := folder / f"{side}_{n}.pb").exists()]
-                  for side, values in (("input", model.graph.input),
-                                       ("output", model.graph.output)))
-            for folder in sorted(Path(case.model_dir).glob("test_data_set_*"))]
+    data = [
+        tuple(
+            [
+                read(path, described)
+                for n, described in enumerate(values)
+                if (path := folder / f"{side}_{n}.pb").exists()
+            ]
+            for side, values in (("input", model.graph.input), ("output", model.graph.output))
+        )
+        for folder in sorted(Path(case.model_dir).glob("test_data_set_*"))
+    ]
     return model, data, case.rtol, case.atol
 
 
@@ -136,11 +142,16 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, action="append")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    chosen = [(f"{kind} {name}", case) for kind in options.kind or KINDS
-              for name, case in cases(kind) if fnmatch.fnmatch(name, options.pattern)]
+    chosen = [
+        (f"{kind} {name}", case)
+        for kind in options.kind or KINDS
+        for name, case in cases(kind)
+        if fnmatch.fnmatch(name, options.pattern)
+    ]
     counts: collections.Counter[str] = collections.Counter()
     with concurrent.futures.ProcessPoolExecutor(
-            options.jobs, multiprocessing.get_context("spawn")) as pool:
+        options.jobs, multiprocessing.get_context("spawn")
+    ) as pool:
         verdicts = pool.map(judged, [case for _, case in chosen], chunksize=8)
         for (name, _), (verdict, why) in zip(chosen, verdicts, strict=True):
             counts[verdict] += 1

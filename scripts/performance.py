@@ -110,16 +110,22 @@ class Measured:
     @classmethod
     def read(cls, path: Path) -> Measured:
         found = json.loads(path.read_text())
-        return cls(found["environment"], found["limits"], [Cost(**c) for c in found["costs"]],
-                   [Work(**w) for w in found["works"]])
+        return cls(
+            found["environment"],
+            found["limits"],
+            [Cost(**c) for c in found["costs"]],
+            [Work(**w) for w in found["works"]],
+        )
 
 
 def cost_of(case: Case, compile_ours: Callable) -> Cost:
     """Both sides of a case in turns."""
     with case.in_its_mode():
         args = case.make()[1]
-        runs = {"ours": _run(compile_ours(case.make()[0]), args),
-                "jax": _run(jax.jit(case.make()[0]), args)}
+        runs = {
+            "ours": _run(compile_ours(case.make()[0]), args),
+            "jax": _run(jax.jit(case.make()[0]), args),
+        }
         seconds = timing.in_turns(runs, _ROUNDS)
     elements = sum(leaf.size for leaf in jax.tree.leaves(args))
     return Cost(case.name, elements, *(statistics.median(seconds[name]) * 1e3 for name in runs))
@@ -138,8 +144,12 @@ def work_of(case: Case, compile_ours: Callable) -> Work | None:
     operations = sum(k.uses * (k.operations + k.contraction_flops) for k in report.kernels)
     if not operations:  # what only moves elements has no place among powers of ten
         return None
-    return Work(case.name, sum(k.uses * k.bytes for k in report.kernels), operations,
-                statistics.median(seconds) * 1e3)
+    return Work(
+        case.name,
+        sum(k.uses * k.bytes for k in report.kernels),
+        operations,
+        statistics.median(seconds) * 1e3,
+    )
 
 
 def _run(compiled: Callable, args: Sequence[Any]) -> Callable[[], Any]:
@@ -150,16 +160,24 @@ def _run(compiled: Callable, args: Sequence[Any]) -> Callable[[], Any]:
 def measure(limits: MachineLimits) -> Measured:
     """Everything, for two minutes."""
     compile_ours = partial(mlc_jit, choose="auto")
-    scaled = [replace(BY_NAME[name], sizes=sizes) for name, all_sizes in SCALED.items()
-              for sizes in all_sizes]
+    scaled = [
+        replace(BY_NAME[name], sizes=sizes)
+        for name, all_sizes in SCALED.items()
+        for sizes in all_sizes
+    ]
     with runner.measuring(compile_ours):
         costs = [cost_of(case, compile_ours) for case in track(scaled, "cost against size")]
         works = [work_of(case, compile_ours) for case in track(CASES, "roofline")]
     return Measured(
         environment("auto", _ROUNDS),
-        {"gflops": limits.gflops, "memory_gb_s": limits.memory_gb_s,
-         "cache_gb_s": limits.caches[0].gb_s if limits.caches else limits.memory_gb_s},
-        costs, [work for work in works if work is not None])
+        {
+            "gflops": limits.gflops,
+            "memory_gb_s": limits.memory_gb_s,
+            "cache_gb_s": limits.caches[0].gb_s if limits.caches else limits.memory_gb_s,
+        },
+        costs,
+        [work for work in works if work is not None],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,22 +191,39 @@ class _Axes:
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies on the page."""
-        across, up = ((math.log10(v) - math.log10(low)) / (math.log10(high) - math.log10(low))
-                      for v, (low, high) in ((x, self.x), (y, self.y)))
+        across, up = (
+            (math.log10(v) - math.log10(low)) / (math.log10(high) - math.log10(low))
+            for v, (low, high) in ((x, self.x), (y, self.y))
+        )
         return self.left + across * _WIDTH, self.top + (1 - up) * _HEIGHT
 
     def frame(self, title: str, across: str, up: str) -> Iterable[str]:
-        yield (f'<rect x="{self.left}" y="{self.top}" width="{_WIDTH}" height="{_HEIGHT}" '
-               'fill="none" stroke="#999"/>')
+        yield (
+            f'<rect x="{self.left}" y="{self.top}" width="{_WIDTH}" height="{_HEIGHT}" '
+            'fill="none" stroke="#999"/>'
+        )
         yield text(self.left, self.top - 8, title, size=13)
         for power in _powers(self.x):
-            yield text(self.at(power, self.y[0])[0], self.top + _HEIGHT + 14, f"{power:g}",
-                       size=10, anchor="middle", colour=FAINT)
+            yield text(
+                self.at(power, self.y[0])[0],
+                self.top + _HEIGHT + 14,
+                f"{power:g}",
+                size=10,
+                anchor="middle",
+                colour=FAINT,
+            )
         for power in _powers(self.y):
-            yield text(self.left - 5, self.at(self.x[0], power)[1] + 4, f"{power:g}", size=10,
-                       anchor="end", colour=FAINT)
-        yield text(self.left + _WIDTH / 2, self.top + _HEIGHT + 30, across, size=11,
-                   anchor="middle")
+            yield text(
+                self.left - 5,
+                self.at(self.x[0], power)[1] + 4,
+                f"{power:g}",
+                size=10,
+                anchor="end",
+                colour=FAINT,
+            )
+        yield text(
+            self.left + _WIDTH / 2, self.top + _HEIGHT + 30, across, size=11, anchor="middle"
+        )
         yield text(self.left + 6, self.top + 16, up, size=11, colour=FAINT)
 
     def line(self, points: Sequence[tuple[float, float]], colour: str) -> str:
@@ -197,8 +232,10 @@ class _Axes:
 
     def dot(self, x: float, y: float, colour: str, title: str) -> str:
         across, up = self.at(x, y)
-        return (f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}" '
-                f'fill-opacity="0.7"><title>{escape(title)}</title></circle>')
+        return (
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="3" fill="{colour}" '
+            f'fill-opacity="0.7"><title>{escape(title)}</title></circle>'
+        )
 
 
 def _powers(limits: tuple[float, float]) -> list[float]:
@@ -219,19 +256,30 @@ def scaling(measured: Measured) -> str:
     parts: list[str] = []
     for number, name in enumerate(names):
         costs = [cost for cost in measured.costs if cost.name == name]
-        axes = _Axes(_MARGIN + number % columns * (_WIDTH + _GAP),
-                     _MARGIN + number // columns * (_HEIGHT + _GAP),
-                     _around(c.elements for c in costs),
-                     _around(v for c in costs for v in (c.ours_ms, c.jax_ms)))
+        axes = _Axes(
+            _MARGIN + number % columns * (_WIDTH + _GAP),
+            _MARGIN + number // columns * (_HEIGHT + _GAP),
+            _around(c.elements for c in costs),
+            _around(v for c in costs for v in (c.ours_ms, c.jax_ms)),
+        )
         parts += axes.frame(name, "elements of the arguments", "ms of a call")
-        for colour, of, who in ((XLA, lambda c: c.jax_ms, "jax.jit"),
-                                (OURS, lambda c: c.ours_ms, "hlo_mlc")):
+        for colour, of, who in (
+            (XLA, lambda c: c.jax_ms, "jax.jit"),
+            (OURS, lambda c: c.ours_ms, "hlo_mlc"),
+        ):
             parts.append(axes.line([(c.elements, of(c)) for c in costs], colour))
-            parts += [axes.dot(c.elements, of(c), colour,
-                               f"{who}, {c.elements:,} elements: {of(c):.4g} ms") for c in costs]
+            parts += [
+                axes.dot(
+                    c.elements, of(c), colour, f"{who}, {c.elements:,} elements: {of(c):.4g} ms"
+                )
+                for c in costs
+            ]
     parts += _key(measured)
-    return document(2 * _MARGIN + columns * _WIDTH + (columns - 1) * _GAP,
-                    2 * _MARGIN + rows * _HEIGHT + (rows - 1) * _GAP + 20, parts)
+    return document(
+        2 * _MARGIN + columns * _WIDTH + (columns - 1) * _GAP,
+        2 * _MARGIN + rows * _HEIGHT + (rows - 1) * _GAP + 20,
+        parts,
+    )
 
 
 def roofline(measured: Measured) -> str:
@@ -243,14 +291,22 @@ def roofline(measured: Measured) -> str:
     parts = [*axes.frame("all cases that are ours alone", "operations for each byte", "Gop/s")]
     for name, colour in (("cache_gb_s", "#bbb"), ("memory_gb_s", "#666")):
         parts.append(axes.line(list(_roof(limits[name], limits["gflops"], x, y)), colour))
-    parts += [axes.dot(w.intensity, w.gops, OURS, f"{w.name}: {w.gops:.3g} Gop/s, "
-                       f"{w.intensity:.3g} operations for each byte") for w in works]
+    parts += [
+        axes.dot(
+            w.intensity,
+            w.gops,
+            OURS,
+            f"{w.name}: {w.gops:.3g} Gop/s, {w.intensity:.3g} operations for each byte",
+        )
+        for w in works
+    ]
     parts += _key(measured)[:-1]
     return document(2 * _MARGIN + _WIDTH + 240, 2 * _MARGIN + _HEIGHT + 20, parts)
 
 
-def _roof(gb_s: float, gflops: float, x: tuple[float, float], y: tuple[float, float]
-          ) -> Iterable[tuple[float, float]]:
+def _roof(
+    gb_s: float, gflops: float, x: tuple[float, float], y: tuple[float, float]
+) -> Iterable[tuple[float, float]]:
     begin, bend = max(x[0], y[0] / gb_s), gflops / gb_s
     yield begin, min(begin * gb_s, gflops)
     if begin < bend < x[1]:
@@ -260,32 +316,49 @@ def _roof(gb_s: float, gflops: float, x: tuple[float, float], y: tuple[float, fl
 
 def _key(measured: Measured) -> list[str]:
     here = measured.environment
-    where = f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, " \
-        f"{here['date'][:10]}"
-    return [text(_MARGIN, 18, where, colour=FAINT),
-            text(_MARGIN, 34, "● hlo_mlc", colour=OURS),
-            text(_MARGIN + 80, 34, "● jax.jit", colour=XLA)]
+    where = (
+        f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, {here['date'][:10]}"
+    )
+    return [
+        text(_MARGIN, 18, where, colour=FAINT),
+        text(_MARGIN, 34, "● hlo_mlc", colour=OURS),
+        text(_MARGIN + 80, 34, "● jax.jit", colour=XLA),
+    ]
 
 
-def page(measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results
-         ) -> str:
+def page(
+    measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results
+) -> str:
     """docs/performance.md."""
     limits = measured.limits
     lines = [
-        "# Performance", "", "Written by `scripts/performance.py`.", "",
-        "## Cost against size", "", "![Milliseconds of a call against elements](scaling.svg)", "",
+        "# Performance",
+        "",
+        "Written by `scripts/performance.py`.",
+        "",
+        "## Cost against size",
+        "",
+        "![Milliseconds of a call against elements](scaling.svg)",
+        "",
         "| case | elements | hlo_mlc ms | jax.jit ms | ratio |",
         "| --- | ---: | ---: | ---: | ---: |",
-        *(f"| {c.name} | {c.elements:,} | {c.ours_ms:.3g} | {c.jax_ms:.3g} | "
-          f"{c.jax_ms / c.ours_ms:.2f} |" for c in measured.costs),
-        "", "## Roofline", "",
+        *(
+            f"| {c.name} | {c.elements:,} | {c.ours_ms:.3g} | {c.jax_ms:.3g} | "
+            f"{c.jax_ms / c.ours_ms:.2f} |"
+            for c in measured.costs
+        ),
+        "",
+        "## Roofline",
+        "",
         f"Measured with our own kernels, this machine does {limits['gflops']:.0f} GFLOP/s in f32 "
         f"and moves {limits['memory_gb_s']:.0f} GB/s from memory, {limits['cache_gb_s']:.0f} from "
         "the innermost cache (the two lines). Operations are counted roughly, one for each simple "
         "one, so that functions such as exp show less than they do; bytes are those at the "
         "borders of kernels. Cases that only move elements, or of which a part stays with XLA, are "
-        "left out.", "",
-        "![Operations in a second against operations for each byte](roofline.svg)", "",
+        "left out.",
+        "",
+        "![Operations in a second against operations for each byte](roofline.svg)",
+        "",
         *_beside_others(peers),
         *_searched(tuned),
         *_reported(issues),
@@ -300,18 +373,25 @@ def _beside_others(peers: Mapping[str, Any]) -> list[str]:
     ratios = [row.ratio for row in rows if row.ratio is not None]
     versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
     return [
-        "## Beside others", "",
+        "## Beside others",
+        "",
         f"The same work, in turns, milliseconds of a call ({versions}; "
         f"{peers['environment']['cpu']}, {peers['environment']['cores']} cores, "
         f"{peers['environment']['date'][:10]}). Each result is checked; what a package cannot do, "
         "gets wrong or does not compile in a minute is left empty. The last column is the time of "
         "the fastest of the others but jax.jit over ours: its geometric mean is "
         f"{statistics.geometric_mean(ratios):.2f}, and {sum(r >= others.TIED for r in ratios)} of "
-        f"{len(ratios)} are at least {others.TIED}.", "",
+        f"{len(ratios)} are at least {others.TIED}.",
+        "",
         f"| case | {' | '.join(names)} | ratio |",
         f"| --- |{' ---: |' * (len(names) + 1)}",
-        *(f"| {row.name} | {' | '.join(_ms(row, name) for name in names)} | "
-          f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |" for row in rows), ""]
+        *(
+            f"| {row.name} | {' | '.join(_ms(row, name) for name in names)} | "
+            f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |"
+            for row in rows
+        ),
+        "",
+    ]
 
 
 def _searched(tuned: Sequence[Found]) -> list[str]:
@@ -321,25 +401,31 @@ def _searched(tuned: Sequence[Found]) -> list[str]:
     gain = statistics.geometric_mean(one.best for one in tuned)
     times = min(len(one.short) for one in tuned)
     return [
-        "## Tuned in seconds", "",
+        "## Tuned in seconds",
+        "",
         f"Kernels were tuned {times} times each as `hlo-mlc tune` does, by at most {SHORT} trials "
         "and without a trained model, and their schedules then timed by up to "
         f"{max(one.trials for one in tuned):,}, all of them where there are no more "
         f"(`scripts/tuning_goal.py`; {', '.join(sorted({one.target for one in tuned}))}). Half of "
         f"the kernels come to {median:.1%} of the best speed that was found, or nearer, in "
         f"{seconds:.1f} s. The best are {gain:.2f} times as fast as what is built without tuning "
-        "(geometric mean).", "",
+        "(geometric mean).",
+        "",
         "| kernel | us | schedules | timed | best / default | reached | least | trials | seconds |",
         f"| --- |{' ---: |' * 8}",
-        *map(_search, tuned), ""]
+        *map(_search, tuned),
+        "",
+    ]
 
 
 def _search(one: Found) -> str:
     trials = statistics.median(count for _, count, _ in one.short)
     seconds = statistics.median(taken for _, _, taken in one.short)
-    return f"| {one.case} | {one.default_us:.3g} | {one.size:,} | {one.trials:,} | " \
-        f"{one.best:.2f} | {statistics.median(one.reached):.1%} | {min(one.reached):.1%} | " \
+    return (
+        f"| {one.case} | {one.default_us:.3g} | {one.size:,} | {one.trials:,} | "
+        f"{one.best:.2f} | {statistics.median(one.reached):.1%} | {min(one.reached):.1%} | "
         f"{trials:.0f} | {seconds:.1f} |"
+    )
 
 
 def _ms(row: others.PeerRow, name: str) -> str:
@@ -351,32 +437,44 @@ def _reported(issues: Results) -> list[str]:
     here = issues.environment
     rows = {row.name: row for row in issues.rows}
     reported = [rows[case.name] for case in CASES if case.name in rows]
-    wrong = [row.name for row in reported
-             if row.jax_error is not None and row.jax_error > row.allowed_error]
+    wrong = [
+        row.name
+        for row in reported
+        if row.jax_error is not None and row.jax_error > row.allowed_error
+    ]
     return [
-        "## What users reported", "",
+        "## What users reported",
+        "",
         "Programs that were reported slow or wrong on CPUs, rebuilt from the threads "
         f"(`hlo-mlc bench --group issues`; {here['cpu']}, {here['cores']} cores, JAX "
         f"{here['packages']['jax']}, {here['date'][:10]}). Times are milliseconds of a call; each "
         "result is checked against an evaluation in 64 bits. Neighbours are the same programs of "
         "an odd size, another dtype and another layout; the lowest of the ratios measured is "
-        f"shown. Wrong results of jax.jit, as reported: {', '.join(wrong) or 'none'}.", "",
+        f"shown. Wrong results of jax.jit, as reported: {', '.join(wrong) or 'none'}.",
+        "",
         "| program | reported | hlo_mlc | jax.jit | ratio | neighbours | first call | by jax.jit |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-        *(_report(row, rows) for row in reported), ""]
+        *(_report(row, rows) for row in reported),
+        "",
+    ]
 
 
 def _report(row: Row, rows: Mapping[str, Row]) -> str:
     case = BY_NAME[row.name]
     threads = ", ".join(_link(thread) for thread in case.threads)
-    near = [found.ratio for one in case.neighbours
-            if (found := rows.get(one.name)) is not None and found.ratio is not None]
+    near = [
+        found.ratio
+        for one in case.neighbours
+        if (found := rows.get(one.name)) is not None and found.ratio is not None
+    ]
     lowest = f"{min(near):.2f}" if near else ""
     if row.ratio is None:
         return f"| {row.name} | {threads} | {row.status} | | | {lowest} | | |"
     first = f"{row.ours_first_call_s * 1e3:.0f} | {row.jax_first_call_s * 1e3:.0f}"
-    return (f"| {row.name} | {threads} | {row.ours_ms:.3g} | {row.jax_ms:.3g} | {row.ratio:.2f} | "
-            f"{lowest} | {first} |")
+    return (
+        f"| {row.name} | {threads} | {row.ours_ms:.3g} | {row.jax_ms:.3g} | {row.ratio:.2f} | "
+        f"{lowest} | {first} |"
+    )
 
 
 def _link(thread: str) -> str:
@@ -384,8 +482,13 @@ def _link(thread: str) -> str:
     return f"[{thread}](https://github.com/{_TRACKERS[tracker]}/issues/{number})"
 
 
-def draw(measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results,
-         folder: Path = DOCS) -> None:
+def draw(
+    measured: Measured,
+    peers: Mapping[str, Any],
+    tuned: Sequence[Found],
+    issues: Results,
+    folder: Path = DOCS,
+) -> None:
     """Writes the page and its pictures."""
     (folder / "performance.md").write_text(page(measured, peers, tuned, issues))
     (folder / "scaling.svg").write_text(scaling(measured))
@@ -397,8 +500,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--draw" not in arguments:
         measured = measure(machine_limits(Options.from_environment()))
         MEASURED.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), known(TUNED),
-         load(ISSUES))
+    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), known(TUNED), load(ISSUES))
     print(f"wrote {DOCS / 'performance.md'}")
 
 

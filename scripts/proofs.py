@@ -53,27 +53,46 @@ class Finding:
 def main(arguments: Sequence[str]) -> int:
     """Prints a table and the reasons; 1 if too little is proved."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--target", action="append", choices=runnable(), metavar="LEVEL",
-                        help=f"one of {', '.join(runnable())}; may be given several times")
+    parser.add_argument(
+        "--target",
+        action="append",
+        choices=runnable(),
+        metavar="LEVEL",
+        help=f"one of {', '.join(runnable())}; may be given several times",
+    )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case in N")
     asked = parser.parse_args(arguments)
     targets = asked.target or [level for level in LEVELS if level in runnable()]
     if asked.every < 1 or not targets:
-        parser.error("--every: expected 1 or more" if targets else "this machine can plan for none "
-                     f"of {', '.join(LEVELS)}: name a --target")
-    cases = list(BY_NAME)[::asked.every]
+        parser.error(
+            "--every: expected 1 or more"
+            if targets
+            else f"this machine can plan for none of {', '.join(LEVELS)}: name a --target"
+        )
+    cases = list(BY_NAME)[:: asked.every]
     processes = multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as empty, processes:  # nothing that was tuned here counts
-        found = {target: list(itertools.chain.from_iterable(processes.starmap(
-            findings, [(case, target, Path(empty)) for case in cases], chunksize=1)))
-            for target in targets}
+        found = {
+            target: list(
+                itertools.chain.from_iterable(
+                    processes.starmap(
+                        findings, [(case, target, Path(empty)) for case in cases], chunksize=1
+                    )
+                )
+            )
+            for target in targets
+        }
     console = Console()
     console.print(table(found, len(cases)))
     for target, rows in found.items():
         for row in rows:
             for reason in row.reasons:
-                console.print(f"{target}, {row.case}, {row.kernel}: {row.outcome}: {reason}",
-                              markup=False, highlight=False, soft_wrap=True)
+                console.print(
+                    f"{target}, {row.case}, {row.kernel}: {row.outcome}: {reason}",
+                    markup=False,
+                    highlight=False,
+                    soft_wrap=True,
+                )
     return 0 if all(is_enough(rows) for rows in found.values()) else 1
 
 
@@ -114,8 +133,7 @@ def table(found: dict[str, list[Finding]], cases: int) -> Table:
     for target, rows in found.items():
         counts = Counter(row.outcome for row in rows)
         share = counts["proved"] / max(1, len(rows))
-        drawn.add_row(target, str(len(rows)), *(str(counts[o]) for o in OUTCOMES),
-                      f"{share:.1%}")
+        drawn.add_row(target, str(len(rows)), *(str(counts[o]) for o in OUTCOMES), f"{share:.1%}")
     return drawn
 
 

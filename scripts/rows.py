@@ -50,8 +50,11 @@ def attention(q, k, v):
 
 
 def convolved(x, kernel):
-    return jax.nn.relu(lax.conv_general_dilated(
-        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return jax.nn.relu(
+        lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    )
 
 
 def trained(x, y, w, v):
@@ -70,11 +73,13 @@ def batch_norm(x, scale):
 PROGRAMS: dict[str, tuple[Callable, Sequence[tuple[int, ...]]]] = {
     "layers": (layers, [(ROWS, 128), (128, 256), (256, 10)]),
     "product": (jnp.matmul, [(ROWS, 512), (512, 512)]),
-    "pointwise": (pointwise, [(ROWS, 300)]), "normalized": (normalized, [(ROWS, 300)]),
+    "pointwise": (pointwise, [(ROWS, 300)]),
+    "normalized": (normalized, [(ROWS, 300)]),
     "attention": (attention, [(ROWS, 4, 32, 16)] * 3),
     "convolved": (convolved, [(ROWS, 16, 16, 8), (3, 3, 8, 16)]),
     "trained": (trained, [(ROWS, 128), (ROWS, 10), (128, 256), (256, 10)]),
-    "batch_norm": (batch_norm, [(ROWS, 300), (300,)])}
+    "batch_norm": (batch_norm, [(ROWS, 300), (300,)]),
+}
 
 
 def main() -> int:
@@ -84,8 +89,14 @@ def main() -> int:
     names = parser.parse_args().programs or [*PROGRAMS]
     if unknown := {*names} - {*PROGRAMS}:
         parser.error(f"there is no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
-    table = Table("program", "kernels", "first call", "jax.jit's",
-                  *(f"{rows} rows" for rows in TIMED), title=f"{len(SIZES)} numbers of rows")
+    table = Table(
+        "program",
+        "kernels",
+        "first call",
+        "jax.jit's",
+        *(f"{rows} rows" for rows in TIMED),
+        title=f"{len(SIZES)} numbers of rows",
+    )
     wrong = []
     for name in track(names, "programs", transient=True):
         line, is_right = _measured(name)
@@ -102,9 +113,12 @@ def _measured(name: str) -> tuple[list[str], bool]:
     """A line of the table, and whether all results are right."""
     function, shapes = PROGRAMS[name]
     (rows,) = export.symbolic_shape("rows")
-    exported = export.export(jax.jit(function))(*(
-        jax.ShapeDtypeStruct([rows if d == ROWS else d for d in shape], np.float32)
-        for shape in shapes))
+    exported = export.export(jax.jit(function))(
+        *(
+            jax.ShapeDtypeStruct([rows if d == ROWS else d for d in shape], np.float32)
+            for shape in shapes
+        )
+    )
     shared, plain = compile_stablehlo(exported), jax.jit(function)
     kernels, ours, theirs, is_right = set(), [], [], True
     for size in SIZES:
@@ -116,21 +130,29 @@ def _measured(name: str) -> tuple[list[str], bool]:
         theirs.append(time.perf_counter() - between)
         ours.append(between - began)
         kernels |= {kernel.id for kernel in shared.report(*args).kernels}
-        is_right &= all(np.allclose(result, one, 2e-4, 2e-4) for result, one in zip(
-            results, jax.tree.leaves(expected), strict=True))
+        is_right &= all(
+            np.allclose(result, one, 2e-4, 2e-4)
+            for result, one in zip(results, jax.tree.leaves(expected), strict=True)
+        )
     ratios = [_ratio(exported, shared, _arguments(shapes, size)) for size in TIMED]
-    return [str(len(kernels)), *(f"{statistics.median(s) * 1e3:.0f} ms" for s in (ours, theirs)),
-            *(f"{ratio:.2f}" for ratio in ratios)], is_right
+    return [
+        str(len(kernels)),
+        *(f"{statistics.median(s) * 1e3:.0f} ms" for s in (ours, theirs)),
+        *(f"{ratio:.2f}" for ratio in ratios),
+    ], is_right
 
 
 def _arguments(shapes: Sequence[tuple[int, ...]], rows: int) -> list[jax.Array]:
     rng = np.random.default_rng(rows)
-    return [jnp.asarray(rng.standard_normal([rows if d == ROWS else d for d in shape]), np.float32)
-            for shape in shapes]
+    return [
+        jnp.asarray(rng.standard_normal([rows if d == ROWS else d for d in shape]), np.float32)
+        for shape in shapes
+    ]
 
 
-def _ratio(exported: export.Exported, shared: StablehloFunction, args: Sequence[jax.Array]
-           ) -> float:
+def _ratio(
+    exported: export.Exported, shared: StablehloFunction, args: Sequence[jax.Array]
+) -> float:
     """Of the least times of both kernels, taken in turns: few calls, or they would be the same."""
     alone = compile_stablehlo(exported)
     times: dict[StablehloFunction, list[float]] = {shared: [], alone: []}

@@ -72,8 +72,10 @@ def main(arguments: Sequence[str]) -> None:
     if what == "record":
         record(Path(path), cases)
     else:
-        replay(recorded(Path(path)), [name for name in searches() if not cases or any(
-            part in name for part in cases)])
+        replay(
+            recorded(Path(path)),
+            [name for name in searches() if not cases or any(part in name for part in cases)],
+        )
 
 
 def thinned(space: Space) -> Space:
@@ -82,10 +84,16 @@ def thinned(space: Space) -> Space:
         widest = max(space.parameters, key=lambda p: len(p.values))
         usual = widest.values.index(widest.default)
         values = tuple(v for n, v in enumerate(widest.values) if (n - usual) % 2 == 0)
-        space = dataclasses.replace(space, parameters=tuple(
-            dataclasses.replace(p, values=values) if p is widest else p for p in space.parameters))
+        space = dataclasses.replace(
+            space,
+            parameters=tuple(
+                dataclasses.replace(p, values=values) if p is widest else p
+                for p in space.parameters
+            ),
+        )
     return dataclasses.replace(
-        space, parameters=tuple(p for p in space.parameters if len(p.values) > 1))
+        space, parameters=tuple(p for p in space.parameters if len(p.values) > 1)
+    )
 
 
 def record(path: Path, cases: Sequence[str]) -> None:
@@ -100,39 +108,55 @@ def record(path: Path, cases: Sequence[str]) -> None:
         try:
             with Supervisor(task) as supervisor:
                 for configuration in track(list(space.all()), case):
-                    built, = supervisor.build([Build(space.schedules(configuration))])
+                    (built,) = supervisor.build([Build(space.schedules(configuration))])
                     if isinstance(built, Failed):
                         ratios.append(None)
                         continue
                     if built.digest not in known:
                         timed = supervisor.measure(built, TRIAL_S)
-                        known[built.digest] = None if isinstance(timed, Failed) else \
-                            round(1 / timed.speedup, 3)
+                        known[built.digest] = (
+                            None if isinstance(timed, Failed) else round(1 / timed.speedup, 3)
+                        )
                     ratios.append(known[built.digest])
         except TuningError as error:
             print(f"{case}: {error}")
             continue
         with path.open("a") as file:
-            file.write(json.dumps({
-                "case": case, "target": task.target.cpu,
-                "choices": [[c.position, c.templates] for c in space.choices],
-                "parameters": [[p.position, p.template, p.key, p.values, p.default]
-                               for p in space.parameters],
-                "ratios": ratios}) + "\n")
+            file.write(
+                json.dumps(
+                    {
+                        "case": case,
+                        "target": task.target.cpu,
+                        "choices": [[c.position, c.templates] for c in space.choices],
+                        "parameters": [
+                            [p.position, p.template, p.key, p.values, p.default]
+                            for p in space.parameters
+                        ],
+                        "ratios": ratios,
+                    }
+                )
+                + "\n"
+            )
 
 
 def recorded(path: Path) -> list[Recorded]:
     """What a file holds."""
     found = []
     for line in map(json.loads, path.read_text().splitlines()):
-        space = Space(tuple(Parameter(position, template, key, tuple(values), default)
-                            for position, template, key, values, default in line["parameters"]),
-                      tuple(TemplateChoice(position, tuple(templates))
-                            for position, templates in line["choices"]))
-        logs = [WORST if ratio is None else min(math.log(ratio), WORST)
-                for ratio in line["ratios"]]
-        found.append(Recorded(line["case"], space,
-                              dict(zip(map(key_of, space.all()), logs, strict=True))))
+        space = Space(
+            tuple(
+                Parameter(position, template, key, tuple(values), default)
+                for position, template, key, values, default in line["parameters"]
+            ),
+            tuple(
+                TemplateChoice(position, tuple(templates))
+                for position, templates in line["choices"]
+            ),
+        )
+        logs = [WORST if ratio is None else min(math.log(ratio), WORST) for ratio in line["ratios"]]
+        found.append(
+            Recorded(line["case"], space, dict(zip(map(key_of, space.all()), logs, strict=True)))
+        )
     return found
 
 
@@ -152,11 +176,13 @@ def at_random(kernel: Recorded, seed: int) -> Iterator[float]:
     return iter(logs)
 
 
-def sampled(make: Callable[[int], optuna.samplers.BaseSampler], numbers: bool, flat: bool = False
-            ) -> Search:
+def sampled(
+    make: Callable[[int], optuna.samplers.BaseSampler], numbers: bool, flat: bool = False
+) -> Search:
     """What a sampler of Optuna's proposes. It sees parameters as `numbers`, the positions of their
     values, or as so many categories; `flat`: all parameters at a time, also those of templates that
     are not chosen."""
+
     def search(kernel: Recorded, seed: int) -> Iterator[float]:
         with quiet():
             study = optuna.create_study(sampler=make(seed))
@@ -186,8 +212,9 @@ def _drawn(trial: optuna.Trial, space: Space, numbers: bool, flat: bool) -> Conf
         return trial.suggest_categorical(name, values)
 
     drawn = {choice.name: one(choice.name, choice.templates) for choice in space.choices}
-    every = {p.name: one(p.name, p.values) for p in (space.parameters if flat else
-                                                     space.active(drawn))}
+    every = {
+        p.name: one(p.name, p.values) for p in (space.parameters if flat else space.active(drawn))
+    }
     return drawn | {p.name: every[p.name] for p in space.active(drawn)}
 
 
@@ -211,11 +238,11 @@ def placed(kernel: Recorded, seed: int) -> Iterator[float]:
 
 def pooled(count: int) -> Search:
     """What the tuner tries that looks at the loops of candidates, so many at a time."""
+
     def search(kernel: Recorded, seed: int) -> Iterator[float]:
         known = described(kernel)
         pool = Pool(host(), kernel.space.default, lambda some: [known[key_of(one)] for one in some])
-        study = KernelStudy(optuna.storages.InMemoryStorage(), f"{kernel.case}{seed}",
-                            kernel.space)
+        study = KernelStudy(optuna.storages.InMemoryStorage(), f"{kernel.case}{seed}", kernel.space)
         while trials := study.batch(count, pool):
             for trial in trials:
                 log = kernel.logs[key_of(trial.configuration)]
@@ -233,8 +260,9 @@ def described(kernel: Recorded) -> dict[Key, Description | None]:
     found: dict[Key, Description | None] = {}
     for key in kernel.logs:
         try:
-            loops = task.generator.loops(task.program, task.target,
-                                         kernel.space.schedules(dict(key)))
+            loops = task.generator.loops(
+                task.program, task.target, kernel.space.schedules(dict(key))
+            )
             found[key] = description_of(loops, task.target)
         except MlcError:
             found[key] = None
@@ -252,16 +280,23 @@ def searches() -> dict[str, Search]:
         return samplers.TPESampler(seed=seed, multivariate=True, group=True)
 
     found: dict[str, Search] = {
-        "as listed": in_order, "at random": at_random,
-        "TPE, categories": sampled(tpe, False), "TPE, numbers": sampled(tpe, True),
+        "as listed": in_order,
+        "at random": at_random,
+        "TPE, categories": sampled(tpe, False),
+        "TPE, numbers": sampled(tpe, True),
         "TPE in groups, categories": sampled(groups, False),
-        "TPE in groups, numbers": sampled(groups, True)}
+        "TPE in groups, numbers": sampled(groups, True),
+    }
     if find_spec("torch"):
-        found["GP, numbers"] = sampled(lambda seed: samplers.GPSampler(
-            seed=seed, deterministic_objective=True), True, flat=True)
+        found["GP, numbers"] = sampled(
+            lambda seed: samplers.GPSampler(seed=seed, deterministic_objective=True),
+            True,
+            flat=True,
+        )
     if find_spec("cmaes"):
-        found["CMA-ES, numbers"] = sampled(lambda seed: samplers.CmaEsSampler(seed=seed), True,
-                                           flat=True)
+        found["CMA-ES, numbers"] = sampled(
+            lambda seed: samplers.CmaEsSampler(seed=seed), True, flat=True
+        )
     found["process over parameters"] = placed
     return found | {f"features, {count} at a time": pooled(count) for count in (1, 2, 4, 8)}
 
@@ -272,11 +307,14 @@ def replay(kernels: Sequence[Recorded], names: Sequence[str]) -> None:
     curves: dict[str, np.ndarray] = {}
     for name in names:
         curves[name] = rows = _curves(searches()[name], kernels)
-        print(f"{name:28}" + "".join(f"{math.expm1(x):8.1%}" for x in rows.mean((0, 1))),
-              flush=True)
+        print(
+            f"{name:28}" + "".join(f"{math.expm1(x):8.1%}" for x in rows.mean((0, 1))), flush=True
+        )
     for number, kernel in enumerate(kernels):
-        print(f"{kernel.case} ({kernel.space.size} schedules, best "
-              f"{math.exp(-kernel.best):.2f}x the default's speed), after 16 and 32 trials:")
+        print(
+            f"{kernel.case} ({kernel.space.size} schedules, best "
+            f"{math.exp(-kernel.best):.2f}x the default's speed), after 16 and 32 trials:"
+        )
         for name, rows in curves.items():
             at16, at32 = rows[number].mean(0)[[2, 3]]
             print(f"    {name:28}{math.expm1(at16):8.1%}{math.expm1(at32):8.1%}")
@@ -290,8 +328,9 @@ def _curves(search: Search, kernels: Sequence[Recorded]) -> np.ndarray:
             found = list(itertools.islice(search(kernel, seed), STEPS[-1]))
             so_far = np.minimum.accumulate(found)
             result[number, seed] = [so_far[min(step, len(so_far)) - 1] for step in STEPS]
-        result[number] -= min(log for key, log in kernel.logs.items()
-                              if key != key_of(kernel.space.default))
+        result[number] -= min(
+            log for key, log in kernel.logs.items() if key != key_of(kernel.space.default)
+        )
     return result
 
 

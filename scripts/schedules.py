@@ -25,9 +25,11 @@ def page() -> str:
 
 def _heading(name: str) -> str:
     """How a primitive is called."""
-    given = [str(p).partition(":")[0] + (f"={p.default!r}" if p.default is not p.empty else "")
-             for p in inspect.signature(PRIMITIVES[name]).parameters.values()
-             if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    given = [
+        str(p).partition(":")[0] + (f"={p.default!r}" if p.default is not p.empty else "")
+        for p in inspect.signature(PRIMITIVES[name]).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD
+    ][1:]
     return f"{name}({', '.join(given)})"
 
 

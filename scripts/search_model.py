@@ -88,15 +88,24 @@ def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task
     options = Options.from_environment()
     module = jax.jit(function).lower(*arguments).compiler_ir("stablehlo")
     graph, plan = clusters_of(module, options)
-    cluster, _ = max((pair for pair in (*plan.taken, *plan.rejected)
-                      if not any(map(is_data_dependent, pair[0].kernel.program.steps))),
-                     key=lambda pair: pair[1].estimate.ours_us)
+    cluster, _ = max(
+        (
+            pair
+            for pair in (*plan.taken, *plan.rejected)
+            if not any(map(is_data_dependent, pair[0].kernel.program.steps))
+        ),
+        key=lambda pair: pair[1].estimate.ours_us,
+    )
     operands = cluster_operands(graph, cluster, None, ())
     run = compat.compile_for_cpu(original_program(graph, module, cluster))
     expected = tuple(np.asarray(r) for r in run(operands))
-    return Task(cluster.kernel.program, target_of(options), TemplateGenerator(),
-                in_memory(cluster, cluster.operands, operands),
-                in_memory(cluster, cluster.results, expected))
+    return Task(
+        cluster.kernel.program,
+        target_of(options),
+        TemplateGenerator(),
+        in_memory(cluster, cluster.operands, operands),
+        in_memory(cluster, cluster.results, expected),
+    )
 
 
 def collect(path: Path, cases: Sequence[str]) -> None:
@@ -128,7 +137,7 @@ def at_random(space: Space) -> Iterator[Configuration]:
 
 def _timed(supervisor: Supervisor, space: Space, configuration: Configuration) -> float | None:
     """The time of a schedule / the default's; None for one that fails."""
-    built, = supervisor.build([Build(space.schedules(configuration))])
+    (built,) = supervisor.build([Build(space.schedules(configuration))])
     if isinstance(built, Failed):
         return None
     timed = supervisor.measure(built, TRIAL_S)
@@ -143,18 +152,31 @@ def collected(path: Path) -> list[Collected]:
         task = costliest(case)
         space = task.generator.space(task.program, task.target)
         right = [row for row in rows if row["ratio"] is not None]
-        features = [features_of(task.generator.loops(
-            task.program, task.target, space.schedules(row["configuration"])), task.target)
-            for row in right]
-        kernels.append(Collected(case, [row["configuration"] for row in right], features,
-                                 np.log([row["ratio"] for row in right])))
+        features = [
+            features_of(
+                task.generator.loops(
+                    task.program, task.target, space.schedules(row["configuration"])
+                ),
+                task.target,
+            )
+            for row in right
+        ]
+        kernels.append(
+            Collected(
+                case,
+                [row["configuration"] for row in right],
+                features,
+                np.log([row["ratio"] for row in right]),
+            )
+        )
     return kernels
 
 
 def trained(kernels: Sequence[Collected]) -> Forest:
     """What these kernels teach."""
-    return Forest.trained(np.concatenate([k.differences for k in kernels]),
-                          np.concatenate([k.logs for k in kernels]))
+    return Forest.trained(
+        np.concatenate([k.differences for k in kernels]), np.concatenate([k.logs for k in kernels])
+    )
 
 
 def evaluate(kernels: Sequence[Collected]) -> None:
@@ -163,32 +185,46 @@ def evaluate(kernels: Sequence[Collected]) -> None:
     correlations: dict[str, list[float]] = {"forest": [], "roofline": []}
     for kernel in kernels:
         forest = trained([other for other in kernels if other is not kernel])
-        predicted = {"forest": model.predicted(forest, kernel.differences),
-                     "roofline": kernel.differences[:, NAMES.index("cycles")]}
+        predicted = {
+            "forest": model.predicted(forest, kernel.differences),
+            "roofline": kernel.differences[:, NAMES.index("cycles")],
+        }
         for name, values in predicted.items():
             correlations[name].append(float(spearmanr(values, kernel.logs).statistic))
         orders: dict[str, Callable[[int], list[float]]] = {
             "any order": lambda seed, k=kernel: _shuffled(k, seed),
             "roofline, no forest": lambda _, k=kernel: _searched(k, None),
-            "forest": lambda _, k=kernel, f=forest: _searched(k, f)}
+            "forest": lambda _, k=kernel, f=forest: _searched(k, f),
+        }
         for name, order in orders.items():
             runs = range(SHUFFLES if name == "any order" else 1)
             found.setdefault(name, []).append(np.mean([order(n) for n in runs], axis=0).tolist())
-        print(f"{kernel.case:24} {len(kernel.logs):3} schedules, best {math.exp(-kernel.best):.2f}x"
-              f", rank correlation {correlations['forest'][-1]:5.2f}"
-              f" (roofline {correlations['roofline'][-1]:5.2f})")
+        print(
+            f"{kernel.case:24} {len(kernel.logs):3} schedules, best {math.exp(-kernel.best):.2f}x"
+            f", rank correlation {correlations['forest'][-1]:5.2f}"
+            f" (roofline {correlations['roofline'][-1]:5.2f})"
+        )
     for name, values in correlations.items():
         print(f"{name}: median rank correlation {np.median(values):.2f} of {len(kernels)} kernels")
     worth = [n for n, kernel in enumerate(kernels) if kernel.best < -WORTH_IT]
-    print(f"share of the gain after {STEPS} trials, mean of {len(worth)} kernels with one; "
-          "how much slower than the best, mean of all")
+    print(
+        f"share of the gain after {STEPS} trials, mean of {len(worth)} kernels with one; "
+        "how much slower than the best, mean of all"
+    )
     for name, curves in found.items():
-        shares = [np.mean([curves[n][s] / kernels[n].best for n in worth])
-                  for s in range(len(STEPS))]
-        left = [np.mean([curves[n][s] - k.best for n, k in enumerate(kernels)])
-                for s in range(len(STEPS))]
-        print(f"{name:20} " + "  ".join(f"{x:4.0%}" for x in shares) + "   "
-              + "  ".join(f"{math.expm1(x):5.1%}" for x in left))
+        shares = [
+            np.mean([curves[n][s] / kernels[n].best for n in worth]) for s in range(len(STEPS))
+        ]
+        left = [
+            np.mean([curves[n][s] - k.best for n, k in enumerate(kernels)])
+            for s in range(len(STEPS))
+        ]
+        print(
+            f"{name:20} "
+            + "  ".join(f"{x:4.0%}" for x in shares)
+            + "   "
+            + "  ".join(f"{math.expm1(x):5.1%}" for x in left)
+        )
 
 
 def _shuffled(kernel: Collected, seed: int) -> list[float]:
@@ -200,9 +236,12 @@ def _shuffled(kernel: Collected, seed: int) -> list[float]:
 def _searched(kernel: Collected, forest: Forest | None) -> list[float]:
     """The same in the order of the tuner's pool."""
     number = {key_of(c): n for n, c in enumerate(kernel.configurations)}
-    pool = Pool(host(), kernel.configurations[0],
-                lambda some: [Description(kernel.features[number[key_of(one)]], str(one))
-                              for one in some], forest)
+    pool = Pool(
+        host(),
+        kernel.configurations[0],
+        lambda some: [Description(kernel.features[number[key_of(one)]], str(one)) for one in some],
+        forest,
+    )
     candidates = iter(random.Random(0).sample(kernel.configurations, len(number)))
     logs = {key_of(kernel.configurations[0]): 0.0}
     while len(logs) < STEPS[-1]:

@@ -72,19 +72,22 @@ def main(arguments: Sequence[str]) -> None:
             keep(given.path, found)
 
 
-def compared(case: str, trials: int, again: int, others: Sequence[Worker], progress: Progress
-             ) -> Found:
+def compared(
+    case: str, trials: int, again: int, others: Sequence[Worker], progress: Progress
+) -> Found:
     """All searches for one kernel."""
     task = costliest(case)
     space = task.generator.space(task.program, task.target)
     short = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(again):
-            study = KernelStudy(open_storage(Path(folder, f"{number}.log")), f"{case}{number}",
-                                space)
+            study = KernelStudy(
+                open_storage(Path(folder, f"{number}.log")), f"{case}{number}", space
+            )
             begin = time.monotonic()
-            winner = tune_kernel(task, study, space, Budget(SHORT, None, LEAST_GAIN),
-                                 helpers=others)
+            winner = tune_kernel(
+                task, study, space, Budget(SHORT, None, LEAST_GAIN), helpers=others
+            )
             short.append((winner.schedules, winner.tried, time.monotonic() - begin))
     with Supervisor(task, helpers=others) as supervisor:
         bar = progress.add_task(case, total=min(trials, space.size))
@@ -101,25 +104,36 @@ def compared(case: str, trials: int, again: int, others: Sequence[Worker], progr
         winners = {repr(schedules): schedules for schedules, *_ in short}
         again_speeds = {text: _again(supervisor, s) if s else 1.0 for text, s in winners.items()}
         progress.remove_task(bar)
-        return Found(case, task.target.cpu, space.size, supervisor.default_us, [
-            (again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
-            max(speeds, default=1.0), tried)
+        return Found(
+            case,
+            task.target.cpu,
+            space.size,
+            supervisor.default_us,
+            [(again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
+            max(speeds, default=1.0),
+            tried,
+        )
 
 
 Timings = dict[str, tuple[float, Configuration]]
 """By code: its speed / the default's, and a configuration that makes it."""
 
 
-def _batches(task: Task, space: Space, trials: int, supervisor: Supervisor, timed: Timings
-             ) -> Iterator[list[Configuration]]:
+def _batches(
+    task: Task, space: Space, trials: int, supervisor: Supervisor, timed: Timings
+) -> Iterator[list[Configuration]]:
     """New configurations, as many at a time as are built together, but for those that take too
     long to be built; these count as trials, too."""
-    default, = supervisor.describe([Describe({})])
+    (default,) = supervisor.describe([Describe({})])
     new = itertools.islice(_new(space, trials, timed), trials)
     while some := list(itertools.islice(new, supervisor.at_once)):
         looks = supervisor.describe([Describe(space.schedules(c)) for c in some])
-        yield [c for c, look in zip(some, looks, strict=True) if not isinstance(look, Failed)
-               and may_win(task.target, look.features, default.features)]
+        yield [
+            c
+            for c, look in zip(some, looks, strict=True)
+            if not isinstance(look, Failed)
+            and may_win(task.target, look.features, default.features)
+        ]
 
 
 def _new(space: Space, trials: int, timed: Timings) -> Iterator[Configuration]:
@@ -131,8 +145,11 @@ def _new(space: Space, trials: int, timed: Timings) -> Iterator[Configuration]:
     rng, seen = random.Random(0), set[Key]()
     for number in range(20 * trials):
         near = _fastest(timed)
-        drawn = space.neighbour(rng.choice(near)[1], rng) if number % 2 and near \
+        drawn = (
+            space.neighbour(rng.choice(near)[1], rng)
+            if number % 2 and near
             else space.anything(rng)
+        )
         for configuration in (*(space.starts if number == 0 else ()), drawn):
             if key_of(configuration) not in seen:
                 seen.add(key_of(configuration))
@@ -145,7 +162,7 @@ def _fastest(timed: Timings) -> list[tuple[float, Configuration]]:
 
 def _again(supervisor: Supervisor, schedules: Schedules) -> float:
     """The speed / the default's, timed for longer."""
-    built, = supervisor.build([Build(schedules)])
+    (built,) = supervisor.build([Build(schedules)])
     assert isinstance(built, Built), built
     return statistics.median(_speed(supervisor, built, FINAL_S) for _ in range(TIMES))
 
@@ -158,14 +175,29 @@ def _speed(supervisor: Supervisor, built: Built, seconds: float) -> float:
 
 def show(found: Sequence[Found]) -> None:
     """Prints a row for each kernel, and the median of all."""
-    table = Table("kernel", "schedules", "timed", "best / default", "reached, least", "median",
-                  "trials", "seconds")
+    table = Table(
+        "kernel",
+        "schedules",
+        "timed",
+        "best / default",
+        "reached, least",
+        "median",
+        "trials",
+        "seconds",
+    )
     for one in found:
         trials = statistics.median(count for _, count, _ in one.short)
         seconds = statistics.median(taken for _, _, taken in one.short)
-        table.add_row(one.case, str(one.size), str(one.trials), f"{one.best:.2f}",
-                      f"{min(one.reached):.3f}", f"{statistics.median(one.reached):.3f}",
-                      f"{trials:.0f}", f"{seconds:.1f}")
+        table.add_row(
+            one.case,
+            str(one.size),
+            str(one.trials),
+            f"{one.best:.2f}",
+            f"{min(one.reached):.3f}",
+            f"{statistics.median(one.reached):.3f}",
+            f"{trials:.0f}",
+            f"{seconds:.1f}",
+        )
     middle = statistics.median(statistics.median(one.reached) for one in found)
     slowest = statistics.median(taken for one in found for _, _, taken in one.short)
     table.add_row(f"median of {len(found)}", "", "", "", "", f"{middle:.3f}", "", f"{slowest:.1f}")

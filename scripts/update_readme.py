@@ -88,14 +88,22 @@ def picture(results: Results) -> str:
     scale = _LONGEST / math.log(max(*ends, 2.0) / low)
     bottom = _TOP + _PITCH * len(rows)
     even = _LEFT + scale * math.log(1 / low)
-    return document(_LEFT + _LONGEST + _RIGHT, bottom + 34, [
-        text(10, 24, "How many times as fast as jax.jit (logarithmic)", size=16),
-        text(10, 44, _where(results), size=11, colour=FAINT),
-        *(part for place, row in enumerate(rows)
-          for part in _bar(row, _TOP + _PITCH * place, even, scale)),
-        f'<line x1="{even:.1f}" y1="{_TOP - 6}" x2="{even:.1f}" y2="{bottom}" stroke="{FAINT}"/>',
-        text(even, bottom + 18, "1x: jax.jit", size=11, anchor="middle", colour=FAINT),
-    ])
+    return document(
+        _LEFT + _LONGEST + _RIGHT,
+        bottom + 34,
+        [
+            text(10, 24, "How many times as fast as jax.jit (logarithmic)", size=16),
+            text(10, 44, _where(results), size=11, colour=FAINT),
+            *(
+                part
+                for place, row in enumerate(rows)
+                for part in _bar(row, _TOP + _PITCH * place, even, scale)
+            ),
+            f'<line x1="{even:.1f}" y1="{_TOP - 6}" x2="{even:.1f}" y2="{bottom}" '
+            f'stroke="{FAINT}"/>',
+            text(even, bottom + 18, "1x: jax.jit", size=11, anchor="middle", colour=FAINT),
+        ],
+    )
 
 
 def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:

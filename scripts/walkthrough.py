@@ -48,17 +48,26 @@ def main() -> None:
 
 def dump() -> dict[str, str]:
     """The files that compiling the function leaves: by the first word of their names' ends."""
-    arguments = (jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32),
-                 jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.bool_))
+    arguments = (
+        jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32),
+        jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.bool_),
+    )
     with tempfile.TemporaryDirectory() as folder:
         module = jax.jit(masked_softmax).lower(*arguments).compiler_ir()
-        options = Options(choose="auto", calibrate=False, cache_dir=Path(folder) / "cache",
-                          dump_dir=Path(folder) / "dump")
+        options = Options(
+            choose="auto",
+            calibrate=False,
+            cache_dir=Path(folder) / "cache",
+            dump_dir=Path(folder) / "dump",
+        )
         compile_module(module, options, backend=CpuBackend(named(TARGET)))
         (run,) = (Path(folder) / "dump").iterdir()
         # Places in the source are named from the project's folder, wherever that is.
-        return {path.name[:2]: path.read_text().replace(f"{_ROOT}/", "")
-                for path in sorted(run.iterdir()) if path.name[:2].isdecimal()}
+        return {
+            path.name[:2]: path.read_text().replace(f"{_ROOT}/", "")
+            for path in sorted(run.iterdir())
+            if path.name[:2].isdecimal()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +123,10 @@ def _steps(naive: str, rewrites: Iterable[_Rewrite]) -> list[str]:
         name, _, arguments = rewrite.step.partition("(")
         meaning = "" if name in explained else f" {_MEANING[name]}"
         explained.add(name)
-        parts.append(f"**{number}. `{name}({arguments}`**{meaning}\n\n"
-                     f"{_block('diff', _changes(before, rewrite.loops))}\n")
+        parts.append(
+            f"**{number}. `{name}({arguments}`**{meaning}\n\n"
+            f"{_block('diff', _changes(before, rewrite.loops))}\n"
+        )
         before = rewrite.loops
     return parts
 
@@ -123,8 +134,9 @@ def _steps(naive: str, rewrites: Iterable[_Rewrite]) -> list[str]:
 def _changes(before: str, after: str) -> str:
     """The lines that went and came; what is only indented otherwise did neither."""
     old, new = ([line for line in text.splitlines() if line] for text in (before, after))
-    matcher = difflib.SequenceMatcher(None, [line.strip() for line in old],
-                                      [line.strip() for line in new], autojunk=False)
+    matcher = difflib.SequenceMatcher(
+        None, [line.strip() for line in old], [line.strip() for line in new], autojunk=False
+    )
     lines = []
     for kind, old_from, old_to, new_from, new_to in matcher.get_opcodes():
         if kind != "equal":
@@ -135,10 +147,10 @@ def _changes(before: str, after: str) -> str:
 
 _MEANING = {
     "rfactor": "folds into several vectors of partial results, which are folded at the end: lanes "
-               "and latency are used.",
+    "and latency are used.",
     "cascade": "adds up long sums in runs, and those in runs: less is lost in rounding.",
     "split": "cuts a loop into blocks; what is left over is a loop of its own, or, if so told, a "
-             "shorter block.",
+    "shorter block.",
     "reorder": "exchanges nested loops.",
     "fuse": "makes one loop of two nested ones.",
     "unroll": "says that the iterations are to be written out.",
@@ -172,13 +184,19 @@ def _is_ir_loop(block: list[str]) -> bool:
 
 def _is_assembly_loop(block: list[str]) -> bool:
     label = block[0].rstrip(":") if block else ""
-    return bool(label) and block[-1].endswith(f"\t{label}") and "vmaxps" in " ".join(block) \
+    return (
+        bool(label)
+        and block[-1].endswith(f"\t{label}")
+        and "vmaxps" in " ".join(block)
         and "vscalef" not in " ".join(block)
+    )
 
 
 def _block(language: str, text: str) -> str:
-    lines = [line if len(line) <= _WIDEST else f"{line[:_WIDEST]} ..."
-             for line in text.rstrip("\n").expandtabs(4).splitlines()]
+    lines = [
+        line if len(line) <= _WIDEST else f"{line[:_WIDEST]} ..."
+        for line in text.rstrip("\n").expandtabs(4).splitlines()
+    ]
     return "\n".join([f"```{language}", *lines, "```", ""])
 
 

@@ -44,37 +44,49 @@ def main() -> None:
     """Prints a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--results", type=Path, nargs="+", default=[],
-                        help="times that hlo-mlc bench measured, on one machine or several")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="times that hlo-mlc bench measured, on one machine or several",
+    )
     given = parser.parse_args()
     if not given.results:
         calibrated(Options.from_environment())
     cases = {case.name: case for one in CASES for case in (one, *one.neighbours)}
     results = {path.stem: load(path) for path in given.results}
     measured = means(results.values())
-    run = run_of({name: one.environment for name, one in results.items()}
-                 or {"": environment("auto", _ROUNDS)})
+    run = run_of(
+        {name: one.environment for name, one in results.items()}
+        or {"": environment("auto", _ROUNDS)}
+    )
     label = f"{run.cpu}, {run.date}"
     known = xla_figures.read()
     found = {}
     for name, figure in known.by_name.items():
         value, why = None, "no case"
         if figure.case:
-            value, why = solved(measured.get(figure.case) or measured_us(cases[figure.case]),
-                                lambda times, name=name, case=figure.case: predicted_us(
-                                    cases[case], _with(known, name, times)))
+            value, why = solved(
+                measured.get(figure.case) or measured_us(cases[figure.case]),
+                lambda times, name=name, case=figure.case: predicted_us(
+                    cases[case], _with(known, name, times)
+                ),
+            )
         if value is not None:
             found[name] = dataclasses.replace(
-                figure, value=float(f"{figure.value * value:.3g}"), run=label)
-        print(f"{name:22} {figure.value:8.4g} {found.setdefault(name, figure).value:8.4g}  "
-              f"{figure.case}: {why}")
+                figure, value=float(f"{figure.value * value:.3g}"), run=label
+            )
+        print(
+            f"{name:22} {figure.value:8.4g} {found.setdefault(name, figure).value:8.4g}  "
+            f"{figure.case}: {why}"
+        )
     if given.write:
         write(Figures({**known.runs, label: run}, found))
 
 
 def means(results: Iterable[Results]) -> dict[str, float]:
-    """What jax.jit took for each case, in microseconds: the geometric mean of all who measured it.
-    """
+    """What jax.jit took for each case, in us: the geometric mean of all who measured it."""
     times: dict[str, list[float]] = {}
     for row in (row for one in results for row in one.rows if row.jax_ms):
         times.setdefault(row.name, []).append(row.jax_ms * 1e3)
@@ -85,19 +97,30 @@ def run_of(environments: Mapping[str, Mapping]) -> Run:
     """Where and when something was measured, by the names of the results if there are any."""
     newest = max(environments.values(), key=lambda one: one["date"])
     names = [name or one["cpu"] for name, one in environments.items()]
-    return Run(", ".join(names), newest["cores"], newest["packages"]["jaxlib"],
-               newest["date"][:10])
+    return Run(", ".join(names), newest["cores"], newest["packages"]["jaxlib"], newest["date"][:10])
 
 
 def write(figures: Figures, path: Path = PATH) -> None:
     """As text, with the runs that figures are from."""
     used = {one.run for one in figures.by_name.values()}
-    path.write_text(json.dumps({
-        "schema": SCHEMA,
-        "runs": {name: dataclasses.asdict(run) for name, run in figures.runs.items()
-                 if name in used},
-        "figures": {name: {k: v for k, v in dataclasses.asdict(one).items() if v != ""}
-                    for name, one in figures.by_name.items()}}, indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            {
+                "schema": SCHEMA,
+                "runs": {
+                    name: dataclasses.asdict(run)
+                    for name, run in figures.runs.items()
+                    if name in used
+                },
+                "figures": {
+                    name: {k: v for k, v in dataclasses.asdict(one).items() if v != ""}
+                    for name, one in figures.by_name.items()
+                },
+            },
+            indent=1,
+        )
+        + "\n"
+    )
 
 
 def measured_us(case: Case) -> float:

@@ -77,18 +77,42 @@ os.environ["XLA_FLAGS"] = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run all combinations of the parameters of "
-                     "a test, instead of as many as have every two values together")
-    parser.addoption("--emulate", action="store_true", help="check every function's kernels for "
-                     "GPUs too, on the emulator: takes some minutes, since g++ compiles them")
-    parser.addoption("--as-c", action="store_true", help="check every function's kernels as C, "
-                     "too: takes some minutes, since cc compiles them")
-    parser.addoption("--check", action="store_true", help="compile kernels for CPUs with checks of "
-                     "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
-    parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
-                     "the same: a sample")
-    parser.addoption("--target", default=THIS_MACHINE, metavar="LEVEL", help="compile for a level "
-                     "below this machine, such as x86-64-v3")
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run all combinations of the parameters of "
+        "a test, instead of as many as have every two values together",
+    )
+    parser.addoption(
+        "--emulate",
+        action="store_true",
+        help="check every function's kernels for "
+        "GPUs too, on the emulator: takes some minutes, since g++ compiles them",
+    )
+    parser.addoption(
+        "--as-c",
+        action="store_true",
+        help="check every function's kernels as C, too: takes some minutes, since cc compiles them",
+    )
+    parser.addoption(
+        "--check",
+        action="store_true",
+        help="compile kernels for CPUs with checks of "
+        "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)",
+    )
+    parser.addoption(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run one test in N, always the same: a sample",
+    )
+    parser.addoption(
+        "--target",
+        default=THIS_MACHINE,
+        metavar="LEVEL",
+        help="compile for a level below this machine, such as x86-64-v3",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = items
     if not config.getoption("--all") and not any("[" in asked for asked in config.args):
         chosen = in_pairs(items)
-    chosen = chosen[::config.getoption("--every")]
+    chosen = chosen[:: config.getoption("--every")]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
@@ -156,8 +180,13 @@ def _as_f64(array: np.ndarray) -> np.ndarray:
     return np.asarray(array).astype(np.float64)
 
 
-def _assert_close(actual: np.ndarray, expected: np.ndarray, exact: Callable[[], np.ndarray],
-                  ulps: float, magnitude: float | None) -> None:
+def _assert_close(
+    actual: np.ndarray,
+    expected: np.ndarray,
+    exact: Callable[[], np.ndarray],
+    ulps: float,
+    magnitude: float | None,
+) -> None:
     """Errors are below `ulps` of the larger of the value and `magnitude`, or twice XLA's own."""
     info = jnp.finfo(expected.dtype)
     ours, theirs = _as_f64(actual), _as_f64(expected)
@@ -177,7 +206,8 @@ def _assert_close(actual: np.ndarray, expected: np.ndarray, exact: Callable[[], 
     worst = int(np.argmax(error / allowed))
     assert np.all(error <= allowed), (
         f"{np.count_nonzero(error > allowed)} of {error.size} values are too far off, the worst: "
-        f"{ours[worst]!r} where {true[worst]!r} is exact and XLA has {theirs[worst]!r}")
+        f"{ours[worst]!r} where {true[worst]!r} is exact and XLA has {theirs[worst]!r}"
+    )
 
 
 def _assert_agree(actual: Arrays, expected: Arrays) -> None:
@@ -190,9 +220,15 @@ def _assert_agree(actual: Arrays, expected: Arrays) -> None:
             np.testing.assert_array_equal(one, other)
 
 
-def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float = 16.0,
-           magnitude: float | None = None, kernels: bool | None = True,
-           exact: Callable | None = None) -> Report:
+def _check(
+    function: Callable,
+    *args: object,
+    coverage: float = 1.0,
+    ulps: float = 16.0,
+    magnitude: float | None = None,
+    kernels: bool | None = True,
+    exact: Callable | None = None,
+) -> Report:
     """Compile with `choose="ours"` and compare with `jax.jit` of the same function.
 
     Floats may be off by `ulps` units in the last place of `magnitude` (by default the largest
@@ -210,8 +246,14 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
     return report
 
 
-def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
-             magnitude: float | None, exact: Callable | None) -> None:
+def _compare(
+    actual: Arrays,
+    function: Callable,
+    args: Sequence,
+    ulps: float,
+    magnitude: float | None,
+    exact: Callable | None,
+) -> None:
     """With what `jax.jit` of the function gives, as `_check` says."""
     expected = jax.tree.leaves(jax.jit(function)(*args))
     assert len(actual) == len(expected)
@@ -224,8 +266,13 @@ def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
     for number, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), number
         if jnp.issubdtype(theirs.dtype, jnp.floating):
-            _assert_close(np.asarray(ours), np.asarray(theirs),
-                          lambda n=number: exact_result(n), ulps, magnitude)
+            _assert_close(
+                np.asarray(ours),
+                np.asarray(theirs),
+                lambda n=number: exact_result(n),
+                ulps,
+                magnitude,
+            )
         else:
             np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), f"result {number}")
 
@@ -257,10 +304,16 @@ def emulated(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray] |
 def through_c(as_c: Callable[..., list[KernelCode]]) -> Callable[..., list[np.ndarray] | None]:
     """`through_c(function, *args)`: the results by its kernels in C; None for what only XLA can
     run."""
+
     def run(function: Callable, *args: object) -> list[np.ndarray] | None:
         parts = _take_apart(function, *args)
-        codes = dict(zip(parts.programs, as_c([
-            schedule_program(p, PLANNED)[0] for p in parts.programs]), strict=True))
+        codes = dict(
+            zip(
+                parts.programs,
+                as_c([schedule_program(p, PLANNED)[0] for p in parts.programs]),
+                strict=True,
+            )
+        )
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
@@ -279,9 +332,14 @@ def through_c(as_c: Callable[..., list[KernelCode]]) -> Callable[..., list[np.nd
 def check(emulated: Callable) -> Callable[..., Report]:
     """`check(function, *args, …)`; with --emulate the kernels for GPUs are checked too."""
 
-    def on_both(function: Callable, *args: object, ulps: float = 16.0,
-                magnitude: float | None = None, exact: Callable | None = None,
-                **rest: object) -> Report:
+    def on_both(
+        function: Callable,
+        *args: object,
+        ulps: float = 16.0,
+        magnitude: float | None = None,
+        exact: Callable | None = None,
+        **rest: object,
+    ) -> Report:
         report = _check(function, *args, ulps=ulps, magnitude=magnitude, exact=exact, **rest)
         actual = emulated(function, *args)
         if actual is not None:  # sums are in another order there
@@ -325,22 +383,29 @@ class Parts:
 
         Raises: UnsupportedOpError for what only XLA can run.
         """
+
         def kernel(node: Node, operands: Arrays) -> Arrays:
             given, found = (
                 [layout[::-1] for layout in node.attributes.get(name, [()] * len(values))]
-                for values, name in ((node.operands, "operand_layouts"),
-                                     (node.results, "result_layouts")))
+                for values, name in (
+                    (node.operands, "operand_layouts"),
+                    (node.results, "result_layouts"),
+                )
+            )
             laid = (stored(a, order) for a, order in zip(operands, given, strict=True))
             parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in laid]
             results = execute(self.kernels[node.attributes["id"]].program, parts)
-            return [restored(r, v.type, order)
-                    for r, v, order in zip(results, node.results, found, strict=True)]
+            return [
+                restored(r, v.type, order)
+                for r, v, order in zip(results, node.results, found, strict=True)
+            ]
 
         return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
 
 
-def _take_apart(function: Callable, *args: object, platform: str = "cpu",
-                limits: FusionLimits | None = None) -> Parts:
+def _take_apart(
+    function: Callable, *args: object, platform: str = "cpu", limits: FusionLimits | None = None
+) -> Parts:
     traced = jax.jit(function, keep_unused=True).trace(*args)
     module = traced.lower(lowering_platforms=(platform,)).compiler_ir()
     return _take_module_apart(module, limits or (GPU if platform == "cuda" else LIMITS))
@@ -349,12 +414,17 @@ def _take_apart(function: Callable, *args: object, platform: str = "cpu",
 def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Parts:
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
-            module.operation)
+            module.operation
+        )
     graph, _ = simplify(in_bytes(import_function(module)), references, verify=True)
     stays = nothing if limits == LIMITS else stays_complex
     graph, _ = simplify(split_complex(graph, stays), references, verify=True)
-    plan = partition(graph, lambda cluster: choose_all(cluster, PLANNED),
-                     lambda unit: is_small_unit(unit, PLANNED), limits=limits)
+    plan = partition(
+        graph,
+        lambda cluster: choose_all(cluster, PLANNED),
+        lambda unit: is_small_unit(unit, PLANNED),
+        limits=limits,
+    )
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
 
 
@@ -417,26 +487,39 @@ class MachineCode:
         self.target = target_of(Options.from_environment())  # --target, else this machine
         self._compiled: dict[tuple, KernelCode] = {}
 
-    def code(self, program: TensorProgram, tuned: Tuned | None = None,
-             target: CpuTarget | None = None) -> KernelCode:
+    def code(
+        self, program: TensorProgram, tuned: Tuned | None = None, target: CpuTarget | None = None
+    ) -> KernelCode:
         """A program compiled with these templates and parameters, for this target."""
         target = target or self.target
         loops, _ = schedule_program(program, target, tuned)
         generated = generate(loops, target, Options.from_environment().check)
         return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
 
-    def executing(self, *, tuned: Tuned | None = None, target: CpuTarget | None = None,
-                  threads: int = 1, fence_at: str | None = None) -> Execute:
+    def executing(
+        self,
+        *,
+        tuned: Tuned | None = None,
+        target: CpuTarget | None = None,
+        threads: int = 1,
+        fence_at: str | None = None,
+    ) -> Execute:
         """What runs programs this way; `fence_at` "start" or "end" fences every buffer there."""
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             code = self.code(program, tuned, target)
-            place = (lambda a: a) if fence_at is None else (
-                lambda a: self._fences.copy(a, fence_at == "end"))
-            inputs = [place(np.ascontiguousarray(a)).reshape(b.shape)
-                      for a, b in zip(operands, program.operands, strict=True)]
-            outputs = [place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy))
-                       for b in program.results]
+            place = (
+                (lambda a: a)
+                if fence_at is None
+                else (lambda a: self._fences.copy(a, fence_at == "end"))
+            )
+            inputs = [
+                place(np.ascontiguousarray(a)).reshape(b.shape)
+                for a, b in zip(operands, program.operands, strict=True)
+            ]
+            outputs = [
+                place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy)) for b in program.results
+            ]
             bind_kernel(code, inputs, outputs, threads=threads)()
             if self._check is not None:
                 self._check(program, operands, outputs)
@@ -474,17 +557,39 @@ def as_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[KernelC
 
     def make(programs: Sequence[LoopProgram], *flags: str) -> list[KernelCode]:
         names = [f"kernel{n}" for n in range(len(programs))]
-        functions = [print_c(program, name, is_static=False)
-                     for name, program in zip(names, programs, strict=True)]
+        functions = [
+            print_c(program, name, is_static=False)
+            for name, program in zip(names, programs, strict=True)
+        ]
         folder = tmp_path_factory.mktemp("c")
         source, library = folder / "kernels.c", folder / "kernels.so"
         source.write_text(print_file("\n".join(functions)))
-        subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-                        "-o", library, source, "-lm", *(flags or ("-O2",))], check=True)
+        subprocess.run(
+            [
+                "cc",
+                "-std=c11",
+                "-Wall",
+                "-Wextra",
+                "-Werror",
+                "-shared",
+                "-fPIC",
+                "-o",
+                library,
+                source,
+                "-lm",
+                *(flags or ("-O2",)),
+            ],
+            check=True,
+        )
         loaded = ctypes.CDLL(library)
-        return [KernelCode(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value,
-                           program.scratch_bytes, loaded)
-                for name, program in zip(names, programs, strict=True)]
+        return [
+            KernelCode(
+                ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value,
+                program.scratch_bytes,
+                loaded,
+            )
+            for name, program in zip(names, programs, strict=True)
+        ]
 
     return make
 
@@ -494,9 +599,11 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory, fenced: Fenced) -
     """Runs CUDA C++ here; skips where there is no g++."""
     if shutil.which("g++") is None:
         pytest.skip("g++, which the emulator is compiled with, is not installed")
-    return Emulator(Path(request.config.cache.mkdir("emulator")),
-                    tmp_path_factory.mktemp("emulator"),
-                    lambda size, at_end: fenced.empty((size,), np.uint8, at_end))
+    return Emulator(
+        Path(request.config.cache.mkdir("emulator")),
+        tmp_path_factory.mktemp("emulator"),
+        lambda size, at_end: fenced.empty((size,), np.uint8, at_end),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -510,8 +617,9 @@ def cuda_source() -> Callable[..., CudaSource]:
     return make
 
 
-def _arrays(dtype: str, *shapes: tuple[int, ...], special: bool = False,
-            seed: int = 0) -> list[np.ndarray]:
+def _arrays(
+    dtype: str, *shapes: tuple[int, ...], special: bool = False, seed: int = 0
+) -> list[np.ndarray]:
     rng = np.random.default_rng([seed, zlib.crc32(f"{dtype}{shapes}".encode())])
     kind = jnp.dtype(dtype)
     result = []

@@ -22,8 +22,11 @@ def _table(heading: str) -> dict[str, list[str]]:
     """The cells of a table of the page, by the first of each row."""
     page = (_ROOT / "docs" / "accuracy.md").read_text()
     _, _, below = page.partition(heading)
-    rows = [line.strip("|").split("|") for line in below.partition("\n## ")[0].splitlines()
-            if line.startswith("| ")]
+    rows = [
+        line.strip("|").split("|")
+        for line in below.partition("\n## ")[0].splitlines()
+        if line.startswith("| ")
+    ]
     return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows[1:]}
 
 

@@ -17,9 +17,33 @@ from hlo_mlc.ops.registry import DEFINITIONS
 PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 
 # Bottom first: a file may import from floors before its own, and from its own.
-FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
-          "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
-          "backends", "building", "compiler", "page", "explain", "interop", "cli", "__main__")
+FLOORS = (
+    "support",
+    "target",
+    "expr",
+    "tensor",
+    "graph",
+    "ops",
+    "frontend",
+    "passes",
+    "loops",
+    "schedule",
+    "templates",
+    "partition",
+    "codegen",
+    "runtime",
+    "tuning",
+    "limits",
+    "report",
+    "backends",
+    "building",
+    "compiler",
+    "page",
+    "explain",
+    "interop",
+    "cli",
+    "__main__",
+)
 # Those of partition/, bottom first; what its files have in common stands below all of them.
 PARTITION = ("lower", "fuse", "naming", "cluster", "calls", "plan", "drawing", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in DEFINITIONS}
@@ -63,8 +87,11 @@ def read(module: str) -> File:
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             hidden += [found for inner in ast.walk(node) for found in own_imports(inner)]
         elif isinstance(node, ast.Set | ast.List | ast.Tuple):
-            listed = {e.value.rpartition(".")[2] for e in node.elts
-                      if isinstance(e, ast.Constant) and isinstance(e.value, str)} & OP_NAMES
+            listed = {
+                e.value.rpartition(".")[2]
+                for e in node.elts
+                if isinstance(e, ast.Constant) and isinstance(e.value, str)
+            } & OP_NAMES
             listings.append((node.lineno, sorted(listed)))
     return File(imports, hidden, listings)
 
@@ -107,12 +134,16 @@ def test_partition_is_three_floors() -> None:
         for line, imported in read(module).imports:
             if imported in inside:
                 assert floor(imported) <= floor(module), (
-                    f"{module}:{line} imports {imported}, which is above it")
+                    f"{module}:{line} imports {imported}, which is above it"
+                )
 
 
 def test_no_import_inside_a_function() -> None:
-    faults = [f"{module}:{line} imports {imported} inside a function"
-              for module in MODULES for line, imported in read(module).hidden]
+    faults = [
+        f"{module}:{line} imports {imported} inside a function"
+        for module in MODULES
+        for line, imported in read(module).hidden
+    ]
     assert not faults, "\n".join(faults)
 
 
@@ -121,35 +152,57 @@ def test_no_import_inside_a_function() -> None:
 # CUDA has atomic instructions for, what is written for both parts of complex numbers and for the
 # rows of all trips, what cuBLAS and cuDNN do themselves.
 OP_TABLES = ("expr", "ops", "frontend", "loops", "codegen")
-OWN_LISTS = ("hlo_mlc.interop.synthetic_arguments", "hlo_mlc.templates.cuda.scatter",
-             "hlo_mlc.passes.complex_parts", "hlo_mlc.passes.rows",
-             "hlo_mlc.partition.choose.gpu_cost")
+OWN_LISTS = (
+    "hlo_mlc.interop.synthetic_arguments",
+    "hlo_mlc.templates.cuda.scatter",
+    "hlo_mlc.passes.complex_parts",
+    "hlo_mlc.passes.rows",
+    "hlo_mlc.partition.choose.gpu_cost",
+)
 MOST_LISTED = 4
 
 
 def test_facts_about_ops_stand_with_the_ops() -> None:
-    faults = [f"{module}:{line} lists ops by name: {listed}; what they have in common is a column "
-              "of expr/ops.py or ops/definition.py"
-              for module in MODULES for line, listed in read(module).listings
-              if len(listed) > MOST_LISTED
-              and floor_of(module) not in OP_TABLES and module not in OWN_LISTS]
+    faults = [
+        f"{module}:{line} lists ops by name: {listed}; what they have in common is a column "
+        "of expr/ops.py or ops/definition.py"
+        for module in MODULES
+        for line, listed in read(module).listings
+        if len(listed) > MOST_LISTED
+        and floor_of(module) not in OP_TABLES
+        and module not in OWN_LISTS
+    ]
     assert not faults, "\n".join(faults)
 
 
 # What constructs loops in templates/: scans, attention and sorting, which are no rewrites of naive
 # nests, and what puts nests into programs.  This list only shrinks.
-BY_HAND = ("attention.", "by_hand", "cuda.program", "cuda.scan", "program", "scan_loops",
-           "sorting.")
-SCHEDULES = [name for module in MODULES if module.startswith("hlo_mlc.templates.")
-             and not (name := module.removeprefix("hlo_mlc.templates.")).startswith(BY_HAND)]
+BY_HAND = (
+    "attention.",
+    "by_hand",
+    "cuda.program",
+    "cuda.scan",
+    "program",
+    "scan_loops",
+    "sorting.",
+)
+SCHEDULES = [
+    name
+    for module in MODULES
+    if module.startswith("hlo_mlc.templates.")
+    and not (name := module.removeprefix("hlo_mlc.templates.")).startswith(BY_HAND)
+]
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_construct_no_loops(name: str) -> None:
     tree = ast.parse(MODULES[f"hlo_mlc.templates.{name}"].read_text())
-    built = {node.func.id for node in ast.walk(tree)
-             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)} & LOOP_BUILDERS
+    built = {
+        node.func.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    } & LOOP_BUILDERS
     assert not built, f"templates/{name}.py builds {sorted(built)}: what schedule/ is for"
 
 
@@ -172,7 +225,11 @@ def test_no_cycles_between_files() -> None:
 
 def test_code_spellings_stay_in_codegen() -> None:
     spellings = ("getelementptr", "llvm.fma", "__global__", "threadIdx", "shufflevector")
-    faults = [f"{module} spells {spelling!r}" for module, path in MODULES.items()
-              if floor_of(module) != "codegen"
-              for spelling in spellings if spelling in path.read_text()]
+    faults = [
+        f"{module} spells {spelling!r}"
+        for module, path in MODULES.items()
+        if floor_of(module) != "codegen"
+        for spelling in spellings
+        if spelling in path.read_text()
+    ]
     assert not faults, "\n".join(faults)

@@ -25,20 +25,35 @@ def test_the_page_is_up_to_date() -> None:
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_what_it_says_of_a_type_is_compiled(dtype: DType) -> None:
     """One op of each kind of function: movement, arithmetic, a fold."""
-    names = {"stablehlo.reverse", "stablehlo.multiply", "stablehlo.reduce", "stablehlo.exponential",
-             "stablehlo.and"}
+    names = {
+        "stablehlo.reverse",
+        "stablehlo.multiply",
+        "stablehlo.reduce",
+        "stablehlo.exponential",
+        "stablehlo.and",
+    }
     arithmetic = dtype.is_float or dtype.kind is Kind.COMPLEX
     for op in sorted(names):
         if dtype not in _SCRIPT["types_of"](op):
             assert (op == "stablehlo.exponential" and not arithmetic) or (
-                op == "stablehlo.and" and arithmetic), op
+                op == "stablehlo.and" and arithmetic
+            ), op
             continue
-        text = next(t for t in (
-            _SCRIPT["retyped"](text, next(_SCRIPT["_element_types"](text)), dtype.name)
-            for text in DEFINITIONS[op].examples) if _SCRIPT["is_compiled"](t, op))
+        text = next(
+            t
+            for t in (
+                _SCRIPT["retyped"](text, next(_SCRIPT["_element_types"](text)), dtype.name)
+                for text in DEFINITIONS[op].examples
+            )
+            if _SCRIPT["is_compiled"](t, op)
+        )
         with jax.enable_x64(True):
             function = compile_stablehlo(text, choose="ours")
-            results = function(*[np.ones(p.type.shape, p.type.dtype.numpy)
-                                 for p in _SCRIPT["_read"](text).parameters])
+            results = function(
+                *[
+                    np.ones(p.type.shape, p.type.dtype.numpy)
+                    for p in _SCRIPT["_read"](text).parameters
+                ]
+            )
         assert function.report().coverage == 1, op
         assert results

@@ -14,29 +14,46 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.cli.root import main
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/guide.md",
-             "docs/internals.md", "docs/reference.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "docs/guide.md",
+    "docs/internals.md",
+    "docs/reference.md",
+)
 # A folder, or a file of a kind that lies here, maybe with the name of something in it behind a
 # colon; `<family>` and the like stand for any.
 PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.<>-]+(?:/|\.(?:py|cc|h|cuh|in|sh)))(?::\w+)?`")
 FOLDERS = (ROOT, ROOT / "hlo_mlc", ROOT / "hlo_mlc" / "codegen")
-FILES = {path.name for folder in ("hlo_mlc", "custom_calls", "scripts", "tests")
-         for path in (ROOT / folder).rglob("*.*")}
+FILES = {
+    path.name
+    for folder in ("hlo_mlc", "custom_calls", "scripts", "tests")
+    for path in (ROOT / folder).rglob("*.*")
+}
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_places_exist(name: str) -> None:
     places = PLACE.findall((ROOT / name).read_text())
     assert name == "README.md" or name.startswith("docs") or len(places) > 20
-    missing = [place for place in places if "<" not in place and place not in FILES
-               and not any((folder / place).exists() for folder in FOLDERS)]
+    missing = [
+        place
+        for place in places
+        if "<" not in place
+        and place not in FILES
+        and not any((folder / place).exists() for folder in FOLDERS)
+    ]
     assert not missing, f"{name} names what is not there"
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-PAGES = (*DOCUMENTS, "CHANGELOG.md",
-         *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
+PAGES = (
+    *DOCUMENTS,
+    "CHANGELOG.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+)
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(PAGES))
@@ -52,8 +69,10 @@ def test_links_lead_somewhere(name: str) -> None:
 
 
 def _anchors(page: Path) -> set[str]:
-    return {re.sub(r"[^\w -]", "", heading).replace(" ", "-").lower()
-            for heading in HEADING.findall(page.read_text())}
+    return {
+        re.sub(r"[^\w -]", "", heading).replace(" ", "-").lower()
+        for heading in HEADING.findall(page.read_text())
+    }
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()

@@ -55,8 +55,17 @@ def layers(x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("choose", ["ours", "auto", "xla"])
-@pytest.mark.parametrize("function", [layers, jax.nn.softmax, by_xla, lambda x: x, jnp.linalg.qr,
-                                      lambda x: jax.lax.scan(lambda c, y: (c * y, c), x[0], x)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        layers,
+        jax.nn.softmax,
+        by_xla,
+        lambda x: x,
+        jnp.linalg.qr,
+        lambda x: jax.lax.scan(lambda c, y: (c * y, c), x[0], x),
+    ],
+)
 def test_it_is_seen_at_a_glance(function: Callable, choose: str) -> None:
     shown = mlc_jit(function, choose=choose).explain(X)
     lines = str(shown).splitlines()
@@ -64,23 +73,38 @@ def test_it_is_seen_at_a_glance(function: Callable, choose: str) -> None:
     assert lines == [line.rstrip() for line in lines]
     assert repr(shown) == str(shown)
     assert set(json.loads(json.dumps(shown.as_dict()))) >= {
-        "function", "coverage", "time", "kernels", "left", "reasons", "advice"}
+        "function",
+        "coverage",
+        "time",
+        "kernels",
+        "left",
+        "reasons",
+        "advice",
+    }
 
 
 def test_thirty_lines_are_enough_for_any_report() -> None:
     """However much there is to say."""
     report = mlc_jit(layers, choose="ours").report(X)
     reason = "it is long " * 40
-    left = tuple(LeftReport("stablehlo.fft", f"/m.py:{n} fft", reason, f"fft@m.py:{n}", 9.0)
-                 for n in range(9))
-    full = dataclasses.replace(report, reasons=(reason,), advice=reason, left=left, comparisons=(
-        Comparison("ours", 10.0, 20.0, 2.0), Comparison("auto", 10.0, 20.0, 2.0)))
+    left = tuple(
+        LeftReport("stablehlo.fft", f"/m.py:{n} fft", reason, f"fft@m.py:{n}", 9.0)
+        for n in range(9)
+    )
+    full = dataclasses.replace(
+        report,
+        reasons=(reason,),
+        advice=reason,
+        left=left,
+        comparisons=(Comparison("ours", 10.0, 20.0, 2.0), Comparison("auto", 10.0, 20.0, 2.0)),
+    )
     options = Options.from_environment(choose="ours", deterministic=True)
     shown = str(explain.Explanation("f" * 90, full, {}, options)).splitlines()
     assert len(shown) <= 30 and max(map(len, shown)) <= 80
     assert sum("%" in line and "@test_explain.py" in line for line in shown) >= 3
     assert {"left to XLA, the costliest first:", "next: it is long"} <= {
-        line if line.startswith("left") else line[:16] for line in shown}
+        line if line.startswith("left") else line[:16] for line in shown
+    }
 
 
 def test_the_costliest_come_first() -> None:
@@ -89,7 +113,8 @@ def test_the_costliest_come_first() -> None:
     assert times == sorted(times, reverse=True) and len(times) > 10
     rows = [line for line in str(shown).splitlines() if "@test_explain.py:" in line and "%" in line]
     assert [re.sub(r" x\d+$", "", row.split("  ")[-1]) for row in rows] == [
-        kernel.name for kernel in shown.kernels[:10]]
+        kernel.name for kernel in shown.kernels[:10]
+    ]
     assert f"and {len(times) - 10} kernels more (verbose=True)" in str(shown)
     content = shown.as_dict()
     assert [k["name"] for k in content["kernels"]] == [k.name for k in shown.kernels]
@@ -101,22 +126,27 @@ def test_the_costliest_come_first() -> None:
 def test_parts_that_stay_for_the_same_reason_are_one() -> None:
     report = mlc_jit(layers, choose="ours").report(X)
     reason = "it would have more lines than " * 4 + "fit"
-    alike = [LeftReport("stablehlo.sort", "/m.py:3 sort", reason, f"sort{number}@m.py:3", 50.0)
-             for number in ("", "#2", "#3")]
+    alike = [
+        LeftReport("stablehlo.sort", "/m.py:3 sort", reason, f"sort{number}@m.py:3", 50.0)
+        for number in ("", "#2", "#3")
+    ]
     other = LeftReport("stablehlo.fft", "/m.py:4 fft", reason, "fft@m.py:4", 90.0)
     full = dataclasses.replace(report, left=(other, *alike))
     shown = explain.Explanation("f", full, {}, Options.from_environment())
     lines = str(shown).splitlines()
     at = lines.index("left to XLA, the costliest first:")
     assert [line.split("  ")[-1] for line in (lines[at + 1], lines[at + 4])] == [
-        "sort@m.py:3 x3:", "fft@m.py:4:"]
-    assert "".join(lines[at + 2:at + 4]).replace(" ", "") == reason.replace(" ", "")
+        "sort@m.py:3 x3:",
+        "fft@m.py:4:",
+    ]
+    assert "".join(lines[at + 2 : at + 4]).replace(" ", "") == reason.replace(" ", "")
     assert lines[at + 5].endswith("…") and "150 us" in lines[at + 1]
 
 
 def test_names_of_functions_leave_room_for_what_is_said_of_them() -> None:
-    shown = explain.Explanation("f" * 90, mlc_jit(layers, choose="ours").report(X), {},
-                                Options.from_environment())
+    shown = explain.Explanation(
+        "f" * 90, mlc_jit(layers, choose="ours").report(X), {}, Options.from_environment()
+    )
     assert re.match(r"f{31}…: .* as by XLA alone \(predicted\)$", str(shown).splitlines()[0])
 
 
@@ -147,16 +177,21 @@ def test_what_to_do_where_nothing_is_ours() -> None:
     def advice(function: Callable, **options: object) -> str:
         return " ".join(str(mlc_jit(function, **options).explain(X)).split())
 
-    assert "XLA runs all of it choose=\"xla\" asks for it next: leave out" in advice(
-        jnp.tanh, choose="xla")
+    assert 'XLA runs all of it choose="xla" asks for it next: leave out' in advice(
+        jnp.tanh, choose="xla"
+    )
     printing = advice(lambda x: (jax.debug.callback(lambda _: None, x), x)[1])
     assert "debug_callback@test_explain.py" in printing and "it has side effects" in printing
     assert "next: nothing: there are no kernels of ours for this so far" in advice(by_xla)
 
 
 def test_what_is_refused_for_the_same_reason_stands_together() -> None:
-    ops = [("stablehlo.sine", "a.py:1 jit(f)/sin"), ("stablehlo.add", "a.py:2 jit(f)/add"),
-           ("stablehlo.add", "a.py:1 jit(f)/add"), ("stablehlo.cosine", "")]
+    ops = [
+        ("stablehlo.sine", "a.py:1 jit(f)/sin"),
+        ("stablehlo.add", "a.py:2 jit(f)/add"),
+        ("stablehlo.add", "a.py:1 jit(f)/add"),
+        ("stablehlo.cosine", ""),
+    ]
     text = Report(0.0, left=tuple(LeftReport(*op, "too small") for op in ops)).explain()
     assert text.endswith("left to XLA:\n  too small\n    sine, 2 add, cosine at a.py:1, a.py:2")
 
@@ -165,11 +200,14 @@ def test_files_below_the_current_folder_are_shown_from_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    left = [LeftReport("stablehlo.sine", f"{tmp_path / 'my model.py'}:{line}", "") for line in
-            range(8)]
+    left = [
+        LeftReport("stablehlo.sine", f"{tmp_path / 'my model.py'}:{line}", "") for line in range(8)
+    ]
     shown = Report(0.0, left=tuple(left)).left_lines()[0]
-    assert shown.endswith("8 sine at my model.py:0, my model.py:1, my model.py:2, my model.py:3, "
-                          "my model.py:4, my model.py:5 and 2 more")
+    assert shown.endswith(
+        "8 sine at my model.py:0, my model.py:1, my model.py:2, my model.py:3, "
+        "my model.py:4, my model.py:5 and 2 more"
+    )
 
 
 def test_lists_fit_into_a_terminal() -> None:
@@ -253,5 +291,10 @@ def test_times_are_shown_with_their_kernel() -> None:
 
 def test_sizes_and_counts() -> None:
     assert [byte_size(n) for n in (0, 1023, 1024, 5 << 20, 3 << 30)] == [
-        "0 B", "1023 B", "1 KiB", "5 MiB", "3.0 GiB"]
+        "0 B",
+        "1023 B",
+        "1 KiB",
+        "5 MiB",
+        "3.0 GiB",
+    ]
     assert op_counts(("stablehlo.add", "chlo.erf", "stablehlo.add")) == "2 add, erf"

@@ -20,7 +20,8 @@ CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 
 # By heading of CONTRIBUTING.md: new files, and lines that go in front of others.
 NEW_FILES = {
-    "**A scalar function.**": {"codegen/legalize/toy.py": """
+    "**A scalar function.**": {
+        "codegen/legalize/toy.py": """
 from hlo_mlc.codegen.legalize.arithmetic import add, div, mul
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
@@ -28,8 +29,10 @@ from hlo_mlc.expr.core import Expr
 
 def toy(x: Expr) -> Expr:
     return div(apply("half", x), add(mul(x, x), 1.0))
-"""},
-    "**A template.**": {"templates/toy.py": '''
+"""
+    },
+    "**A template.**": {
+        "templates/toy.py": '''
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
@@ -57,8 +60,10 @@ class ToyTemplate:
         axis = stage.axes[0].name
         naive = open_schedule(nest, lower_nest((), [stage]))
         return Scheduled.of(naive.split(axis, parameters["block"]).unroll(f"{axis}.i"))
-'''},
-    "**A backend.**": {"backends/toy.py": '''
+'''
+    },
+    "**A backend.**": {
+        "backends/toy.py": '''
 from dataclasses import dataclass, replace
 
 from hlo_mlc.backends.cpu import CpuBackend, LlvmSource, pin_of, target_of
@@ -85,31 +90,52 @@ class ToyBackend(CpuBackend):
 
 def toy_backend(options: Options) -> ToyBackend:
     return ToyBackend(target_of(options), pin_of(options))
-'''},
+'''
+    },
 }
 NEW_LINES = {
-    "**A StableHLO or CHLO op.**": {"ops/elementwise.py": (
-        '    _row("stablehlo.and"', '    _row("chlo.bessel_i1e", "toy", ("f32",)),\n')},
+    "**A StableHLO or CHLO op.**": {
+        "ops/elementwise.py": (
+            '    _row("stablehlo.and"',
+            '    _row("chlo.bessel_i1e", "toy", ("f32",)),\n',
+        )
+    },
     "**A scalar function.**": {
-        "expr/ops.py": ('    ScalarOp("max", 2', '''\
+        "expr/ops.py": (
+            '    ScalarOp("max", 2',
+            """\
     ScalarOp("half", 1, lambda x: x * x.dtype.type(0.5)),
     _function("toy", lambda x: x * x.dtype.type(0.5) / (x * x + x.dtype.type(1)), cost=8),
-'''),
-        "codegen/legalize/expand.py": ('    "sign": rounding.sign,', '    "toy": toy.toy,\n')},
-    "**An instruction.**": {"codegen/cpu/scalar.py": (
-        '    "mul_high": _multiply_high',
-        '    "half": lambda site, x: site.op("fmul", x, site.literal(0.5)),\n')},
-    "**A template.**": {"templates/__init__.py": (
-        "    ShortTemplate(), SortTemplate()", "    ToyTemplate(),\n")},
-    "**A backend.**": {"interop/platforms.py": (
-        "def gpu_kernels(", "BACKENDS = {**BACKENDS, CPU: toy_backend}\n\n\n")},
+""",
+        ),
+        "codegen/legalize/expand.py": ('    "sign": rounding.sign,', '    "toy": toy.toy,\n'),
+    },
+    "**An instruction.**": {
+        "codegen/cpu/scalar.py": (
+            '    "mul_high": _multiply_high',
+            '    "half": lambda site, x: site.op("fmul", x, site.literal(0.5)),\n',
+        )
+    },
+    "**A template.**": {
+        "templates/__init__.py": ("    ShortTemplate(),\n", "    ToyTemplate(),\n")
+    },
+    "**A backend.**": {
+        "interop/platforms.py": (
+            "def gpu_kernels(",
+            "BACKENDS = {**BACKENDS, CPU: toy_backend}\n\n\n",
+        )
+    },
 }
 IMPORTS = {
     "codegen/legalize/expand.py": ("    trigonometric,\n", "    toy,\n"),
-    "templates/__init__.py": ("from hlo_mlc.templates.transpose",
-                              "from hlo_mlc.templates.toy import ToyTemplate\n"),
-    "interop/platforms.py": ("from hlo_mlc.interop.devices",
-                             "from hlo_mlc.backends.toy import toy_backend\n"),
+    "templates/__init__.py": (
+        "from hlo_mlc.templates.transpose",
+        "from hlo_mlc.templates.toy import ToyTemplate\n",
+    ),
+    "interop/platforms.py": (
+        "from hlo_mlc.interop.devices",
+        "from hlo_mlc.backends.toy import toy_backend\n",
+    ),
 }
 USER = """
 import sys
@@ -156,14 +182,17 @@ def test_toys_work(copy: Path, tmp_path: Path) -> None:
     user = tmp_path / "user.py"
     user.write_text(USER)
     packages = os.pathsep.join((str(copy), sysconfig.get_path("purelib")))
-    environment = {**os.environ, "PYTHONPATH": packages, "HLO_MLC_CACHE": str(tmp_path / "cache"),
-                   "HLO_MLC_DUMP": str(tmp_path / "dump")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": packages,
+        "HLO_MLC_CACHE": str(tmp_path / "cache"),
+        "HLO_MLC_DUMP": str(tmp_path / "dump"),
+    }
     for name in ("HLO_MLC_TARGET", "HLO_MLC_CHECK"):
         environment.pop(name, None)
     # Without what an installation with -e leaves for `site`: it would find the original first.
     command = [sys.executable, "-S", str(user), str(tmp_path / "dump")]
-    done = subprocess.run(command, env=environment,
-                          capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "as the toy says" in done.stdout
 
@@ -172,9 +201,10 @@ def test_toys_work(copy: Path, tmp_path: Path) -> None:
 def test_the_places_are_those_that_are_listed(heading: str) -> None:
     """A list names a file, or the folder of new ones."""
     text = CONTRIBUTING.read_text()
-    paragraph = text[text.index(heading):].partition("\n\n")[0]
+    paragraph = text[text.index(heading) :].partition("\n\n")[0]
     changed = {*NEW_FILES.get(heading, ()), *NEW_LINES[heading]}
     for name in changed:
         folder, _, _ = name.rpartition("/")
-        assert name in paragraph or f"{folder}/" in paragraph \
-            or f"{folder}/<family>.py" in paragraph, name
+        assert (
+            name in paragraph or f"{folder}/" in paragraph or f"{folder}/<family>.py" in paragraph
+        ), name

@@ -37,8 +37,12 @@ def test_it_quotes_what_explain_says(tmp_path: Path) -> None:
     function = mlc_jit(lambda x: jnp.tanh(x).sum(-1), choose="ours")
     x = jnp.ones((64, 256))
     shown = str(function.explain(x))
-    for phrase in ("coverage: 100% of the time and 100% of the operations, in ", "time of a call: ",
-                   " share      time  XLA/ours  of limit  kernel\n", "x as fast as by XLA alone ("):
+    for phrase in (
+        "coverage: 100% of the time and 100% of the operations, in ",
+        "time of a call: ",
+        " share      time  XLA/ours  of limit  kernel\n",
+        "x as fast as by XLA alone (",
+    ):
         assert phrase in short and phrase in shown
     for phrase in ("read and written", "simple operations", "predicted ", "XLA ", "reduction("):
         assert phrase in block and phrase in function.report(x).explain()
@@ -46,8 +50,12 @@ def test_it_quotes_what_explain_says(tmp_path: Path) -> None:
     for phrase in ("jax.jit / ours", "a call", "  spread", "first call", "error against f64"):
         assert phrase in compared and phrase in table
     traced = str(function.trace(x, path=tmp_path / "trace.json"))
-    for phrase in ("3 calls of ", " each (median), on ",
-                   "    a run   runs   tasks  at once  kernel\n", "trace.json: open it at https://ui.perfetto.dev"):
+    for phrase in (
+        "3 calls of ",
+        " each (median), on ",
+        "    a run   runs   tasks  at once  kernel\n",
+        "trace.json: open it at https://ui.perfetto.dev",
+    ):
         assert phrase in timeline and phrase in traced
     left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(83)).explain()
     for reason in ("predicted no faster than by XLA", "Fourier transforms "):

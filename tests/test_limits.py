@@ -20,8 +20,9 @@ from hlo_mlc.limits import (
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 
-KNOWN = MachineLimits(gflops=100.0, caches=(Level(1 << 16, 200.0), Level(1 << 20, 50.0)),
-               memory_gb_s=10.0)
+KNOWN = MachineLimits(
+    gflops=100.0, caches=(Level(1 << 16, 200.0), Level(1 << 20, 50.0)), memory_gb_s=10.0
+)
 
 
 @pytest.fixture
@@ -62,7 +63,8 @@ def test_it_measures_again_when_asked_to(tmp_path: Path, measured: list[int]) ->
 
 
 def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Better figures replace it, and are not replaced."""
     runs = [(100.0, 0.8), (90.0, 0.9), (110.0, 0.5), (150.0, 0.02), (120.0, 0.7)]
     left = [(dataclasses.replace(KNOWN, gflops=gflops), share) for gflops, share in runs]
@@ -80,26 +82,36 @@ def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
     assert not left and found() == (150.0, 0.02)
 
 
-@pytest.mark.parametrize("content", [
-    "", "{}", '{"gflops": 1}',
-    '{"gflops": "x", "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
-    '{"gflops": 0, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
-    '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": NaN}]}',
-    '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1}]}',
-    '{"gflops": 1, "memory_gb_s": 1, "caches": []}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{}",
+        '{"gflops": 1}',
+        '{"gflops": "x", "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
+        '{"gflops": 0, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
+        '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": NaN}]}',
+        '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1}]}',
+        '{"gflops": 1, "memory_gb_s": 1, "caches": []}',
+    ],
+)
 def test_it_measures_again_when_what_it_knows_is_damaged(
-        tmp_path: Path, measured: list[int], content: str) -> None:
+    tmp_path: Path, measured: list[int], content: str
+) -> None:
     note_path(tmp_path, host()).write_text(content)
     assert machine_limits(Options(cache_dir=tmp_path)) == KNOWN
     assert len(measured) == 1
 
 
-@pytest.mark.parametrize(("moved_bytes", "flops", "us"), [
-    (50_000, 0, 0.25),  # from the smallest cache
-    (500_000, 0, 10.0),  # from the next one
-    (50_000_000, 0, 5_000.0),  # from memory
-    (50_000, 1_000_000, 10.0),  # arithmetic takes longer
-    (0, 0, 0.0),
-])
+@pytest.mark.parametrize(
+    ("moved_bytes", "flops", "us"),
+    [
+        (50_000, 0, 0.25),  # from the smallest cache
+        (500_000, 0, 10.0),  # from the next one
+        (50_000_000, 0, 5_000.0),  # from memory
+        (50_000, 1_000_000, 10.0),  # arithmetic takes longer
+        (0, 0, 0.0),
+    ],
+)
 def test_the_least_time(moved_bytes: int, flops: int, us: float) -> None:
     assert KNOWN.least_us(moved_bytes, flops) == pytest.approx(us)

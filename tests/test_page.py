@@ -67,8 +67,12 @@ def test_what_is_in_it(tmp_path: Path) -> None:
         texts = unpacked(text, kernel["id"])
         assert set(texts) == STEPS and all(texts.values())
         assert kernel["id"] in texts["Loops"] and "define" in texts["LLVM IR"]
-    assert unpacked(text, "module").keys() >= {"00-stablehlo.mlir", "10-graph.txt",
-                                               "20-simplified.txt", "30-plan.txt"}
+    assert unpacked(text, "module").keys() >= {
+        "00-stablehlo.mlir",
+        "10-graph.txt",
+        "20-simplified.txt",
+        "30-plan.txt",
+    }
     assert {name for name, _, _ in data["stages"]} >= {"import", "simplify", "partition", "emit"}
 
 
@@ -160,7 +164,7 @@ def test_of_a_module_that_was_cleared(tmp_path: Path) -> None:
 
 def test_it_is_one_file_and_asks_for_no_other(tmp_path: Path) -> None:
     text = written(softmax_of_products, tmp_path / "r.html")
-    for pattern in (r'\bsrc\s*=', r'<link\b', r'@import', r'\bfetch\(', r'url\(', r'https?://'):
+    for pattern in (r"\bsrc\s*=", r"<link\b", r"@import", r"\bfetch\(", r"url\(", r"https?://"):
         assert not re.search(pattern, text), pattern
     assert text.count("<script") == text.count("</script>")
     assert str(tmp_path) not in text
@@ -191,8 +195,9 @@ def _with_most(monkeypatch: pytest.MonkeyPatch, shown: Explanation, folder: Path
 def test_texts_that_are_too_long_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "_LONGEST", 200)
     text = written(softmax_of_products, tmp_path / "r.html")
-    (assembly, *_) = [unpacked(text, k["id"])["Assembly"]
-                      for k in unpacked(text, "data")["kernels"]]
+    (assembly, *_) = [
+        unpacked(text, k["id"])["Assembly"] for k in unpacked(text, "data")["kernels"]
+    ]
     assert "lines more: HLO_MLC_DUMP=folder has all of them" in assembly and len(assembly) < 300
 
 
@@ -208,10 +213,12 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-VIEWS = {"overview": ("of a call in 2 kernels of ours", "convert", "Roofline", "Memory over"),
-         "kernels/1": ("softmax@test_page.py", "Your code", "LLVM IR", "proved: in bounds"),
-         "graph": ("not modelled", "<g class=\"xla\""),
-         "stages": ("StableHLO, as XLA gets it", "simplify", "func.func")}
+VIEWS = {
+    "overview": ("of a call in 2 kernels of ours", "convert", "Roofline", "Memory over"),
+    "kernels/1": ("softmax@test_page.py", "Your code", "LLVM IR", "proved: in bounds"),
+    "graph": ("not modelled", '<g class="xla"'),
+    "stages": ("StableHLO, as XLA gets it", "simplify", "func.func"),
+}
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -222,9 +229,20 @@ def test_in_a_browser(view: str, tmp_path: Path) -> None:
     path = tmp_path / "r.html"
     plan = unpacked(written(softmax_of_products, path), "data")["plan"]
     ran = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b",
-         "--virtual-time-budget=5000", "--dump-dom", f"file://{path}#{view}"],
-        capture_output=True, text=True, timeout=120)
+        [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}/b",
+            "--virtual-time-budget=5000",
+            "--dump-dom",
+            f"file://{path}#{view}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     body = ran.stdout.partition("<script")[0]
     for phrase in VIEWS[view]:

@@ -47,8 +47,10 @@ def test_each_seed_is_drawn_once_and_meets_as_many_others_as_there_are() -> None
 
 def test_tests_are_told_apart_by_file_and_name() -> None:
     def cases(path: str, name: str, *extents: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(path=path, originalname=name, callspec=SimpleNamespace(params=row))
-                for row in named(list(itertools.product(*map(range, extents))))]
+        return [
+            SimpleNamespace(path=path, originalname=name, callspec=SimpleNamespace(params=row))
+            for row in named(list(itertools.product(*map(range, extents))))
+        ]
 
     three, others = cases("a.py", "test", 4, 3, 2), cases("b.py", "test", 4, 3)
     alone = SimpleNamespace(path="b.py", originalname="test_alone")

@@ -45,5 +45,8 @@ def test_it_is_a_softmax() -> None:
     scores, mask = rng.standard_normal((5, 37)).astype("f4"), rng.random((5, 37)) < 0.5
     weights = np.exp(np.where(mask, scores, -np.inf), dtype="f8")
     compiled = mlc_jit(_SCRIPT["masked_softmax"], choose="ours")
-    np.testing.assert_allclose(compiled(jnp.asarray(scores), jnp.asarray(mask)),
-                               weights / weights.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        compiled(jnp.asarray(scores), jnp.asarray(mask)),
+        weights / weights.sum(-1, keepdims=True),
+        rtol=1e-5,
+    )

@@ -19,8 +19,9 @@ _NARROW_BITS = 16
 _NARROW_TOLERANCE = 2.0  # in 16-bit types, results are rounded, not what leads to them
 
 
-def reference(function: Function, args: tuple[Any, ...], *, xla_errs: bool = False
-              ) -> list[np.ndarray]:
+def reference(
+    function: Function, args: tuple[Any, ...], *, xla_errs: bool = False
+) -> list[np.ndarray]:
     """The results of `function`, flattened, with floating-point arguments widened to 64 bits; one
     operation at a time where `xla_errs` over several."""
     evaluated = function if xla_errs else jax.jit(function)

@@ -36,11 +36,13 @@ def tuned(subject: Subject, compile_ours: Callable[[Function], Any]) -> Iterator
     analysis, and by which schedule.  Nothing of it is remembered."""
     with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
         try:
-            report = compile_ours(_copy(subject.function)).tune(*_arguments(subject),
-                                                                trials=TRIALS)
+            report = compile_ours(_copy(subject.function)).tune(*_arguments(subject), trials=TRIALS)
         except Exception as error:  # the others still run
-            yield {"name": subject.name, "status": "failed",
-                   "message": f"{type(error).__name__}: {error}"[:200]}
+            yield {
+                "name": subject.name,
+                "status": "failed",
+                "message": f"{type(error).__name__}: {error}"[:200],
+            }
             return
     for kernel in report.kernels:
         row = {"name": subject.name, "kernel": kernel.name}
@@ -48,9 +50,16 @@ def tuned(subject: Subject, compile_ours: Callable[[Function], Any]) -> Iterator
             yield {**row, "status": "failed", "message": kernel.reason[:200]}
             continue
         measured = kernel.record.measured
-        yield {**row, "status": "right", "ours_us": measured.ours_us, "gain": measured.speedup,
-               "ratio": measured.xla_ratio, "tried": kernel.tried, "failed": kernel.failed,
-               "schedules": schedules_text(kernel.record.schedules)}
+        yield {
+            **row,
+            "status": "right",
+            "ours_us": measured.ours_us,
+            "gain": measured.speedup,
+            "ratio": measured.xla_ratio,
+            "tried": kernel.tried,
+            "failed": kernel.failed,
+            "schedules": schedules_text(kernel.record.schedules),
+        }
 
 
 @contextlib.contextmanager
@@ -75,8 +84,9 @@ def _arguments(subject: Subject) -> list[jax.Array]:
     return [jnp.asarray(rng.standard_normal(shape), dtype) for shape, dtype in subject.arguments]
 
 
-def measure(subject: Subject, compile_ours: Callable[[Function], Any],
-            copy_gb_s: float) -> Mapping[str, Any]:
+def measure(
+    subject: Subject, compile_ours: Callable[[Function], Any], copy_gb_s: float
+) -> Mapping[str, Any]:
     """One subject: whether it is right, its times, and what share of the machine they are."""
     row: dict[str, Any] = {"name": subject.name}
     try:
@@ -89,8 +99,9 @@ def measure(subject: Subject, compile_ours: Callable[[Function], Any],
         complaint = _complaint(actual, expected, subject.eps)
         if complaint:
             return {**row, "status": "wrong", "message": complaint}
-        jax_us, ours_us = _interleaved([lambda: by_jax(*args), lambda: ours(*args)],
-                                       jax.block_until_ready)
+        jax_us, ours_us = _interleaved(
+            [lambda: by_jax(*args), lambda: ours(*args)], jax.block_until_ready
+        )
     except Exception as error:  # whatever a compiler may raise: the others still run
         return {**row, "status": "failed", "message": f"{type(error).__name__}: {error}"[:500]}
     row |= {"status": "right", "jax_us": jax_us, "ours_us": ours_us, "ratio": jax_us / ours_us}
@@ -98,8 +109,10 @@ def measure(subject: Subject, compile_ours: Callable[[Function], Any],
         row |= {"ours_tflop_s": subject.flops / ours_us / 1e6, "share_of_cublas": jax_us / ours_us}
     else:
         moved = sum(leaf.nbytes for leaf in (*args, *jax.tree.leaves(actual)))
-        row |= {"share_of_copy": moved / ours_us / 1e3 / copy_gb_s,
-                "jax_share_of_copy": moved / jax_us / 1e3 / copy_gb_s}
+        row |= {
+            "share_of_copy": moved / ours_us / 1e3 / copy_gb_s,
+            "jax_share_of_copy": moved / jax_us / 1e3 / copy_gb_s,
+        }
     return row
 
 
@@ -127,8 +140,9 @@ def in_torch(subject: Subject) -> Mapping[str, Any]:
         tensors = [torch.from_dlpack(a) for a in _arguments(subject)]
         compiled = torch.compile(subject.in_torch(torch))
         compiled(*tensors)
-        torch_us, = _interleaved([lambda: compiled(*tensors)],
-                                 lambda result: torch.cuda.synchronize())
+        (torch_us,) = _interleaved(
+            [lambda: compiled(*tensors)], lambda result: torch.cuda.synchronize()
+        )
     except Exception as error:  # torch, its compiler, or what they call
         return {"status": "failed", "message": f"{type(error).__name__}: {error}"[:200]}
     return {"status": "right", "torch_us": torch_us}
@@ -152,5 +166,5 @@ def copy_rate(size: int) -> float:
     """Gigabytes read and written in a second by a copy of `size` bytes that XLA makes."""
     x = jnp.zeros(size // 4, jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    copy_us, = _interleaved([lambda: copy(x)], jax.block_until_ready)
+    (copy_us,) = _interleaved([lambda: copy(x)], jax.block_until_ready)
     return 2 * size / copy_us / 1e3

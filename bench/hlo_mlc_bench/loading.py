@@ -43,13 +43,24 @@ def main() -> None:
             path = Path(folder) / f"{weights}.mlc"
             report = export(mlc_jit(function, choose="ours"), *args, path=path, embed=embed)
             environment = {**os.environ, "HLO_MLC_CACHE": str(Path(folder) / "empty")}
-            times = [json.loads(subprocess.run(
-                [sys.executable, "-c", _SCRIPT, str(path), weights], check=True, text=True,
-                capture_output=True, env=environment).stdout) for _ in range(ROUNDS)]
+            times = [
+                json.loads(
+                    subprocess.run(
+                        [sys.executable, "-c", _SCRIPT, str(path), weights],
+                        check=True,
+                        text=True,
+                        capture_output=True,
+                        env=environment,
+                    ).stdout
+                )
+                for _ in range(ROUNDS)
+            ]
             load_s, call_s = (statistics.median(side) for side in zip(*times, strict=True))
-            print(f"encoder_block, weights {weights}, {report.bytes / 2**20:.1f} MiB, "
-                  f"{len(report.entries[0].kernels)} kernels: load {load_s:.3f} s (to be below "
-                  f"{FIGURE_S} s), first call {call_s:.3f} s")
+            print(
+                f"encoder_block, weights {weights}, {report.bytes / 2**20:.1f} MiB, "
+                f"{len(report.entries[0].kernels)} kernels: load {load_s:.3f} s (to be below "
+                f"{FIGURE_S} s), first call {call_s:.3f} s"
+            )
 
 
 if __name__ == "__main__":

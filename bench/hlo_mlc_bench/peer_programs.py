@@ -71,7 +71,7 @@ def _torch_lstm(torch: Torch, xs: Tensor, weight: Tensor, bias: Tensor) -> Calla
     hidden = xs.shape[-1]
     layer = torch.nn.LSTM(hidden, hidden, bias=True).to(xs.dtype)
     forget = torch.zeros_like(bias)
-    forget[hidden:2 * hidden] = 1  # what is added to the forget gate
+    forget[hidden : 2 * hidden] = 1  # what is added to the forget gate
     with torch.no_grad():
         layer.weight_ih_l0.copy_(weight[:hidden].T)
         layer.weight_hh_l0.copy_(weight[hidden:].T)
@@ -90,8 +90,9 @@ def _segment_sum(segments: int) -> Callable[[Array, Array], Array]:
 
 
 def _torch_segment_sum(segments: int) -> Callable[..., Callable[..., Tensor]]:
-    return lambda torch, *_: lambda x, places: torch.zeros(
-        (segments, x.shape[1]), dtype=x.dtype).index_add(0, places, x)
+    return lambda torch, *_: (
+        lambda x, places: torch.zeros((segments, x.shape[1]), dtype=x.dtype).index_add(0, places, x)
+    )
 
 
 def _jacobi(steps: int, copy: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -133,15 +134,18 @@ def _mandelbrot(steps: int, library: Any) -> Callable[..., tuple[Any, ...]]:
 
 
 def _torch_black_scholes(torch: Torch, *_: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
-    def function(spot: Tensor, strike: Tensor, years: Tensor, rate: Tensor, spread: Tensor
-                 ) -> tuple[Tensor, Tensor]:
+    def function(
+        spot: Tensor, strike: Tensor, years: Tensor, rate: Tensor, spread: Tensor
+    ) -> tuple[Tensor, Tensor]:
         deviation = spread * torch.sqrt(years)
         first = (torch.log(spot / strike) + (rate + 0.5 * spread * spread) * years) / deviation
         second = first - deviation
         discounted = strike * torch.exp(-rate * years)
         cdf = torch.special.ndtr
-        return (spot * cdf(first) - discounted * cdf(second),
-                discounted * cdf(-second) - spot * cdf(-first))
+        return (
+            spot * cdf(first) - discounted * cdf(second),
+            discounted * cdf(-second) - spot * cdf(-first),
+        )
 
     return function
 
@@ -152,8 +156,10 @@ def _of_torch(function: Callable[..., Any]) -> Callable[..., Callable[..., Any]]
 
 
 _PRODUCT = Program(lambda x, y: x @ y, _of_torch(lambda torch, x, y: x @ y))
-_ATTENTION = Program(_attention, _of_torch(
-    lambda torch, q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v)))
+_ATTENTION = Program(
+    _attention,
+    _of_torch(lambda torch, q, k, v: torch.nn.functional.scaled_dot_product_attention(q, k, v)),
+)
 _LSTM = Program(torch=_torch_lstm)
 
 
@@ -167,42 +173,57 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
         "attention": _ATTENTION,
         "attention_short": _ATTENTION,
         "attention_long": _ATTENTION,
-        "gelu": Program(_gelu, _of_torch(
-            lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"))),
+        "gelu": Program(
+            _gelu, _of_torch(lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"))
+        ),
         "exp": Program(np.exp, _of_torch(lambda torch, x: torch.exp(x))),
         "sin": Program(np.sin, _of_torch(lambda torch, x: torch.sin(x))),
         "tanh": Program(np.tanh, _of_torch(lambda torch, x: torch.tanh(x))),
         "log": Program(np.log, _of_torch(lambda torch, x: torch.log(x))),
         "softmax": Program(_softmax, _of_torch(lambda torch, x: torch.softmax(x, -1))),
         "argmax": Program(lambda x: x.argmax(-1), _of_torch(lambda torch, x: x.argmax(-1))),
-        "layernorm": Program(_layernorm, _of_torch(
-            lambda torch, x, scale, bias: torch.nn.functional.layer_norm(
-                x, x.shape[-1:], scale, bias))),
+        "layernorm": Program(
+            _layernorm,
+            _of_torch(
+                lambda torch, x, scale, bias: torch.nn.functional.layer_norm(
+                    x, x.shape[-1:], scale, bias
+                )
+            ),
+        ),
         "rmsnorm": Program(_rmsnorm, _torch_rmsnorm),
-        "moments": Program(lambda x: (x.sum(), (x * x).sum()),
-                           _of_torch(lambda torch, x: (x.sum(), (x * x).sum()))),
+        "moments": Program(
+            lambda x: (x.sum(), (x * x).sum()), _of_torch(lambda torch, x: (x.sum(), (x * x).sum()))
+        ),
         "matmul": _PRODUCT,
         "large_matmul": _PRODUCT,
         "attention_scores": _PRODUCT,
         "tiny_matmuls": _PRODUCT,
-        "gelu_layer": Program(lambda x, w, b: _gelu(x @ w + b), _of_torch(
-            lambda torch, x, w, b: torch.nn.functional.gelu(x @ w + b, approximate="tanh"))),
+        "gelu_layer": Program(
+            lambda x, w, b: _gelu(x @ w + b),
+            _of_torch(
+                lambda torch, x, w, b: torch.nn.functional.gelu(x @ w + b, approximate="tanh")
+            ),
+        ),
         "three_products": Program(
             lambda x, *weights: tuple(x @ w for w in weights),
-            _of_torch(lambda torch, x, *weights: tuple(x @ w for w in weights))),
-        "jacobi2d": Program(_jacobi(steps, np.copy),
-                            lambda torch, *_: _jacobi(steps, torch.clone)),
+            _of_torch(lambda torch, x, *weights: tuple(x @ w for w in weights)),
+        ),
+        "jacobi2d": Program(_jacobi(steps, np.copy), lambda torch, *_: _jacobi(steps, torch.clone)),
         "nbody": Program(_nbody(steps), lambda torch, *_: _nbody(steps)),
-        "mandelbrot": Program(_mandelbrot(steps, np),
-                              lambda torch, *_: _mandelbrot(steps, torch)),
+        "mandelbrot": Program(_mandelbrot(steps, np), lambda torch, *_: _mandelbrot(steps, torch)),
         "black_scholes": Program(torch=_torch_black_scholes),
         "cumsum": Program(lambda x: x.cumsum(-1), _of_torch(lambda torch, x: x.cumsum(-1))),
         "cumsum_flat": Program(np.cumsum, _of_torch(lambda torch, x: x.cumsum(0))),
-        "cummax": Program(lambda x: np.maximum.accumulate(x, 1),
-                          _of_torch(lambda torch, x: torch.cummax(x, 1).values)),
-        "transpose": Program(lambda x: np.ascontiguousarray(x.T),
-                             _of_torch(lambda torch, x: x.T.contiguous())),
-        "take": Program(lambda table, places: table[places], _of_torch(
-            lambda torch, table, places: torch.nn.functional.embedding(places, table))),
+        "cummax": Program(
+            lambda x: np.maximum.accumulate(x, 1),
+            _of_torch(lambda torch, x: torch.cummax(x, 1).values),
+        ),
+        "transpose": Program(
+            lambda x: np.ascontiguousarray(x.T), _of_torch(lambda torch, x: x.T.contiguous())
+        ),
+        "take": Program(
+            lambda table, places: table[places],
+            _of_torch(lambda torch, table, places: torch.nn.functional.embedding(places, table)),
+        ),
         "segment_sum": Program(_segment_sum(segments), _torch_segment_sum(segments)),
     }

@@ -84,8 +84,9 @@ class PeerRow:
     @property
     def ratio(self) -> float | None:
         """The time of the fastest peer / ours."""
-        return None if self.best is None or OURS not in self.ms \
-            else self.ms[self.best] / self.ms[OURS]
+        return (
+            None if self.best is None or OURS not in self.ms else self.ms[self.best] / self.ms[OURS]
+        )
 
 
 def compared() -> tuple[Case, ...]:
@@ -109,7 +110,8 @@ def run_case(case: Case, compile_ours: Callable, peers: Sequence[Peer], rounds: 
         failed: dict[str, str] = {}
         ways: dict[str, Callable[[], Run]] = {
             OURS: lambda: _waiting(compile_ours(case.make()[0]), args),
-            JAX: lambda: _waiting(by_jax, args)}
+            JAX: lambda: _waiting(by_jax, args),
+        }
         for peer in peers:
             ways[peer.name] = functools.partial(peer.prepare, case, function, args)
         for name, prepare in ways.items():
@@ -120,22 +122,27 @@ def run_case(case: Case, compile_ours: Callable, peers: Sequence[Peer], rounds: 
                 error = check.error(results, expected)
             except Exception as reason:  # whatever a peer may raise: the others still run
                 lines = str(reason).splitlines() or [""]
-                failed[name] = lines[0] if isinstance(reason, Unfit) \
+                failed[name] = (
+                    lines[0]
+                    if isinstance(reason, Unfit)
                     else f"{type(reason).__name__}: {lines[0]}"
+                )
                 continue
             if error <= allowed:
                 runs[name] = run
             else:
                 failed[name] = f"its error is {error:.2g}, {allowed:.2g} is allowed"
         seconds = timing.in_turns(runs, rounds)
-    return PeerRow(case.name, {name: statistics.median(times) * 1e3
-                               for name, times in seconds.items()}, failed)
+    return PeerRow(
+        case.name, {name: statistics.median(times) * 1e3 for name, times in seconds.items()}, failed
+    )
 
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
     """Raises Unfit in here when so much time has passed, and every second from then on: what is
     raised in a callback of the garbage collector is lost.  Only the main thread can be told to."""
+
     def give_up(*_: Any) -> None:
         raise Unfit(f"not compiled after {seconds:g} s")
 
@@ -184,8 +191,9 @@ def _torch_function(case: Case, torch: Any, tensors: Sequence[Any]) -> Callable[
     return made(torch, *tensors)
 
 
-def _torch(case: Case, function: Callable[..., Any], args: Sequence[Any], compiles: bool = False
-           ) -> Run:
+def _torch(
+    case: Case, function: Callable[..., Any], args: Sequence[Any], compiles: bool = False
+) -> Run:
     torch = importlib.import_module("torch")
     tensors = _tensors(torch, args)
     program = _torch_function(case, torch, tensors)
@@ -227,14 +235,23 @@ def _iree(case: Case, function: Callable[..., Any], args: Sequence[Any]) -> Run:
     compiler, runtime = map(importlib.import_module, ("iree.compiler", "iree.runtime"))
     text = jax.jit(function).lower(*args).as_text()
     binary = compiler.compile_str(
-        text, target_backends=["llvm-cpu"], input_type="stablehlo",
-        extra_args=["--iree-llvmcpu-target-cpu=host", "--iree-opt-level=O3",
-                    "--iree-llvmcpu-stack-allocation-limit=262144"])
+        text,
+        target_backends=["llvm-cpu"],
+        input_type="stablehlo",
+        extra_args=[
+            "--iree-llvmcpu-target-cpu=host",
+            "--iree-opt-level=O3",
+            "--iree-llvmcpu-stack-allocation-limit=262144",
+        ],
+    )
     config = runtime.Config("local-task")
     module = runtime.load_vm_modules(
-        runtime.VmModule.copy_buffer(config.vm_instance, binary), config=config)[0]
-    arrays = [runtime.asdevicearray(config.device, np.asarray(leaf))
-              for leaf in jax.tree.leaves(tuple(args))]
+        runtime.VmModule.copy_buffer(config.vm_instance, binary), config=config
+    )[0]
+    arrays = [
+        runtime.asdevicearray(config.device, np.asarray(leaf))
+        for leaf in jax.tree.leaves(tuple(args))
+    ]
 
     def run() -> list[np.ndarray]:
         results = module.main(*arrays)

@@ -26,8 +26,14 @@ FIRST_CALL_EXTRA_S = 0.06
 
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
 # What has to agree for rows of two runs to stand in one table, and what those mean that are silent.
-_COMPARABLE = {"cpu": None, "cores": None, "target": "cpu", "python": None, "packages": None,
-               "choose": None}
+_COMPARABLE = {
+    "cpu": None,
+    "cores": None,
+    "target": "cpu",
+    "python": None,
+    "packages": None,
+    "choose": None,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

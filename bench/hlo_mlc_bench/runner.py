@@ -47,8 +47,10 @@ def measuring(compile_ours: Compile) -> Iterator[None]:
     """Within it, this process is fit for measuring: warm, except for a cache that starts empty.
     What is predicted is measured as it is, not settled by the calls that measure it."""
     with tempfile.TemporaryDirectory(prefix="hlo-mlc-bench-") as folder:
-        previous = {name: os.environ.get(name)
-                    for name in ("HLO_MLC_CACHE", "HLO_MLC_SETTLE", _LAPACK_THREADS)}
+        previous = {
+            name: os.environ.get(name)
+            for name in ("HLO_MLC_CACHE", "HLO_MLC_SETTLE", _LAPACK_THREADS)
+        }
         os.environ["HLO_MLC_CACHE"], os.environ["HLO_MLC_SETTLE"] = folder, "0"
         # With two threads, the time of a LAPACK call varies by 100x with the load of the machine.
         os.environ.setdefault(_LAPACK_THREADS, "1")
@@ -124,8 +126,11 @@ def _check(
 def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
     report = compiled.report(*args)
     predicted = report.predicted
-    expected = (None, None) if predicted is None or predicted.guesses_trips else (
-        predicted.xla_us / 1e3, predicted.ours_us / 1e3)
+    expected = (
+        (None, None)
+        if predicted is None or predicted.guesses_trips
+        else (predicted.xla_us / 1e3, predicted.ours_us / 1e3)
+    )
     variant = cpu_backend(Options.from_environment()).variant
     ids = {kernel.id + variant for kernel in report.kernels}
     if not ids:

@@ -41,8 +41,11 @@ class Found:
 
 def known(path: Path) -> list[Found]:
     """What a file holds, a line for each kernel; nothing if there is no file."""
-    return [Found(**json.loads(line)) for line in path.read_text().splitlines()] \
-        if path.exists() else []
+    return (
+        [Found(**json.loads(line)) for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def keep(path: Path, found: Found) -> None:

@@ -15,17 +15,22 @@ FAINT = "#666"
 
 def document(width: int, height: int, parts: Iterable[str]) -> str:
     """A white page of this size in pixels with `parts` on it."""
-    return "\n".join((
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        *parts,
-        "</svg>\n",
-    ))
+    return "\n".join(
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+            f'viewBox="0 0 {width} {height}" font-family="sans-serif">',
+            f'<rect width="{width}" height="{height}" fill="white"/>',
+            *parts,
+            "</svg>\n",
+        )
+    )
 
 
-def text(x: float, y: float, content: str, *, size: int = 12, anchor: str = "start",
-         colour: str = _INK) -> str:
+def text(
+    x: float, y: float, content: str, *, size: int = 12, anchor: str = "start", colour: str = _INK
+) -> str:
     """A line of text; `anchor` ("start", "middle" or "end") is the part of it that lies at x."""
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-            f'fill="{colour}">{escape(content)}</text>')
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+        f'fill="{colour}">{escape(content)}</text>'
+    )

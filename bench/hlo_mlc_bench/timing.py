@@ -19,8 +19,9 @@ def compare(a: Function, b: Function, args: tuple[Any, ...], rounds: int) -> Pai
 
     Every call is waited for.
     """
-    return time_rounds(lambda: jax.block_until_ready(a(*args)),
-                       lambda: jax.block_until_ready(b(*args)), rounds)
+    return time_rounds(
+        lambda: jax.block_until_ready(a(*args)), lambda: jax.block_until_ready(b(*args)), rounds
+    )
 
 
 def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:

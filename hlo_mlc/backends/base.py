@@ -48,18 +48,36 @@ class KernelObject:
     @property
     def about(self) -> dict[str, Any]:
         """All but the name and the code, as JSON can hold it."""
-        return {"symbol": self.symbol, "scratch_bytes": self.scratch_bytes, "lines": self.lines,
-                "nests": [asdict(nest) for nest in self.nests], "guarded": self.proof.guarded}
+        return {
+            "symbol": self.symbol,
+            "scratch_bytes": self.scratch_bytes,
+            "lines": self.lines,
+            "nests": [asdict(nest) for nest in self.nests],
+            "guarded": self.proof.guarded,
+        }
 
     @classmethod
     def of(cls, name: str, about: Mapping[str, Any], code: bytes) -> KernelObject:
         """The object with that name and code, by what it was said to be `about`."""
-        nests = tuple(NestReport(n["template"], n["parameters"],
-                                 tuple(map(tuple, n["refused"])), n["text"],
-                                 None if n["steps"] is None else tuple(n["steps"]))
-                      for n in about["nests"])
-        return cls(name, about["symbol"], about["scratch_bytes"], about["lines"], nests,
-                   Proof(tuple(about["guarded"])), code)
+        nests = tuple(
+            NestReport(
+                n["template"],
+                n["parameters"],
+                tuple(map(tuple, n["refused"])),
+                n["text"],
+                None if n["steps"] is None else tuple(n["steps"]),
+            )
+            for n in about["nests"]
+        )
+        return cls(
+            name,
+            about["symbol"],
+            about["scratch_bytes"],
+            about["lines"],
+            nests,
+            Proof(tuple(about["guarded"])),
+            code,
+        )
 
     def pack(self, machines: str) -> bytes:
         """The object as bytes; `machines`, such as "CPUs", are what it is for."""
@@ -75,7 +93,7 @@ class KernelObject:
 def object_name(packed: bytes) -> str:
     """What people call the kernel whose object begins so; "" for what is no object of a kernel."""
     tag = _TAG.match(packed)
-    return "" if tag is None else packed[tag.end():].partition(b"\n")[0].decode()
+    return "" if tag is None else packed[tag.end() :].partition(b"\n")[0].decode()
 
 
 class Source(Protocol):
@@ -208,8 +226,9 @@ class Backend(Protocol):
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         """What tuning has found for the kernel; nothing where it was not tuned."""
 
-    def schedule(self, program: TensorProgram, schedules: Schedules
-                 ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+    def schedule(
+        self, program: TensorProgram, schedules: Schedules
+    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
         """The loops of a kernel, and the template chosen for each of its nests."""
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> Source:

@@ -55,8 +55,12 @@ class CBackend(CpuBackend):
         pass
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> CSource:
-        return CSource(loops.name, loops.scratch_bytes, print_file(
-            print_program(loops, loops.name, is_static=False)), self.target)
+        return CSource(
+            loops.name,
+            loops.scratch_bytes,
+            print_file(print_program(loops, loops.name, is_static=False)),
+            self.target,
+        )
 
     def promise(self, kernel: Kernel, draft: KernelObject) -> None:
         """None: it is the compiler that says what C has no words for."""

@@ -124,8 +124,11 @@ class CpuBackend:
     def variant(self) -> str:
         """Programs for this machine and for levels below it, and by different records, may be in
         one process, and each calls its own code."""
-        kinds = ([] if self.target.name == HOST else [self.target.name],
-                 ["deterministic"] * self.target.deterministic, [self.pin] if self.pin else [])
+        kinds = (
+            [] if self.target.name == HOST else [self.target.name],
+            ["deterministic"] * self.target.deterministic,
+            [self.pin] if self.pin else [],
+        )
         return "".join(f"-{one}" for kind in kinds for one in kind)
 
     @property
@@ -156,8 +159,12 @@ class CpuBackend:
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         plan = worth_it(plan, self.target)
         if more := completion(plan, self.target, refused):
-            plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
-                              "starts no thread for it")
+            plan = with_taken(
+                plan,
+                graph,
+                more,
+                "but so little is left to XLA then that it starts no thread for it",
+            )
         return plan
 
     def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
@@ -171,13 +178,18 @@ class CpuBackend:
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         return recorded_schedules(kernel, self.target, options)
 
-    def schedule(self, program: TensorProgram, schedules: Schedules
-                 ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+    def schedule(
+        self, program: TensorProgram, schedules: Schedules
+    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
         return schedule_as_recorded(program, self.target, schedules)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> LlvmSource:
-        return LlvmSource(loops.name, loops.scratch_bytes,
-                          print_program(loops, self.target, checked, most_lines), self.target)
+        return LlvmSource(
+            loops.name,
+            loops.scratch_bytes,
+            print_program(loops, self.target, checked, most_lines),
+            self.target,
+        )
 
     def listing(self, made: KernelObject, source: Source | None) -> str:
         return "" if source is None else assembly(source.text, self.target)
@@ -189,8 +201,15 @@ class CpuBackend:
 
     def promise(self, kernel: Kernel, draft: KernelObject) -> CpuKernel | None:
         lease = self._lease(kernel)
-        return CpuKernel(kernel, draft.nests, draft.lines, draft.proof, lease, Future(),
-                         Promise(lease.kernel_id, draft.scratch_bytes))
+        return CpuKernel(
+            kernel,
+            draft.nests,
+            draft.lines,
+            draft.proof,
+            lease,
+            Future(),
+            Promise(lease.kernel_id, draft.scratch_bytes),
+        )
 
     def _lease(self, kernel: Kernel) -> Lease:
         return variants.lease(kernel.fingerprint + self.variant)
@@ -200,9 +219,12 @@ class CpuBackend:
 
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
         return replace(
-            report, predicted=predict(plan, self.target), rejected=predict_rejected(plan),
+            report,
+            predicted=predict(plan, self.target),
+            rejected=predict_rejected(plan),
             level="" if self.target.name == HOST else self.target.name,
-            kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels))
+            kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels),
+        )
 
 
 _WHOLE = "devices cannot compute parts of it: each would have to gather all that it reads"
@@ -237,9 +259,11 @@ class ShardedCpuBackend(CpuBackend):
         report = CpuBackend.reported(self, report, plan, options)
         return replace(
             report,
-            kernels=tuple(replace(k, reason=f"{k.reason}; devices share "
-                                            f"{described(programs[k.id])}")
-                          for k in report.kernels))
+            kernels=tuple(
+                replace(k, reason=f"{k.reason}; devices share {described(programs[k.id])}")
+                for k in report.kernels
+            ),
+        )
 
 
 def cpu_backend(options: Options) -> CpuBackend:

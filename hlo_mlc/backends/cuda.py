@@ -54,8 +54,14 @@ LEFT = {
 
 def limits_of(target: CudaTarget) -> FusionLimits:
     """What kernels compute where it is needed."""
-    return FusionLimits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
-                        folds_both_ways=False, takes_layouts=False, left=LEFT)
+    return FusionLimits(
+        kept_bytes(target) // F32.bytes,
+        PROLOGUE,
+        packs_constants=False,
+        folds_both_ways=False,
+        takes_layouts=False,
+        left=LEFT,
+    )
 
 
 def stays_complex(node: Node) -> bool:
@@ -86,28 +92,44 @@ class CudaCode:
     def resources(self) -> tuple[str, ...]:
         """What each function needs, a line each, and what else there is to say."""
         asked = {launch.function: launch.shared_bytes for launch in self.source.launches}
-        lines = (f"{name}: {use.registers} registers, {use.shared_bytes + asked.get(name, 0)} "
-                 f"bytes of shared memory, {use.spilled_bytes} bytes spilled"
-                 for name, use in self.compiled.usage.items())
-        note = ("floats are added in the order in which threads arrive: last bits may differ "
-                "between runs",) if self.depends_on_order else ()
+        lines = (
+            f"{name}: {use.registers} registers, {use.shared_bytes + asked.get(name, 0)} "
+            f"bytes of shared memory, {use.spilled_bytes} bytes spilled"
+            for name, use in self.compiled.usage.items()
+        )
+        note = (
+            (
+                "floats are added in the order in which threads arrive: last bits may differ "
+                "between runs",
+            )
+            if self.depends_on_order
+            else ()
+        )
         return (*lines, *note)
 
     def pack(self) -> bytes:
         """All of it as bytes."""
-        return described({"source": asdict(self.source),
-                          "depends_on_order": self.depends_on_order}, self.compiled.pack())
+        return described(
+            {"source": asdict(self.source), "depends_on_order": self.depends_on_order},
+            self.compiled.pack(),
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> CudaCode:
         """What `pack` made bytes of."""
         about, end = taken_apart(data)
         source = about["source"]
-        launches = tuple(Launch(**{**each, "buffers": tuple(each["buffers"]),
-                                   "counters": tuple(each["counters"])})
-                         for each in source["launches"])
-        return cls(CudaSource(source["text"], launches, source["scratch_bytes"]),
-                   Compiled.unpack(data[end:]), about["depends_on_order"])
+        launches = tuple(
+            Launch(
+                **{**each, "buffers": tuple(each["buffers"]), "counters": tuple(each["counters"])}
+            )
+            for each in source["launches"]
+        )
+        return cls(
+            CudaSource(source["text"], launches, source["scratch_bytes"]),
+            Compiled.unpack(data[end:]),
+            about["depends_on_order"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +151,9 @@ class NvrtcSource:
 
     def assemble(self) -> bytes:
         """A `CudaCode`."""
-        return CudaCode(self.source, nvrtc.compile_source(self.source, self.target),
-                        self.depends_on_order).pack()
+        return CudaCode(
+            self.source, nvrtc.compile_source(self.source, self.target), self.depends_on_order
+        ).pack()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,8 +191,13 @@ class GpuKernel(BuiltKernel):
     def publish(self) -> None:
         """Make it what programs call from now on, if they run on the GPUs here."""
         if self.is_here:
-            cuda.publish(self.id, self.compiled.cubin, self.source.functions, self.source.plan,
-                         self.source.scratch_bytes)
+            cuda.publish(
+                self.id,
+                self.compiled.cubin,
+                self.source.functions,
+                self.source.plan,
+                self.source.scratch_bytes,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +237,9 @@ class CudaBackend:
         if not has_complex(graph):
             return graph
         parts, _ = simplify(split_complex(graph, stays_complex), references)
-        gains = options.choose == "ours" \
-            or self._gain_us(parts, options) > self._gain_us(graph, options)
+        gains = options.choose == "ours" or self._gain_us(parts, options) > self._gain_us(
+            graph, options
+        )
         return parts if gains else graph
 
     def _gain_us(self, graph: Graph, options: Options) -> float:
@@ -219,8 +248,13 @@ class CudaBackend:
         return sum(verdict.xla_us - verdict.ours_us for _, verdict in plan.taken)
 
     def chooser(self, options: Options) -> Chooser:
-        rule = choose_all if options.choose == "ours" else \
-            choose_predicted if self.deterministic else recorded_or(choose_predicted, options)
+        rule = (
+            choose_all
+            if options.choose == "ours"
+            else choose_predicted
+            if self.deterministic
+            else recorded_or(choose_predicted, options)
+        )
         return lambda cluster: rule(cluster, self.target)
 
     def is_small(self, unit: Unit) -> bool:
@@ -238,20 +272,30 @@ class CudaBackend:
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         return {} if self.deterministic else recorded_schedules(kernel, self.target, options)
 
-    def schedule(self, program: TensorProgram, schedules: Schedules
-                 ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+    def schedule(
+        self, program: TensorProgram, schedules: Schedules
+    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
         return schedule_as_recorded(program, self.target, schedules)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> NvrtcSource:
-        return NvrtcSource(loops.name, print_program(loops, self.target), _depends_on_order(loops),
-                           self.target)
+        return NvrtcSource(
+            loops.name, print_program(loops, self.target), _depends_on_order(loops), self.target
+        )
 
     def listing(self, made: KernelObject, source: Source | None) -> str:
         return "\n".join(CudaCode.unpack(made.code).resources) + "\n"
 
     def load(self, kernel: Kernel, made: KernelObject) -> GpuKernel:
-        return GpuKernel(kernel, made.nests, made.lines, made.proof, CudaCode.unpack(made.code),
-                         self.target, kernel.fingerprint + self.variant, self.is_here)
+        return GpuKernel(
+            kernel,
+            made.nests,
+            made.lines,
+            made.proof,
+            CudaCode.unpack(made.code),
+            self.target,
+            kernel.fingerprint + self.variant,
+            self.is_here,
+        )
 
     def promise(self, kernel: Kernel, draft: KernelObject) -> None:
         """None: calls of it depend on how it was compiled."""
@@ -266,19 +310,28 @@ class CudaBackend:
         if node.op == KERNEL_OP:
             kernel = built[str(node.attributes["id"])]
             size = kernel.source.scratch_bytes if isinstance(kernel, GpuKernel) else 0
-            return replace(node, attributes={**node.attributes, "scratch_bytes": size}) if size \
+            return (
+                replace(node, attributes={**node.attributes, "scratch_bytes": size})
+                if size
                 else node
+            )
         regions = tuple(self.completed(region, built) for region in node.regions)
         return node if regions == node.regions else replace(node, regions=regions)
 
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
         if self.deterministic:
             return report
-        return replace(report, kernels=tuple(
-            as_tuned(k, self.target, options) for k in report.kernels))
+        return replace(
+            report, kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels)
+        )
 
 
 def _depends_on_order(loops: LoopProgram) -> bool:
     """Whether last bits of results may differ from run to run."""
-    return any(isinstance(stmt, Accumulate) and stmt.atomic and stmt.combiner.name in ("add", "mul")
-               and stmt.buffers[0].dtype.is_float for stmt in walk(loops.body))
+    return any(
+        isinstance(stmt, Accumulate)
+        and stmt.atomic
+        and stmt.combiner.name in ("add", "mul")
+        and stmt.buffers[0].dtype.is_float
+        for stmt in walk(loops.body)
+    )

@@ -1,5 +1,4 @@
-"""A kernel of which there is no machine code: its proved loops, interpreted. Right, and very slow.
-"""
+"""A kernel without machine code: its proved loops, interpreted. Right, and very slow."""
 
 from __future__ import annotations
 
@@ -27,12 +26,15 @@ def interpreted(loops: LoopProgram) -> KernelCode:
         # Whoever calls this takes it to have failed until the last line.
         try:
             arrays = [_array_at(addresses[n], buffer) for n, buffer in enumerate(buffers)]
-            computed = interpret(loops, arrays[:len(loops.operands)])
-            for result, values in zip(arrays[len(loops.operands):], computed, strict=True):
+            computed = interpret(loops, arrays[: len(loops.operands)])
+            for result, values in zip(arrays[len(loops.operands) :], computed, strict=True):
                 result[...] = values
         except BaseException as error:  # also an interrupt: it could not go on to the caller
-            failed_by(context, f"hlo_mlc: there is no machine code of kernel {loops.name}, and "
-                               f"interpreting it failed: {error!r}".encode())
+            failed_by(
+                context,
+                f"hlo_mlc: there is no machine code of kernel {loops.name}, and "
+                f"interpreting it failed: {error!r}".encode(),
+            )
         else:
             failed_by(context, b"")
 

@@ -30,25 +30,40 @@ def recorded_schedules(kernel: Kernel, target: Target, options: Options) -> Sche
     if known is None:
         return {}
     if options.records and (why := why_not_followed(kernel.program, target, known.schedules)):
-        raise ConfigurationError(f"The schedule of {known.name or kernel.name} in "
-                                 f"{options.records} cannot be followed ({why}): write the "
-                                 "file anew, with `hlo-mlc records export`")
+        raise ConfigurationError(
+            f"The schedule of {known.name or kernel.name} in "
+            f"{options.records} cannot be followed ({why}): write the "
+            "file anew, with `hlo-mlc records export`"
+        )
     return known.schedules
 
 
-def recorded_or(predicted: Callable[[Cluster, T], Verdict], options: Options
-                ) -> Callable[[Cluster, T], Verdict]:
+def recorded_or(
+    predicted: Callable[[Cluster, T], Verdict], options: Options
+) -> Callable[[Cluster, T], Verdict]:
     """What was found to be faster when it was tuned, else what is predicted."""
+
     def choose(cluster: Cluster, target: T) -> Verdict:
         verdict = predicted(cluster, target)
         known = find_record(cluster.kernel.fingerprint, target.key, options)
         if known is None or not known.choice:
             return verdict
         found = known.measured
-        reason = "scheduled by hand" if known.by_hand else (
-            f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times as long as ours")
-        return replace(verdict, take=known.choice == OURS, recorded=True, reason=reason,
-                       ours_us=found.ours_us, xla_us=found.xla_us or verdict.xla_us)
+        reason = (
+            "scheduled by hand"
+            if known.by_hand
+            else (
+                f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times as long as ours"
+            )
+        )
+        return replace(
+            verdict,
+            take=known.choice == OURS,
+            recorded=True,
+            reason=reason,
+            ours_us=found.ours_us,
+            xla_us=found.xla_us or verdict.xla_us,
+        )
 
     return choose
 

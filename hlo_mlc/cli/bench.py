@@ -78,20 +78,25 @@ def bench(
     """
     if functions := [name for name in names if is_function(name)]:
         if len(names) > 1 or groups or neighbours or list_only or peers or resume:
-            raise UsageError(f"{functions[0]} is a function, which is measured by itself: it takes "
-                             "--arg, --arg-file, --choose, --rounds, --x64 and --json")
+            raise UsageError(
+                f"{functions[0]} is a function, which is measured by itself: it takes "
+                "--arg, --arg-file, --choose, --rounds, --x64 and --json"
+            )
         if json_path is not None:
             writable(json_path, "the results")  # before anything is measured
         chosen = ctx.get_parameter_source("rounds") is not ParameterSource.DEFAULT
         found = _compared(functions[0], choose, given, files, x64, rounds if chosen else None)
         click.echo(str(found))
         if json_path is not None:
-            write_for_others(json_path, json.dumps(found.as_dict(), indent=1).encode(),
-                             "the results")
+            write_for_others(
+                json_path, json.dumps(found.as_dict(), indent=1).encode(), "the results"
+            )
         return
     if given or files or x64:
-        raise UsageError("--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
-                         "registry has its own arguments")
+        raise UsageError(
+            "--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
+            "registry has its own arguments"
+        )
     console = measuring.make_console()
     cases = select(names, groups, neighbours)
     if list_only:
@@ -101,8 +106,16 @@ def bench(
     if peers:
         if resume is not None:
             raise UsageError("--peers measures anew: it takes --json, not --resume")
-        ctx.exit(compare(cases, environment=environment, choose=choose, rounds=rounds,
-                         console=console, path=json_path))
+        ctx.exit(
+            compare(
+                cases,
+                environment=environment,
+                choose=choose,
+                rounds=rounds,
+                console=console,
+                path=json_path,
+            )
+        )
     results = results_file.Results(environment)
     if resume is not None:
         earlier = results_file.load(resume)
@@ -128,8 +141,14 @@ def bench(
     ctx.exit(measuring.exit_status(results.rows, complete))
 
 
-def _compared(program: str, choose: str, given: Sequence[str], files: Sequence[Path], x64: bool,
-              rounds: int | None) -> FunctionComparison:
+def _compared(
+    program: str,
+    choose: str,
+    given: Sequence[str],
+    files: Sequence[Path],
+    x64: bool,
+    rounds: int | None,
+) -> FunctionComparison:
     """A function of the user's by both sides.
 
     Raises: UsageError for what is no function, or arguments that it does not take.
@@ -146,9 +165,11 @@ def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> lis
     """
     for name in names:
         if name not in BY_NAME:
-            raise UsageError(f"There is no case {name!r}{did_you_mean(name, BY_NAME)}; "
-                             "`hlo-mlc bench --list` shows all, and a function of yours is "
-                             "MODULE:FUNCTION")
+            raise UsageError(
+                f"There is no case {name!r}{did_you_mean(name, BY_NAME)}; "
+                "`hlo-mlc bench --list` shows all, and a function of yours is "
+                "MODULE:FUNCTION"
+            )
     asked_for_all = not names and not groups
     selected = []
     for case in CASES:

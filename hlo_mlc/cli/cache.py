@@ -37,10 +37,12 @@ def list_entries() -> None:
         name = object_name(objects.beginning(entry.key, _NAME_BYTES)) or "(no name)"
         click.echo(f"{name}  {entry.size_bytes} bytes  used {used}  {entry.key}")
     size = sum(entry.size_bytes for entry in entries) / _MIB
-    click.echo(f"{counted(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
-               f"in {objects.folder}")
+    click.echo(
+        f"{counted(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
+        f"in {objects.folder}"
+    )
     folder = choices_folder(options)
-    click.echo(f'{counted(len(note_paths(folder)), "choice")} between ours and XLA\'s in {folder}')
+    click.echo(f"{counted(len(note_paths(folder)), 'choice')} between ours and XLA's in {folder}")
     for kind in _MACHINE_NOTES:
         for path in note_paths(options.cache_dir, kind):
             click.echo(f"measured of a machine: {path}")
@@ -57,8 +59,10 @@ def clear(machine: bool) -> None:
     objects = _open(options)
     kernels = objects.clear()
     choices = forget_notes(note_paths(choices_folder(options)))
-    click.echo(f"removed {counted(kernels, 'kernel')} and {counted(choices, 'choice')} from "
-               f"{options.cache_dir}")
+    click.echo(
+        f"removed {counted(kernels, 'kernel')} and {counted(choices, 'choice')} from "
+        f"{options.cache_dir}"
+    )
     if machine:
         paths = [path for kind in _MACHINE_NOTES for path in note_paths(options.cache_dir, kind)]
         click.echo(f"removed {counted(forget_notes(paths), 'measurement')} of machines")

@@ -43,23 +43,32 @@ def run_everywhere(command: Sequence[str], scheduler: str | None) -> Iterator[En
     distributed = _distributed()
     address = scheduler or importlib.import_module("dask").config.get("scheduler-address", None)
     if not address:
-        raise UsageError("--engine dask: say which cluster by --scheduler tcp://HOST:8786, or by "
-                         "DASK_SCHEDULER_ADDRESS")
+        raise UsageError(
+            "--engine dask: say which cluster by --scheduler tcp://HOST:8786, or by "
+            "DASK_SCHEDULER_ADDRESS"
+        )
     try:
         client = distributed.Client(address, timeout=_CONNECT_S)
     except (OSError, ValueError) as error:  # a timeout is an OSError
-        raise UsageError(f"--engine dask: there is no scheduler at {address} ({error}): start one "
-                         "by `dask scheduler`, and `dask worker` on each machine") from error
+        raise UsageError(
+            f"--engine dask: there is no scheduler at {address} ({error}): start one "
+            "by `dask scheduler`, and `dask worker` on each machine"
+        ) from error
     with client:
         stop = f"hlo_mlc stop {uuid.uuid4()}"
         event = distributed.Event(stop, client=client)
         machines = _machines(client.scheduler_info(n_workers=-1)["workers"])
         if not machines:
-            raise UsageError(f"--engine dask: the cluster at {address} has no machines: start "
-                             "`dask worker` on each")
-        futures = [client.submit(run_here, tuple(command), stop, machine, workers=[worker],
-                                 pure=False, retries=0)
-                   for machine, worker in machines.items()]
+            raise UsageError(
+                f"--engine dask: the cluster at {address} has no machines: start "
+                "`dask worker` on each"
+            )
+        futures = [
+            client.submit(
+                run_here, tuple(command), stop, machine, workers=[worker], pure=False, retries=0
+            )
+            for machine, worker in machines.items()
+        ]
         try:
             for _, ended in distributed.as_completed(futures, with_results=True):
                 yield ended
@@ -73,9 +82,13 @@ def run_here(command: tuple[str, ...], stop: str, machine: str) -> Ended:
     """Runs `hlo-mlc COMMAND` until it ends, or an event of the cluster called `stop` is set."""
     event = _distributed().Event(stop)
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen([sys.executable, "-P", "-c", _PROGRAM, *command],
-                                   stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             while process.poll() is None:
                 if event.wait(_LOOK_S):
@@ -103,5 +116,6 @@ def _distributed() -> ModuleType:
     try:
         return importlib.import_module("distributed")
     except ImportError as error:
-        raise UsageError(f"--engine dask takes Dask ({error}): pip install 'hlo-mlc[cluster]'"
-                         ) from error
+        raise UsageError(
+            f"--engine dask takes Dask ({error}): pip install 'hlo-mlc[cluster]'"
+        ) from error

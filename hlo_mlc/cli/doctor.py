@@ -124,18 +124,34 @@ def _rates(options: Options, refresh: bool) -> Facts:
     rates = calibrated(options, refresh=refresh)
     each_ns = f"{rates.vector_operations / 1e3:.2f} simple, {rates.vector_products / 1e3:.2f} fma"
     yield "vector operations", f"{each_ns} per ns and core"
-    yield "passes", ", ".join(
-        f"{byte_size(size)} at {speed / 1e3:.0f} GB/s" for size, speed in (
-            (NEAR_BYTES, rates.near_bytes), (FAR_BYTES, rates.far_bytes),
-            (DISTANT_BYTES, rates.distant_bytes)))
-    yield "calls", (f"{rates.call_us:.2f} us for a kernel in a program, {rates.dispatch_us:.1f} us "
-                    f"for a program, {rates.fork_us:.1f} us for waking threads")
-    yield "XLA / ours", (
-        f"arithmetic {rates.xla_arithmetic:.2f}, exp {rates.xla_exp:.2f}, passes "
-        f"{rates.xla_near:.2f} {rates.xla_far:.2f} {rates.xla_distant:.2f}, sums of rows "
-        f"{rates.xla_reduction:.2f}, products {rates.xla_small_product:.2f} "
-        f"{rates.xla_medium_product:.2f} {rates.xla_large_product:.2f}, of bf16 "
-        f"{rates.xla_narrow_product:.2f}")
+    yield (
+        "passes",
+        ", ".join(
+            f"{byte_size(size)} at {speed / 1e3:.0f} GB/s"
+            for size, speed in (
+                (NEAR_BYTES, rates.near_bytes),
+                (FAR_BYTES, rates.far_bytes),
+                (DISTANT_BYTES, rates.distant_bytes),
+            )
+        ),
+    )
+    yield (
+        "calls",
+        (
+            f"{rates.call_us:.2f} us for a kernel in a program, {rates.dispatch_us:.1f} us "
+            f"for a program, {rates.fork_us:.1f} us for waking threads"
+        ),
+    )
+    yield (
+        "XLA / ours",
+        (
+            f"arithmetic {rates.xla_arithmetic:.2f}, exp {rates.xla_exp:.2f}, passes "
+            f"{rates.xla_near:.2f} {rates.xla_far:.2f} {rates.xla_distant:.2f}, sums of rows "
+            f"{rates.xla_reduction:.2f}, products {rates.xla_small_product:.2f} "
+            f"{rates.xla_medium_product:.2f} {rates.xla_large_product:.2f}, of bf16 "
+            f"{rates.xla_narrow_product:.2f}"
+        ),
+    )
     if rates == Rates():
         yield "remembered in", "nowhere: these are typical figures, not measured ones"
     else:

@@ -18,8 +18,13 @@ from hlo_mlc.support.errors import UsageError
 
 @click.command()
 @click.argument("programs", nargs=-1, required=True, metavar="PROGRAM...")
-@click.option("--output", "-o", type=click.Path(path_type=Path), required=True,
-              help="The file to write, or the folder of c-source.")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file to write, or the folder of c-source.",
+)
 @click.option(
     "--format",
     "kind",
@@ -80,16 +85,19 @@ def export(
         functions = [_function(program, given) for program in programs]
         if kind != "jax":
             if len(functions) != 1 or len(targets) != 1 or vjp_order:
-                raise UsageError("A C library is for one function and one target, and not for "
-                                 "derivatives")
+                raise UsageError(
+                    "A C library is for one function and one target, and not for derivatives"
+                )
             ((function, args),) = functions
             if kind == "c-source":
                 output = _folder(output) / f"{output.name}.c"
             report = export_c(function, *args, path=output, target=targets[0], embed=embed)
         else:
             report = export_functions(
-                _entries(programs, functions, choose, embed, vjp_order), path=output,
-                targets=targets)
+                _entries(programs, functions, choose, embed, vjp_order),
+                path=output,
+                targets=targets,
+            )
     click.echo(str(report))
 
 
@@ -101,32 +109,43 @@ def _folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"Cannot make the folder {str(path)!r}: {error.strerror or error}") \
-            from error
+        raise UsageError(
+            f"Cannot make the folder {str(path)!r}: {error.strerror or error}"
+        ) from error
     return path
 
 
 def _function(program: str, given: tuple[str, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The function and what to call it with."""
     if is_file(program):
-        raise UsageError(f"{program} is a file: what is exported is a function of JAX, given as "
-                         "MODULE:FUNCTION")
+        raise UsageError(
+            f"{program} is a file: what is exported is a function of JAX, given as MODULE:FUNCTION"
+        )
     return given_function(program, given, symbols=jax.export.SymbolicScope())
 
 
-def _entries(programs: tuple[str, ...], functions: list[tuple[Any, tuple[Any, ...]]], choose: str,
-             embed: tuple[int, ...], vjp_order: int) -> dict[str, Any]:
+def _entries(
+    programs: tuple[str, ...],
+    functions: list[tuple[Any, tuple[Any, ...]]],
+    choose: str,
+    embed: tuple[int, ...],
+    vjp_order: int,
+) -> dict[str, Any]:
     """The functions by the last part of their names.
 
     Raises: UsageError for two with the same.
     """
     entries = {}
     for program, (function, args) in zip(programs, functions, strict=True):
-        ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
-            function, choose=choose)
+        ours = (
+            function.choosing(choose)
+            if hasattr(function, "choosing")
+            else mlc_jit(function, choose=choose)
+        )
         name = entry_name(program)
         if name in entries:
-            raise UsageError(f"Two functions are called {name!r}: hlo_mlc.export takes a name for "
-                             "each")
+            raise UsageError(
+                f"Two functions are called {name!r}: hlo_mlc.export takes a name for each"
+            )
         entries[name] = entry(ours, *args, embed=embed, vjp_order=vjp_order)
     return entries

@@ -73,8 +73,10 @@ def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.Shape
         shape = jax.export.symbolic_shape(",".join(sizes), scope=symbols)
         return jax.ShapeDtypeStruct(shape, dtype)
     if not all(size.isdecimal() for size in sizes):
-        raise UsageError(f"Argument {text!r}: sizes are numbers here; only a file of "
-                         "`hlo-mlc export` can be for all of them")
+        raise UsageError(
+            f"Argument {text!r}: sizes are numbers here; only a file of "
+            "`hlo-mlc export` can be for all of them"
+        )
     return jax.ShapeDtypeStruct(known, dtype)
 
 
@@ -130,9 +132,11 @@ def _check_content(path: Path) -> None:
     if not beginning:
         raise UsageError(f"{path} is empty; expected a StableHLO module")
     if beginning.startswith(_LIBRARIES):
-        raise UsageError(f"{path} is a library of machine code, which does not say what it was "
-                         "made of; expected a StableHLO module, a file of `hlo-mlc export` "
-                         "(--format jax), or MODULE:FUNCTION")
+        raise UsageError(
+            f"{path} is a library of machine code, which does not say what it was "
+            "made of; expected a StableHLO module, a file of `hlo-mlc export` "
+            "(--format jax), or MODULE:FUNCTION"
+        )
 
 
 def resolve(text: str) -> Callable[..., Any]:
@@ -157,8 +161,9 @@ def resolve(text: str) -> Callable[..., Any]:
         ) from error
     for name in path.split("."):
         if not hasattr(found, name):
-            raise UsageError(f"{text!r}: there is no {name!r} in {module_name!r}"
-                             f"{did_you_mean(name, dir(found))}")
+            raise UsageError(
+                f"{text!r}: there is no {name!r} in {module_name!r}{did_you_mean(name, dir(found))}"
+            )
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(f"{text!r} is {type(found).__name__}, not a function")
@@ -173,13 +178,16 @@ def _imported(name: str) -> ModuleType:
     file = Path(name)
     if file.suffix != ".py":
         if file.is_file() or os.sep in name:
-            raise UsageError(f"{name!r} is no module of Python; a function is given as "
-                             "MODULE:FUNCTION or FILE.py:FUNCTION")
+            raise UsageError(
+                f"{name!r} is no module of Python; a function is given as "
+                "MODULE:FUNCTION or FILE.py:FUNCTION"
+            )
         _search_first(Path.cwd())
         return importlib.import_module(name)
     if not file.is_file():
-        raise UsageError(f"There is no file {name!r}; a function is given as MODULE:FUNCTION or "
-                         "FILE.py:FUNCTION")
+        raise UsageError(
+            f"There is no file {name!r}; a function is given as MODULE:FUNCTION or FILE.py:FUNCTION"
+        )
     _search_first(file.absolute().parent)
     # Under its own name, which its classes are found by, unless another module has that.
     module_name = file.stem if file.stem not in sys.modules else str(file.absolute())
@@ -230,13 +238,17 @@ def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]
 
 def _raised_at(error: Exception) -> str:
     """` (at model.py:6)`, the innermost line that is neither ours nor JAX's; "" for none."""
-    lines = [(frame.f_code.co_filename, line) for frame, line in
-             traceback.walk_tb(error.__traceback__) if not is_internal(frame.f_code.co_filename)]
+    lines = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not is_internal(frame.f_code.co_filename)
+    ]
     return f" (at {Path(lines[-1][0]).name}:{lines[-1][1]})" if lines else ""
 
 
-def arguments(function: Callable[..., Any], given: Sequence[str],
-              symbols: SymbolicScope | None = None) -> tuple[Any, ...]:
+def arguments(
+    function: Callable[..., Any], given: Sequence[str], symbols: SymbolicScope | None = None
+) -> tuple[Any, ...]:
     """The arguments written on the command line, else the function's own `example_args`.
 
     `example_args` is a sequence of arguments, or a function without parameters that makes one.
@@ -254,9 +266,12 @@ def arguments(function: Callable[..., Any], given: Sequence[str],
     return tuple(example() if callable(example) else example)
 
 
-def given_function(program: str, given: Sequence[str], files: Sequence[Path] = (),
-                   symbols: SymbolicScope | None = None
-                   ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def given_function(
+    program: str,
+    given: Sequence[str],
+    files: Sequence[Path] = (),
+    symbols: SymbolicScope | None = None,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function that MODULE:FUNCTION names, and what to call it with.
 
     Raises: UsageError for what is no function, or arguments that it does not take.
@@ -277,12 +292,15 @@ def require_one_way(given: Sequence[str], files: Sequence[Path]) -> None:
 def refuse_arguments(given: Sequence[str], files: Sequence[Path]) -> None:
     """Raises: UsageError for arguments of a file with a module, which says itself what it takes."""
     if given or files:
-        raise UsageError("--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file says "
-                         "itself what it takes")
+        raise UsageError(
+            "--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file says "
+            "itself what it takes"
+        )
 
 
-def by_us(function: Any, choose: str | None = None, target: str | None = None
-          ) -> MlcFunction[..., Any]:
+def by_us(
+    function: Any, choose: str | None = None, target: str | None = None
+) -> MlcFunction[..., Any]:
     """The function as `mlc_jit` returns it, with this choice for this target."""
     if hasattr(function, "choosing"):
         return function.choosing(choose or function.choose, target)

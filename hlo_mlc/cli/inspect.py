@@ -60,8 +60,9 @@ def inspect(
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
             refuse_arguments(given, files)
-            found = compile_stablehlo(Path(program), entry=entry, choose=choose,
-                                      target=target).explain(verbose=verbose)
+            found = compile_stablehlo(
+                Path(program), entry=entry, choose=choose, target=target
+            ).explain(verbose=verbose)
         else:
             function, args = given_function(program, given, files)
             found = by_us(function, choose, target).explain(*args, verbose=verbose)

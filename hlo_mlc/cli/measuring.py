@@ -38,8 +38,12 @@ def make_console() -> Console:
 @contextlib.contextmanager
 def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
     """A progress bar; what it gives is told of each case that begins."""
-    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:28}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("warming up", total=total)
         begun = itertools.count()
@@ -138,8 +142,10 @@ def _fitting_table(rows: Sequence[Row], console: Console) -> Table:
     """The table with as many columns as the console has room for."""
     for rank in sorted({column.rank for column in _COLUMNS}, reverse=True):
         table = _table(rows, [column for column in _COLUMNS if column.rank <= rank])
-        if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum \
-                <= console.width:
+        if (
+            console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum
+            <= console.width
+        ):
             break
     return table
 

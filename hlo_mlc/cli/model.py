@@ -29,5 +29,7 @@ def train_model() -> None:
     trained = train(journal_path(options), target)
     path = model_path(options.cache_dir, target)
     trained.forest.save(path)
-    click.echo(f"trained on {counted(trained.trials, 'trial')} of "
-               f"{counted(trained.kernels, 'kernel')}: {path}")
+    click.echo(
+        f"trained on {counted(trained.trials, 'trial')} of "
+        f"{counted(trained.kernels, 'kernel')}: {path}"
+    )

@@ -45,12 +45,17 @@ argument_files = click.option(
     help="Arguments to measure with: a .npy file for each, or a .npz file with all in order.",
 )
 
+
 def storage(required: bool = False) -> click.decorators.FC:
     """`--storage URL`"""
     otherwise = "" if required else "; else a journal in HLO_MLC_CACHE"
     return click.option(
-        "--storage", metavar="URL", required=required, help="A database for the studies of a team: "
-        f"postgresql://USER@HOST/NAME, mysql://…, sqlite:///FILE{otherwise}.")
+        "--storage",
+        metavar="URL",
+        required=required,
+        help="A database for the studies of a team: "
+        f"postgresql://USER@HOST/NAME, mysql://…, sqlite:///FILE{otherwise}.",
+    )
 
 
 ARGUMENT_HELP = "Type of an argument of the function, as f32[512,1024]; one --arg for each."

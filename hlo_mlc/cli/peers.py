@@ -24,8 +24,15 @@ from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.peers import JAX, OURS, TIED, PeerRow, compared, installed, run_case
 
 
-def compare(cases: Sequence[Case], *, environment: Mapping[str, Any], choose: str, rounds: int,
-            console: Console, path: Path | None) -> int:
+def compare(
+    cases: Sequence[Case],
+    *,
+    environment: Mapping[str, Any],
+    choose: str,
+    rounds: int,
+    console: Console,
+    path: Path | None,
+) -> int:
     """Measures the cases that peers have programs for, shows and keeps the results; the exit
     status: 1 where ours was wrong or failed.
 
@@ -34,15 +41,26 @@ def compare(cases: Sequence[Case], *, environment: Mapping[str, Any], choose: st
     known, versions = compared(), installed()
     chosen = [case for case in cases if case in known]
     if not chosen:
-        raise UsageError("no peer has a program for these cases; those that have one are: "
-                         + ", ".join(case.name for case in known))
+        raise UsageError(
+            "no peer has a program for these cases; those that have one are: "
+            + ", ".join(case.name for case in known)
+        )
     rows: list[PeerRow] = []
 
     def keep() -> None:
         if path is not None:
             named = {peer.name: version for peer, version in versions.items()}
-            path.write_text(json.dumps({"environment": dict(environment), "peers": named,
-                                        "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+            path.write_text(
+                json.dumps(
+                    {
+                        "environment": dict(environment),
+                        "peers": named,
+                        "rows": [asdict(row) for row in rows],
+                    },
+                    indent=1,
+                )
+                + "\n"
+            )
 
     keep()  # a path that cannot be written shows before minutes of measuring
     compile_ours = partial(mlc_jit, choose=choose)
@@ -52,29 +70,42 @@ def compare(cases: Sequence[Case], *, environment: Mapping[str, Any], choose: st
             rows.append(run_case(case, compile_ours, list(versions), rounds))
             keep()
     _show(rows, [peer.name for peer in versions], console)
-    console.print(", ".join(f"{peer.name} {version}" for peer, version in versions.items()),
-                  highlight=False)
+    console.print(
+        ", ".join(f"{peer.name} {version}" for peer, version in versions.items()), highlight=False
+    )
     return int(any(OURS in row.failed for row in rows))
 
 
 def _show(rows: Sequence[PeerRow], peers: Sequence[str], console: Console) -> None:
-    table = Table(title="milliseconds of a call, all in turns", title_justify="left",
-                  box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(
+        title="milliseconds of a call, all in turns",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("workload", no_wrap=True)
     for title in (OURS, JAX, *peers, "best peer\n/ hlo_mlc"):
         table.add_column(title, justify="right")
     for row in rows:
         ratio = row.ratio
-        shown = "" if ratio is None else Text(
-            f"{ratio:.2f}", style="green" if ratio >= TIED else "yellow")
+        shown = (
+            ""
+            if ratio is None
+            else Text(f"{ratio:.2f}", style="green" if ratio >= TIED else "yellow")
+        )
         table.add_row(row.name, *(_cell(row, name) for name in (OURS, JAX, *peers)), shown)
     console.print(table)
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if len(ratios) > 1:
-        console.print(f"Geometric mean of best peer / hlo_mlc: "
-                      f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to "
-                      f"{max(ratios):.2f}); {sum(r >= TIED for r in ratios)} of {len(ratios)} "
-                      "best or tied.", highlight=False)
+        console.print(
+            f"Geometric mean of best peer / hlo_mlc: "
+            f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to "
+            f"{max(ratios):.2f}); {sum(r >= TIED for r in ratios)} of {len(ratios)} "
+            "best or tied.",
+            highlight=False,
+        )
     for row in rows:
         for name, reason in row.failed.items():
             click.echo(f"{row.name}: {name}: {reason}", err=True)

@@ -68,10 +68,14 @@ def import_records(path: Path) -> None:
     here = sum(record.target == key for record in known.all())
     others = [f"{merged.slower} no better than what is here"] if merged.slower else []
     if merged.unknown:
-        others.append(f"{merged.unknown} for templates or primitives that this version does not "
-                      f"have ({', '.join(merged.names)})")
-    click.echo(f"{merged.kept} of {counted(merged.count, 'record')} kept"
-               + (f"; left out: {', '.join(others)}" if others else ""))
+        others.append(
+            f"{merged.unknown} for templates or primitives that this version does not "
+            f"have ({', '.join(merged.names)})"
+        )
+    click.echo(
+        f"{merged.kept} of {counted(merged.count, 'record')} kept"
+        + (f"; left out: {', '.join(others)}" if others else "")
+    )
     click.echo(f"{counted(here, 'record')} for this machine ({key}) by now")
 
 
@@ -84,6 +88,7 @@ def _own_target() -> str:
 def _open() -> Records:
     options = Options.from_environment()
     if options.cache_dir.exists() and not options.cache_dir.is_dir():
-        raise CacheError(f"The cache folder {options.cache_dir} is a file: set HLO_MLC_CACHE to a "
-                         "folder")
+        raise CacheError(
+            f"The cache folder {options.cache_dir} is a file: set HLO_MLC_CACHE to a folder"
+        )
     return open_records(options)

@@ -16,8 +16,14 @@ from hlo_mlc.runtime.files import writable
 
 @click.command()
 @click.argument("program")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"),
-              show_default=True, help="The page to write.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("report.html"),
+    show_default=True,
+    help="The page to write.",
+)
 @parameters.argument_types()
 @parameters.argument_files
 @parameters.entry
@@ -46,8 +52,9 @@ def report(
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
             refuse_arguments(given, files)
-            found = compile_stablehlo(Path(program), entry=entry, choose=choose,
-                                      target=target).explain()
+            found = compile_stablehlo(
+                Path(program), entry=entry, choose=choose, target=target
+            ).explain()
         else:
             function, args = given_function(program, given, files)
             found = by_us(function, choose, target).explain(*args)

@@ -83,8 +83,11 @@ class _Commands(click.Group):
         except Exception as error:  # whatever JAX, XLA or the user's own code may raise
             if _is_debugging():
                 raise
-            click.echo(f"error: {type(error).__name__}: {' '.join(str(error).split())} "
-                       "(HLO_MLC_DEBUG=1 shows where it was raised)", err=True)
+            click.echo(
+                f"error: {type(error).__name__}: {' '.join(str(error).split())} "
+                "(HLO_MLC_DEBUG=1 shows where it was raised)",
+                err=True,
+            )
             ctx.exit(_FAILURE)
 
 
@@ -94,8 +97,9 @@ def _is_debugging() -> bool:
     return False
 
 
-def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning],
-                  *where: Any) -> None:
+def _show_warning(
+    usual: Callable[..., None], message: Warning | str, category: type[Warning], *where: Any
+) -> None:
     """Ours in one line, without the place in our code that they come from."""
     text = str(message)
     if text.startswith(_OURS):

@@ -72,23 +72,31 @@ def tune(
     """
     modelled = target if target in cuda.names() else None
     if modelled is not None and is_file(program):
-        raise UsageError(f"--target {target}: StableHLO modules are compiled for CPUs; give a "
-                         "MODULE:FUNCTION")
+        raise UsageError(
+            f"--target {target}: StableHLO modules are compiled for CPUs; give a MODULE:FUNCTION"
+        )
     if modelled is None and target not in runnable():
-        raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "
-                         f"run on this machine's CPU are for {', '.join(runnable())}; for its GPU "
-                         "they are tuned where JAX runs on it, without --target; for GPUs that are "
-                         f"not here by a model, for {' or '.join(cuda.names())}")
+        raise UsageError(
+            f"--target {target}: kernels are tuned by running them, and those that "
+            f"run on this machine's CPU are for {', '.join(runnable())}; for its GPU "
+            "they are tuned where JAX runs on it, without --target; for GPUs that are "
+            f"not here by a model, for {' or '.join(cuda.names())}"
+        )
     is_named = ctx.get_parameter_source("target") is not ParameterSource.DEFAULT
     if is_file(program) and not is_named and platform_of(()) != CPU:
-        raise UsageError(f"JAX runs on {platform_of(())} here, and StableHLO modules are compiled "
-                         "for CPUs: --target cpu tunes this one for this machine's CPU")
+        raise UsageError(
+            f"JAX runs on {platform_of(())} here, and StableHLO modules are compiled "
+            "for CPUs: --target cpu tunes this one for this machine's CPU"
+        )
     on_cpu = is_named or is_file(program)
     require_one_way(given, files)
     try:
-        with jax.enable_x64(x64 or jax.config.jax_enable_x64), \
-                jax.default_device(jax.local_devices(backend=CPU)[0]) if on_cpu \
-                else contextlib.nullcontext():
+        with (
+            jax.enable_x64(x64 or jax.config.jax_enable_x64),
+            jax.default_device(jax.local_devices(backend=CPU)[0])
+            if on_cpu
+            else contextlib.nullcontext(),
+        ):
             if is_file(program):
                 args = read_arrays(files) if files else tuple(map(parse_argument, given))
                 function = compile_stablehlo(Path(program), entry=entry, target=target)
@@ -96,11 +104,15 @@ def tune(
             else:
                 function, args = given_function(program, given, files)
                 report = by_us(function, target=None if modelled else target).tune(
-                    *args, trials=trials, minutes=minutes, storage=storage, target=modelled)
+                    *args, trials=trials, minutes=minutes, storage=storage, target=modelled
+                )
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:
             click.echo(str(interrupt.report))
-        click.echo("interrupted: what was measured is kept, and the same command goes on; with "
-                   "--trials 1 it only records the best that is known", err=True)
+        click.echo(
+            "interrupted: what was measured is kept, and the same command goes on; with "
+            "--trials 1 it only records the best that is known",
+            err=True,
+        )
         ctx.exit(_INTERRUPTED)
     click.echo(str(report))

@@ -20,15 +20,27 @@ _INTERRUPTED = 130  # as shells have it
 @click.command()
 @parameters.storage(required=True)
 @click.option("--until-done", is_flag=True, help="Ends when nothing is left to do.")
-@click.option("--engine", type=click.Choice(["dask"]),
-              help="Runs a worker on each machine of a cluster instead of here.")
-@click.option("--scheduler", metavar="ADDRESS",
-              help="The cluster's scheduler, as tcp://HOST:8786; else what Dask is configured for "
-              "(DASK_SCHEDULER_ADDRESS).")
+@click.option(
+    "--engine",
+    type=click.Choice(["dask"]),
+    help="Runs a worker on each machine of a cluster instead of here.",
+)
+@click.option(
+    "--scheduler",
+    metavar="ADDRESS",
+    help="The cluster's scheduler, as tcp://HOST:8786; else what Dask is configured for "
+    "(DASK_SCHEDULER_ADDRESS).",
+)
 @parameters.target
 @click.pass_context
-def worker(ctx: click.Context, storage: str, until_done: bool, engine: str | None,
-           scheduler: str | None, target: str) -> None:
+def worker(
+    ctx: click.Context,
+    storage: str,
+    until_done: bool,
+    engine: str | None,
+    scheduler: str | None,
+    target: str,
+) -> None:
     """Takes trials of the kernels that `hlo-mlc tune --storage` has put into a database, as far as
     they are for this kind of machine, and records here what was found; until an interrupt.
 
@@ -39,8 +51,14 @@ def worker(ctx: click.Context, storage: str, until_done: bool, engine: str | Non
     if scheduler is not None and engine is None:
         raise UsageError("--scheduler is for --engine dask")
     if engine is not None:
-        command = ["worker", "--storage", storage, "--target", target,
-                   *["--until-done"] * until_done]
+        command = [
+            "worker",
+            "--storage",
+            storage,
+            "--target",
+            target,
+            *["--until-done"] * until_done,
+        ]
         ctx.exit(_everywhere(command, scheduler))
     options = Options.from_environment(target=target)
     with TuningProgress() as progress:

@@ -24,8 +24,9 @@ def const(value: int | float | bool, dtype: DType) -> Const:
     if dtype.is_integer:
         mask = (1 << dtype.bits) - 1
         raw = int(value) & mask
-        return Const(raw - (mask + 1) if dtype.is_signed and raw >> (dtype.bits - 1) else raw,
-                     dtype)
+        return Const(
+            raw - (mask + 1) if dtype.is_signed and raw >> (dtype.bits - 1) else raw, dtype
+        )
     with np.errstate(all="ignore"):
         rounded = np.asarray(value).astype(dtype.numpy)
     if dtype is BOOL:
@@ -44,8 +45,11 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     result = dtype or result_type(op, tuple(a.dtype for a in args))
     if args[0].dtype is INDEX and (simple := _index(op, args)) is not None:
         return simple
-    if isinstance(args[0], Const) and all([isinstance(a, Const) for a in args]) \
-            and (folded := _folded(op, args, result)):
+    if (
+        isinstance(args[0], Const)
+        and all([isinstance(a, Const) for a in args])
+        and (folded := _folded(op, args, result))
+    ):
         return folded
     if OPS[op].commutative and isinstance(args[0], Const) and not isinstance(args[1], Const):
         args = (args[1], args[0])
@@ -60,8 +64,9 @@ def _folded(op: str, args: tuple[Const, ...], dtype: DType) -> Const | None:
     values = [np.asarray(a.value).astype(a.dtype.numpy) for a in args]
     result = const(compute(op, values, dtype).item(), dtype)
     # A NaN's sign and payload are visible through bitcast only; leave those to run time.
-    hides_bits = op == "bitcast" and any(v.dtype.is_float and math.isnan(v.value)
-                                         for v in (*args, result))
+    hides_bits = op == "bitcast" and any(
+        v.dtype.is_float and math.isnan(v.value) for v in (*args, result)
+    )
     return None if hides_bits else result
 
 
@@ -91,8 +96,12 @@ def _index(op: str, args: tuple[Expr, ...]) -> Expr | None:
     return None
 
 
-def load(source: Buffer, indices: tuple[Expr, ...], guard: Expr | None = None,
-         default: Expr | None = None) -> Expr:
+def load(
+    source: Buffer,
+    indices: tuple[Expr, ...],
+    guard: Expr | None = None,
+    default: Expr | None = None,
+) -> Expr:
     """`source[indices] if guard else default`; a constant guard disappears."""
     if guard is TRUE:
         guard = default = None
@@ -128,9 +137,12 @@ def rebuild(node: Expr, parts: tuple[Expr, ...]) -> Expr:
     return apply(node.op, *parts, dtype=node.dtype)
 
 
-def transform(root: Expr, rule: Callable[[Expr], Expr | None],
-              memo: dict[Expr, Expr] | None = None,
-              into: Callable[[Expr], bool] | None = None) -> Expr:
+def transform(
+    root: Expr,
+    rule: Callable[[Expr], Expr | None],
+    memo: dict[Expr, Expr] | None = None,
+    into: Callable[[Expr], bool] | None = None,
+) -> Expr:
     """Rewrite bottom-up: `rule(node with new children)` gives a replacement or None.
 
     Operands that `into` refuses stay as they are.  Pass one `memo` to several calls with the same
@@ -155,8 +167,9 @@ def transform(root: Expr, rule: Callable[[Expr], Expr | None],
     return done[root]
 
 
-def substitute(root: Expr, mapping: Mapping[Var, Expr],
-               memo: dict[Expr, Expr] | None = None) -> Expr:
+def substitute(
+    root: Expr, mapping: Mapping[Var, Expr], memo: dict[Expr, Expr] | None = None
+) -> Expr:
     """Replace variables; subtrees without them are left as they are."""
     done: dict[Expr, Expr] = {} if memo is None else memo
     done.update(mapping)
@@ -167,8 +180,7 @@ def substitute(root: Expr, mapping: Mapping[Var, Expr],
 _DEEP = 32
 
 
-def replaced(node: Expr, variables: frozenset[Var], done: dict[Expr, Expr], depth: int = 0
-             ) -> Expr:
+def replaced(node: Expr, variables: frozenset[Var], done: dict[Expr, Expr], depth: int = 0) -> Expr:
     """The same, `done` being what has become of expressions, of the variables at least."""
     known = done.get(node)
     if known is not None:

@@ -40,8 +40,16 @@ class Expr:
     """A scalar value; `dtype` is its type, `free` the variables that it depends on, and `children`
     the expressions that it is made of, in a fixed order."""
 
-    __slots__ = ("__weakref__", "_affine", "_bounds", "_loads", "_text", "children", "dtype",
-                 "free")
+    __slots__ = (
+        "__weakref__",
+        "_affine",
+        "_bounds",
+        "_loads",
+        "_text",
+        "children",
+        "dtype",
+        "free",
+    )
     dtype: DType
     free: frozenset[Var]
     children: tuple[Expr, ...]
@@ -70,8 +78,14 @@ class Buffer:
     scope: str = "scratch"
     strides: tuple[int, ...] | None = None  # in elements
 
-    def __new__(cls, name: str, dtype: DType, shape: tuple[Dim, ...], scope: str = "scratch",
-                strides: tuple[int, ...] | None = None) -> Buffer:
+    def __new__(
+        cls,
+        name: str,
+        dtype: DType,
+        shape: tuple[Dim, ...],
+        scope: str = "scratch",
+        strides: tuple[int, ...] | None = None,
+    ) -> Buffer:
         with _lock:
             return _buffers.setdefault((name, dtype, shape, scope, strides), object.__new__(cls))
 
@@ -148,8 +162,13 @@ class Load(Expr):
     guard: Expr | None
     default: Expr | None
 
-    def __new__(cls, source: Buffer, indices: tuple[Expr, ...], guard: Expr | None = None,
-                default: Expr | None = None) -> Load:
+    def __new__(
+        cls,
+        source: Buffer,
+        indices: tuple[Expr, ...],
+        guard: Expr | None = None,
+        default: Expr | None = None,
+    ) -> Load:
         assert len(indices) == len(source.shape), (source, indices)
         assert guard is None or (guard.dtype is BOOL and default is not None)
         key = (cls, source, indices, guard, default)
@@ -269,8 +288,11 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] | None = None) -> Iterator[E
                 yield node
                 continue
             stack += (node, None)
-            stack += [child for child in reversed(below)
-                      if child not in seen and (into is None or into(child))]
+            stack += [
+                child
+                for child in reversed(below)
+                if child not in seen and (into is None or into(child))
+            ]
 
 
 def loads(node: Expr) -> tuple[Load, ...]:
@@ -320,8 +342,9 @@ def uses_of(roots: Iterable[Expr], nodes: Iterable[Expr]) -> Counter[Expr]:
     return Counter(chain(roots, chain.from_iterable(node.children for node in nodes)))
 
 
-def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
-                 ) -> tuple[list[str], tuple[str, ...]]:
+def spell_shared(
+    roots: tuple[Expr, ...], small: int, small_index: int
+) -> tuple[list[str], tuple[str, ...]]:
     """The lines `%0 = …` for what is used several times, and the texts of `roots` that use them.
 
     Shared expressions of at most `small` nodes, or `small_index` in index arithmetic, are written
@@ -336,8 +359,11 @@ def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
         spelled = spell(node, texts.__getitem__)
         below = node.children
         size = 1 + sum([sizes[child] for child in below]) if below else 1
-        if size > 1 and uses[node] > 1 \
-                and size > (small_index if node.dtype.name == "index" else small):
+        if (
+            size > 1
+            and uses[node] > 1
+            and size > (small_index if node.dtype.name == "index" else small)
+        ):
             name = f"%{len(lets)}"
             lets.append(f"{name} = {spelled}")
             spelled, size = name, 1
@@ -376,6 +402,7 @@ def _operand(user: Apply | None, node: Expr, part: Callable[[Expr], str]) -> str
     if isinstance(node, Load):
         return spelled if node.guard is None else f"({spelled})"
     # Index sums are long and never rounded: i * 4 + j + 1
-    plain = user is None or (user.op == "add" and user.dtype.name == "index"
-                             and node.op in ("add", "mul"))
+    plain = user is None or (
+        user.op == "add" and user.dtype.name == "index" and node.op in ("add", "mul")
+    )
     return spelled if plain or not OPS[node.op].infix else f"({spelled})"

@@ -37,11 +37,14 @@ class DType:
     is_packed: bool = field(init=False)  # several share a byte in memory, the first its lowest bits
 
     def __post_init__(self) -> None:
-        follows = {"bytes": max(1, self.bits // 8), "is_float": self.kind is Kind.FLOAT,
-                   "is_integer": self.kind in (Kind.SIGNED, Kind.UNSIGNED),
-                   "is_signed": self.kind is Kind.SIGNED,
-                   "is_narrow_float": self.kind is Kind.FLOAT and self.bits < 32,
-                   "is_packed": self.kind is not Kind.BOOL and self.bits < 8}
+        follows = {
+            "bytes": max(1, self.bits // 8),
+            "is_float": self.kind is Kind.FLOAT,
+            "is_integer": self.kind in (Kind.SIGNED, Kind.UNSIGNED),
+            "is_signed": self.kind is Kind.SIGNED,
+            "is_narrow_float": self.kind is Kind.FLOAT and self.bits < 32,
+            "is_packed": self.kind is not Kind.BOOL and self.bits < 8,
+        }
         for name, value in follows.items():
             object.__setattr__(self, name, value)
 
@@ -84,8 +87,24 @@ C128 = DType("complex<f64>", Kind.COMPLEX, 128, np.dtype(np.complex128))
 INDEX = DType("index", Kind.SIGNED, 64, np.dtype(np.int64))
 
 FLOATS_OF_A_BYTE = (F8E3M4, F8E4M3, F8E4M3B11FNUZ, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ)
-ALL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, *FLOATS_OF_A_BYTE, F16, BF16, F32, F64, C64,
-       C128)
+ALL = (
+    BOOL,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    *FLOATS_OF_A_BYTE,
+    F16,
+    BF16,
+    F32,
+    F64,
+    C64,
+    C128,
+)
 """Types of what is computed with, and whole complex numbers."""
 PACKED = (I2, I4, U2, U4)
 """Integers of less than a byte, which are bytes where anything is computed with them."""
@@ -131,8 +150,11 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        return -(-self.size * self.dtype.bits // 8) if self.dtype.is_packed \
+        return (
+            -(-self.size * self.dtype.bits // 8)
+            if self.dtype.is_packed
             else self.size * self.dtype.bytes
+        )
 
     @property
     def part(self) -> TensorType:

@@ -38,8 +38,9 @@ def of_condition(condition: Expr, holds: bool = True) -> Facts:
     if args[0].dtype is not INDEX or op not in _NEGATED:
         return ()
     compared = _compared(op if holds else _NEGATED[op], *args)
-    return tuple(_tight(f) for fact in compared for f in (fact, *_with_quotients(fact),
-                                                          *_undivided(fact)))
+    return tuple(
+        _tight(f) for fact in compared for f in (fact, *_with_quotients(fact), *_undivided(fact))
+    )
 
 
 def _with_quotients(fact: Expr) -> Facts:
@@ -100,8 +101,11 @@ def cases(condition: Expr, holds: bool = True) -> tuple[Facts, ...] | None:
         if condition.op == ("or" if holds else "and") and condition.args[0].dtype is BOOL:
             parts = [cases(part, holds) for part in condition.args]
             return None if None in parts else tuple(itertools.chain(*parts))
-        if condition.op == ("ne" if holds else "eq") and condition.args[0].dtype is INDEX \
-                and not any(map(loads, condition.args)):
+        if (
+            condition.op == ("ne" if holds else "eq")
+            and condition.args[0].dtype is INDEX
+            and not any(map(loads, condition.args))
+        ):
             x, y = condition.args
             return (below(x, y),), (below(y, x),)
     facts = exactly(condition, holds)
@@ -112,8 +116,10 @@ def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
     """Whether `e <= 0` follows from the ranges of variables and from the facts."""
     if index.bounds(e)[1] <= 0:
         return True
-    return depth > 0 and any(never_positive(weaker, facts, depth - 1)
-                             for weaker in (*_relaxed(e, facts), *_eliminated(e, facts)))
+    return depth > 0 and any(
+        never_positive(weaker, facts, depth - 1)
+        for weaker in (*_relaxed(e, facts), *_eliminated(e, facts))
+    )
 
 
 def _relaxed(e: Expr, facts: Facts) -> Iterator[Expr]:
@@ -153,13 +159,19 @@ def _undivided(e: Expr) -> Iterator[Expr]:
             # k * (x // c + rest) <= 0, and x // c + rest == (x + c * rest) // c
             apart = index.from_affine({a: n // k for a, n in others.items()}, offset // k)
             whole = index.add(x, index.multiply(apart, index.constant(c)))
-            yield below(whole, index.constant(c)) if k > 0 else \
-                index.subtract(index.constant(0), whole)
+            yield (
+                below(whole, index.constant(c))
+                if k > 0
+                else index.subtract(index.constant(0), whole)
+            )
         elif not others:
             # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1), or for k < 0
             # x >= c * (offset / -k rounded up)
-            yield below(x, index.constant(c * (-offset // k + 1))) if k > 0 else \
-                index.subtract(index.constant(c * -(offset // k)), x)
+            yield (
+                below(x, index.constant(c * (-offset // k + 1)))
+                if k > 0
+                else index.subtract(index.constant(c * -(offset // k)), x)
+            )
 
 
 def _tight(fact: Expr) -> Expr:
@@ -194,16 +206,19 @@ def _less(e: Expr, fact: Expr) -> Iterator[Expr]:
     """`e - c * fact` for c > 0, which is never less than `e`, with a term less."""
     terms, _ = index.affine(e)
     known, _ = index.affine(fact)
-    shared = {terms[a] // k for a, k in known.items()
-              if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
+    shared = {
+        terms[a] // k for a, k in known.items() if terms.get(a, 0) * k > 0 and terms[a] % k == 0
+    }
     for factor in shared if terms else (1,):
         yield index.subtract(e, index.multiply(fact, index.constant(factor)))
 
 
 def _most(e: Expr, facts: Facts) -> int:
     """What `e` is at most by its range or one of the facts."""
-    return min(index.bounds(weaker)[1]
-               for weaker in (e, *(less for fact in facts for less in _less(e, fact))))
+    return min(
+        index.bounds(weaker)[1]
+        for weaker in (e, *(less for fact in facts for less in _less(e, fact)))
+    )
 
 
 def impossible(facts: Facts) -> bool:
@@ -230,8 +245,9 @@ def related(e: Expr, facts: Facts) -> Facts:
 # out: expressions are interned, so the same question is seen to be the same.
 @functools.lru_cache(maxsize=1 << 12)
 def _within(i: Expr, extent: int, facts: Facts) -> bool:
-    return never_positive(index.subtract(index.constant(0), i), facts) \
-        and never_positive(below(i, index.constant(extent)), facts)
+    return never_positive(index.subtract(index.constant(0), i), facts) and never_positive(
+        below(i, index.constant(extent)), facts
+    )
 
 
 def resolved(e: Expr, facts: Facts) -> Expr:

@@ -234,8 +234,11 @@ def floormod(x: Expr, divisor: int) -> Expr:
     if found is not None:
         unit, coarse, fine = found
         return add(multiply(floormod(coarse, divisor // unit), constant(unit)), fine)
-    if isinstance(remainder, Apply) and remainder.op == "floormod" \
-            and remainder.args[1].value % divisor == 0:
+    if (
+        isinstance(remainder, Apply)
+        and remainder.op == "floormod"
+        and remainder.args[1].value % divisor == 0
+    ):
         return floormod(remainder.args[0], divisor)
     return Apply("floormod", (remainder, constant(divisor)), INDEX)
 
@@ -324,8 +327,10 @@ def _bounds(e: Expr) -> tuple[float, float]:
     if e.op == "floordiv":
         low, high = bounds(e.args[0])
         divisor = e.args[1].value
-        return (low // divisor if abs(low) != INFINITY else low,
-                high // divisor if abs(high) != INFINITY else high)
+        return (
+            low // divisor if abs(low) != INFINITY else low,
+            high // divisor if abs(high) != INFINITY else high,
+        )
     if e.op == "floormod":
         low, high = bounds(e.args[0])
         divisor = e.args[1].value
@@ -342,8 +347,12 @@ def _bounds(e: Expr) -> tuple[float, float]:
 def _bounds_of_integer(e: Expr) -> tuple[float, float]:
     """Those of an integer of another type, as far as its bits say."""
     dtype = e.dtype
-    if isinstance(e, Apply) and e.op == "and" and isinstance(e.args[1], Const) \
-            and e.args[1].value >= 0:
+    if (
+        isinstance(e, Apply)
+        and e.op == "and"
+        and isinstance(e.args[1], Const)
+        and e.args[1].value >= 0
+    ):
         return 0, int(e.args[1].value)
     if not dtype.is_integer or dtype.bits >= INDEX.bits:
         return -INFINITY, INFINITY

@@ -19,9 +19,10 @@ def stored(array: np.ndarray, order: Sequence[int] = ()) -> np.ndarray:
         return array
     bits, mask = tensor.dtype.bits, (1 << tensor.dtype.bits) - 1
     parts = np.zeros((tensor.bytes, 8 // bits), np.uint8)
-    parts.reshape(-1)[:array.size] = array.reshape(-1).astype(np.int8).view(np.uint8) & mask
-    return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, np.uint8), axis=1) \
-        .reshape(tensor.stored.shape)
+    parts.reshape(-1)[: array.size] = array.reshape(-1).astype(np.int8).view(np.uint8) & mask
+    return np.bitwise_or.reduce(parts << np.arange(0, 8, bits, np.uint8), axis=1).reshape(
+        tensor.stored.shape
+    )
 
 
 def restored(memory: np.ndarray, tensor: TensorType, order: Sequence[int] = ()) -> np.ndarray:
@@ -33,4 +34,4 @@ def restored(memory: np.ndarray, tensor: TensorType, order: Sequence[int] = ()) 
         return memory.view(tensor.dtype.numpy).reshape(tensor.shape)
     bits = tensor.dtype.bits
     parts = memory.reshape(-1, 1) >> np.arange(0, 8, bits, np.uint8)
-    return parts.reshape(-1)[:tensor.size].astype(tensor.dtype.numpy).reshape(tensor.shape)
+    return parts.reshape(-1)[: tensor.size].astype(tensor.dtype.numpy).reshape(tensor.shape)

@@ -118,8 +118,11 @@ def _remainder(x: Array, y: Array) -> Array:
     if not _is_integer(x):
         return np.fmod(x, y)
     safe = np.where(y == 0, np.ones_like(y), y)
-    safe = np.where(safe == np.array(-1).astype(x.dtype), np.ones_like(y), safe) \
-        if x.dtype.kind == "i" else safe
+    safe = (
+        np.where(safe == np.array(-1).astype(x.dtype), np.ones_like(y), safe)
+        if x.dtype.kind == "i"
+        else safe
+    )
     return np.where(y == 0, x, np.fmod(x, safe)).astype(x.dtype)
 
 
@@ -192,8 +195,9 @@ def _sign(x: Array) -> Array:
 
 def _round_away(x: Array) -> Array:
     truncated = np.trunc(x)
-    return np.copysign(np.where(np.abs(x - truncated) >= 0.5, np.abs(truncated) + 1,
-                                np.abs(truncated)), x).astype(x.dtype)
+    return np.copysign(
+        np.where(np.abs(x - truncated) >= 0.5, np.abs(truncated) + 1, np.abs(truncated)), x
+    ).astype(x.dtype)
 
 
 def _logistic(x: Array) -> Array:
@@ -292,8 +296,11 @@ def convert(x: Array, to: DType) -> Array:
             clipped = np.where(np.isnan(wide), 0.0, wide)
             inside = np.clip(clipped, float(info.min), float(info.max))
             lowest, highest, zero = (to.numpy.type(v) for v in (info.min, info.max, 0))
-            result = np.where(clipped >= float(info.max), highest,
-                              np.where(clipped <= float(info.min), lowest, zero))
+            result = np.where(
+                clipped >= float(info.max),
+                highest,
+                np.where(clipped <= float(info.min), lowest, zero),
+            )
             small = (clipped < float(info.max)) & (clipped > float(info.min))
             return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
         if to.is_narrow_float and x.dtype == np.float64:  # rounded twice, as XLA does
@@ -301,35 +308,72 @@ def convert(x: Array, to: DType) -> Array:
         return x.astype(to.numpy)
 
 
-def _arithmetic(name: str, meaning: Callable[[Array, Array], Array], *, cost: int = 1,
-                xla_ns: tuple[float, float] = (0.0, 0.0), commutative: bool = False,
-                infix: str = "") -> ScalarOp:
+def _arithmetic(
+    name: str,
+    meaning: Callable[[Array, Array], Array],
+    *,
+    cost: int = 1,
+    xla_ns: tuple[float, float] = (0.0, 0.0),
+    commutative: bool = False,
+    infix: str = "",
+) -> ScalarOp:
     """An op of two operands whose result is rounded once."""
-    return ScalarOp(name, 2, _through_f32(meaning), commutative=commutative, infix=infix,
-                    accuracy=Accuracy.ROUNDED, cost=cost, xla_ns=xla_ns, strict=True)
+    return ScalarOp(
+        name,
+        2,
+        _through_f32(meaning),
+        commutative=commutative,
+        infix=infix,
+        accuracy=Accuracy.ROUNDED,
+        cost=cost,
+        xla_ns=xla_ns,
+        strict=True,
+    )
 
 
 def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[ScalarOp]:
-    return [ScalarOp(name, arity, _through_f32(f), strict=True)
-            for name, arity, f in names_and_functions]
+    return [
+        ScalarOp(name, arity, _through_f32(f), strict=True)
+        for name, arity, f in names_and_functions
+    ]
 
 
-def _function(name: str, meaning: Callable[..., Array], *, arity: int = 1, cost: int = 12,
-              xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0),
-              xla_unmasked: tuple[bool, bool] = (False, False), more_in_f64: int = 70,
-              in_f64: bool = False, strict: bool = True) -> ScalarOp:
+def _function(
+    name: str,
+    meaning: Callable[..., Array],
+    *,
+    arity: int = 1,
+    cost: int = 12,
+    xla_extra: int = 0,
+    xla_ns: tuple[float, float] = (0.0, 0.0),
+    xla_unmasked: tuple[bool, bool] = (False, False),
+    more_in_f64: int = 70,
+    in_f64: bool = False,
+    strict: bool = True,
+) -> ScalarOp:
     """An op that is composed of simple ones."""
-    return ScalarOp(name, arity, _through_f32(meaning), accuracy=Accuracy.APPROXIMATE, cost=cost,
-                    xla_extra=xla_extra, xla_ns=xla_ns, xla_unmasked=xla_unmasked,
-                    more_in_f64=more_in_f64, in_f64=in_f64, strict=strict)
+    return ScalarOp(
+        name,
+        arity,
+        _through_f32(meaning),
+        accuracy=Accuracy.APPROXIMATE,
+        cost=cost,
+        xla_extra=xla_extra,
+        xla_ns=xla_ns,
+        xla_unmasked=xla_unmasked,
+        more_in_f64=more_in_f64,
+        in_f64=in_f64,
+        strict=strict,
+    )
 
 
 _TABLE = [
     # arithmetic
     _arithmetic("add", _add, commutative=True, infix="+"),
     _arithmetic("sub", _subtract, infix="-"),
-    _arithmetic("mul", lambda x, y: x & y if x.dtype == np.bool_ else x * y,
-                commutative=True, infix="*"),
+    _arithmetic(
+        "mul", lambda x, y: x & y if x.dtype == np.bool_ else x * y, commutative=True, infix="*"
+    ),
     _arithmetic("div", _divide, infix="/", cost=4),
     _arithmetic("div_common", _divide, cost=2),  # by a divisor that many quotients share
     _arithmetic("rem", _remainder, infix="%", cost=8, xla_ns=(14, 14)),
@@ -341,13 +385,25 @@ _TABLE = [
     ScalarOp("pick", 17, _pick),
     # the exponent is a float, rounded down
     ScalarOp("ldexp", 2, _wrap(_ldexp), accuracy=Accuracy.ROUNDED),
-    *_exact(("neg", 1, np.negative), ("abs", 1, np.abs), ("sign", 1, _sign),
-            ("floor", 1, np.floor), ("ceil", 1, np.ceil), ("round_even", 1, np.rint),
-            ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),
+    *_exact(
+        ("neg", 1, np.negative),
+        ("abs", 1, np.abs),
+        ("sign", 1, _sign),
+        ("floor", 1, np.floor),
+        ("ceil", 1, np.ceil),
+        ("round_even", 1, np.rint),
+        ("round_away", 1, _round_away),
+        ("trunc", 1, np.trunc),
+    ),
     ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4, strict=True),
     # functions
-    _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45,
-              xla_unmasked=(True, True)),
+    _function(
+        "rsqrt",
+        lambda x: (1 / np.sqrt(x)).astype(x.dtype),
+        cost=6,
+        xla_extra=45,
+        xla_unmasked=(True, True),
+    ),
     _function("cbrt", np.cbrt, xla_ns=(18, 18)),
     _function("pow", _power, arity=2, cost=75, xla_ns=(5.2, 13), strict=False),
     _function("exp", np.exp, xla_extra=9, xla_unmasked=(False, True)),
@@ -371,10 +427,12 @@ _TABLE = [
     _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5), more_in_f64=270),
     _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4.6), xla_unmasked=(False, True)),
     _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
-    _function("lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True),
-              in_f64=True),
-    _function("digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True),
-              in_f64=True),
+    _function(
+        "lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True), in_f64=True
+    ),
+    _function(
+        "digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True), in_f64=True
+    ),
     _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60),
     _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190), in_f64=True),
     _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210), in_f64=True),

@@ -71,7 +71,9 @@ def _mapped(body: Sequence[Move], rewrite: Callable[[Expr], Expr]) -> tuple[Move
     return tuple(
         Put(move.array, tuple(map(rewrite, move.indices)), rewrite(move.value))
         if isinstance(move, Put)
-        else Count(move.var, rewrite(move.extent), _mapped(move.body, rewrite)) for move in body)
+        else Count(move.var, rewrite(move.extent), _mapped(move.body, rewrite))
+        for move in body
+    )
 
 
 def _total(body: Sequence[Move], cost: Callable[..., int]) -> int:
@@ -97,6 +99,7 @@ def _is_side_by_side(body: Sequence[Move]) -> bool:
             if not _is_side_by_side(move.body):
                 return False
         elif len(puts) < len(move.body) or {put.array for put in puts} & {
-                one.source for put in puts for one in loads(put.value)}:
+            one.source for put in puts for one in loads(put.value)
+        }:
             return False
     return True

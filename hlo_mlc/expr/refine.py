@@ -36,8 +36,7 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = (), nested: bool = Fals
     for node in order:
         better = None
         if isinstance(node, Apply) and node.dtype.is_float and not node.dtype.is_narrow_float:
-            better = _better(node, uses, new) or _with_common_divisor(
-                node, inner, nested, new)
+            better = _better(node, uses, new) or _with_common_divisor(node, inner, nested, new)
         new[node] = better or rebuild(node, tuple([new[part] for part in node.children]))
     return [new[root] for root in roots]
 
@@ -62,8 +61,13 @@ def _better(node: Apply, uses: Counter[Expr], new: dict[Expr, Expr]) -> Expr | N
             return apply("logistic", apply("add", argument, argument))
     elif node.op == "div":
         one, y = node.args
-        if _is(one, 1.0) and alone(y, "add") and _is(y.args[1], 1.0) and alone(y.args[0], "exp") \
-                and alone(y.args[0].args[0], "neg"):
+        if (
+            _is(one, 1.0)
+            and alone(y, "add")
+            and _is(y.args[1], 1.0)
+            and alone(y.args[0], "exp")
+            and alone(y.args[0].args[0], "neg")
+        ):
             return apply("logistic", new[y.args[0].args[0].args[0]])
     elif node.op == "select" and (found := _complement(node)) is not None:
         x, negated = found
@@ -77,27 +81,46 @@ def _complement(node: Apply) -> tuple[Expr, bool] | None:
     Source: jax.scipy.special.ndtr, the normal distribution; our erfc is accurate everywhere.
     """
     match node.args:
-        case (Apply(op="lt", args=(Apply(op="abs", args=(x,)), Const())),
-              Apply(op="add" | "sub" as near_op, args=near),
-              Apply(op="select", args=(Apply(op="gt", args=(positive, zero)),
-                                       Apply(op="sub", args=(two, tail)), other))):
+        case (
+            Apply(op="lt", args=(Apply(op="abs", args=(x,)), Const())),
+            Apply(op="add" | "sub" as near_op, args=near),
+            Apply(
+                op="select",
+                args=(
+                    Apply(op="gt", args=(positive, zero)),
+                    Apply(op="sub", args=(two, tail)),
+                    other,
+                ),
+            ),
+        ):
             negated = near_op == "add"
             erf, one = near if negated else near[::-1]
-            if _is(zero, 0.0) and _is(one, 1.0) and _is(two, 2.0) and tail is other \
-                    and tail is apply("erfc", apply("abs", x)) and erf is apply("erf", x) \
-                    and positive is (x if negated else apply("neg", x)):
+            if (
+                _is(zero, 0.0)
+                and _is(one, 1.0)
+                and _is(two, 2.0)
+                and tail is other
+                and tail is apply("erfc", apply("abs", x))
+                and erf is apply("erf", x)
+                and positive is (x if negated else apply("neg", x))
+            ):
                 return x, negated
     return None
 
 
-def _with_common_divisor(node: Apply, inner: Sequence[Var], nested: bool, new: dict[Expr, Expr]
-                         ) -> Expr | None:
+def _with_common_divisor(
+    node: Apply, inner: Sequence[Var], nested: bool, new: dict[Expr, Expr]
+) -> Expr | None:
     if node.op != "div":
         return None
     x, y = node.args
-    if not any(v in x.free and v not in y.free and v.extent >= FEW_QUOTIENTS
-               and (not nested or y.free.isdisjoint(inner[place + 1:]))
-               for place, v in enumerate(inner)):
+    if not any(
+        v in x.free
+        and v not in y.free
+        and v.extent >= FEW_QUOTIENTS
+        and (not nested or y.free.isdisjoint(inner[place + 1 :]))
+        for place, v in enumerate(inner)
+    ):
         return None
     return apply("div_common", new[x], new[y])
 

@@ -68,8 +68,9 @@ def _mul(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     return _of_counters(multiply, args, dtype) if isinstance(y, Const) else None
 
 
-def _of_counters(function: Callable[[Expr, Expr], Expr], args: tuple[Expr, ...],
-                 dtype: DType) -> Expr | None:
+def _of_counters(
+    function: Callable[[Expr, Expr], Expr], args: tuple[Expr, ...], dtype: DType
+) -> Expr | None:
     """convert(i) + convert(j) -> convert(i + j), likewise - and *, where nothing wraps
 
     Index arithmetic has a normal form, and is as wide as it must be: a counter of 64 bits costs
@@ -208,8 +209,9 @@ def _shift_right(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 def _shift_right_arithmetic(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     """The same, where the highest bit of an unsigned integer, which fills up, is not set"""
     counter = _counter(args[0])
-    fills_up = not dtype.is_signed and counter is not None \
-        and bounds(counter)[1] >= 1 << (dtype.bits - 1)
+    fills_up = (
+        not dtype.is_signed and counter is not None and bounds(counter)[1] >= 1 << (dtype.bits - 1)
+    )
     return _shift(args, dtype) if fills_up else _shift_right(args, dtype)
 
 
@@ -237,8 +239,13 @@ def _extremum(args: tuple[Expr, ...], neutral: float) -> Expr | None:
         return x
     if x.dtype.is_integer and (i := _counter(x)) is not None and (j := _counter(y)) is not None:
         low, high = bounds(subtract(i, j))
-        return x if (low >= 0 if neutral < 0 else high <= 0) else \
-            y if (high <= 0 if neutral < 0 else low >= 0) else None
+        return (
+            x
+            if (low >= 0 if neutral < 0 else high <= 0)
+            else y
+            if (high <= 0 if neutral < 0 else low >= 0)
+            else None
+        )
     return y if _is_nan(y) else None
 
 
@@ -320,16 +327,32 @@ def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 
 
 RULES: dict[str, Rule] = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "and": _and, "or": _or,
-    "xor": _xor, "shl": _shift, "shr_logical": _shift_right,
-    "shr_arithmetic": _shift_right_arithmetic, "not": _not, "max": _max, "min": _min,
+    "add": _add,
+    "sub": _sub,
+    "mul": _mul,
+    "div": _div,
+    "neg": _neg,
+    "and": _and,
+    "or": _or,
+    "xor": _xor,
+    "shl": _shift,
+    "shr_logical": _shift_right,
+    "shr_arithmetic": _shift_right_arithmetic,
+    "not": _not,
+    "max": _max,
+    "min": _min,
     "larger": _larger,
-    "select": _select, "select_unlikely": _select, "convert": _convert, "bitcast": _bitcast,
+    "select": _select,
+    "select_unlikely": _select,
+    "convert": _convert,
+    "bitcast": _bitcast,
     **{op: _compared(op) for op in ("lt", "le", "gt", "ge", "eq")},
     "ne": _not_equal,
     # Our own functions are odd and even to the last bit (tanh is not).
-    **{op: _odd(op) for op in ("sin", "tan", "erf", "erf_inv", "asin", "atan", "sinh",
-                               "asinh", "atanh", "cbrt")},
+    **{
+        op: _odd(op)
+        for op in ("sin", "tan", "erf", "erf_inv", "asin", "atan", "sinh", "asinh", "atanh", "cbrt")
+    },
     **{op: _even(op) for op in ("cos", "cosh", "abs")},
 }
 

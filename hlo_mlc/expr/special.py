@@ -94,10 +94,12 @@ def zeta(s: Array, q: Array) -> Array:
     power, wide = np.broadcast_arrays(s.astype(np.float64), q.astype(np.float64))
     sign = np.where(power % 2 == 0, 1.0, -1.0)
     below, above = np.floor(wide), np.ceil(wide)
-    value = np.where(wide > 0, _zeta_of_positive(power, np.where(wide > 0, wide, 1.0)),
-                     _zeta_of_positive(power, wide - below) + sign * (
-                         _zeta_of_positive(power, above - wide)
-                         - _zeta_of_positive(power, 1 - wide)))
+    value = np.where(
+        wide > 0,
+        _zeta_of_positive(power, np.where(wide > 0, wide, 1.0)),
+        _zeta_of_positive(power, wide - below)
+        + sign * (_zeta_of_positive(power, above - wide) - _zeta_of_positive(power, 1 - wide)),
+    )
     value = np.where((wide <= 0) & (below == wide), np.where(sign > 0, np.inf, np.nan), value)
     undefined = (power < 1) | ((wide < 0) & (power != np.floor(power)))
     value = np.where(undefined, np.nan, np.where(power == 1, np.inf, value))

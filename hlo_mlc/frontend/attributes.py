@@ -34,19 +34,36 @@ class _DimensionNumbers:
 _GATHER = _DimensionNumbers(
     "dimension_numbers",
     stablehlo.GatherDimensionNumbers,
-    ("offset_dims", "collapsed_slice_dims", "operand_batching_dims", "start_indices_batching_dims",
-     "start_index_map", "index_vector_dim"),
+    (
+        "offset_dims",
+        "collapsed_slice_dims",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "start_index_map",
+        "index_vector_dim",
+    ),
 )
 _CONVOLUTION = _DimensionNumbers(
     "dimension_numbers",
     stablehlo.ConvDimensionNumbers,
-    ("input_batch_dimension", "input_feature_dimension", "input_spatial_dimensions",
-     "kernel_input_feature_dimension", "kernel_output_feature_dimension",
-     "kernel_spatial_dimensions", "output_batch_dimension", "output_feature_dimension",
-     "output_spatial_dimensions"),
+    (
+        "input_batch_dimension",
+        "input_feature_dimension",
+        "input_spatial_dimensions",
+        "kernel_input_feature_dimension",
+        "kernel_output_feature_dimension",
+        "kernel_spatial_dimensions",
+        "output_batch_dimension",
+        "output_feature_dimension",
+        "output_spatial_dimensions",
+    ),
 )
-_DOT_FIELDS = ("lhs_batching_dimensions", "rhs_batching_dimensions", "lhs_contracting_dimensions",
-               "rhs_contracting_dimensions")
+_DOT_FIELDS = (
+    "lhs_batching_dimensions",
+    "rhs_batching_dimensions",
+    "lhs_contracting_dimensions",
+    "rhs_contracting_dimensions",
+)
 _DIMENSION_NUMBERS: Mapping[str, _DimensionNumbers] = {
     "stablehlo.gather": _GATHER,
     "stablehlo.dynamic_gather": _GATHER,
@@ -64,8 +81,9 @@ _DIMENSION_NUMBERS: Mapping[str, _DimensionNumbers] = {
     ),
     "stablehlo.convolution": _CONVOLUTION,
     "stablehlo.dynamic_conv": _CONVOLUTION,
-    "stablehlo.dot_general": _DimensionNumbers("dot_dimension_numbers",
-                                               stablehlo.DotDimensionNumbers, _DOT_FIELDS),
+    "stablehlo.dot_general": _DimensionNumbers(
+        "dot_dimension_numbers", stablehlo.DotDimensionNumbers, _DOT_FIELDS
+    ),
     "chlo.ragged_dot": _DimensionNumbers(
         "ragged_dot_dimension_numbers",
         chlo.RaggedDotDimensionNumbers,
@@ -75,17 +93,24 @@ _DIMENSION_NUMBERS: Mapping[str, _DimensionNumbers] = {
 # jaxlib's getter for this one field is named unlike the specification.
 _GETTERS = {"scatter_dims_to_operand_dims": "scattered_dims_to_operand_dims"}
 
-_DOT_ALGORITHM_FIELDS = ("lhs_precision_type", "rhs_precision_type", "accumulation_type",
-                         "lhs_component_count", "rhs_component_count", "num_primitive_operations",
-                         "allow_imprecise_accumulation")
+_DOT_ALGORITHM_FIELDS = (
+    "lhs_precision_type",
+    "rhs_precision_type",
+    "accumulation_type",
+    "lhs_component_count",
+    "rhs_component_count",
+    "num_primitive_operations",
+    "allow_imprecise_accumulation",
+)
 
 _ENUM = re.compile(r"#(?:stablehlo|chlo)<\w+ (\w+)>")
 # Dense integer attributes are paddings, layouts and replica groups: all small.
 _MAX_DENSE_ELEMENTS = 65536
 
 
-def read_attributes(operation: ir.Operation,
-                    cache: dict[ir.Attribute, Attribute]) -> dict[str, Attribute]:
+def read_attributes(
+    operation: ir.Operation, cache: dict[ir.Attribute, Attribute]
+) -> dict[str, Attribute]:
     """The attributes of `operation` as plain data, `value` of a constant excepted.
 
     `cache` holds what was read before: MLIR attributes are unique in their context.
@@ -136,8 +161,11 @@ def _read(attribute: ir.Attribute) -> Attribute:
         return channel.handle, channel.channel_type
     if stablehlo.OutputOperandAlias.isinstance(attribute):
         alias = stablehlo.OutputOperandAlias(attribute)
-        return (tuple(alias.output_tuple_indices), alias.operand_index,
-                tuple(alias.operand_tuple_indices))
+        return (
+            tuple(alias.output_tuple_indices),
+            alias.operand_index,
+            tuple(alias.operand_tuple_indices),
+        )
     raise NotModelled(text[:100])
 
 

@@ -21,8 +21,12 @@ def captured_uses(operation: ir.Operation) -> list[CapturedUse]:
     """All uses of outer values in the regions of `operation`, each op before its own regions."""
     defined: set[ir.Value] = set()
     inner = list(_inside(operation, defined))
-    return [CapturedUse(user, index, value) for user in inner
-            for index, value in enumerate(user.operands) if value not in defined]
+    return [
+        CapturedUse(user, index, value)
+        for user in inner
+        for index, value in enumerate(user.operands)
+        if value not in defined
+    ]
 
 
 def _inside(operation: ir.Operation, defined: set[ir.Value]) -> Iterator[ir.Operation]:

@@ -43,16 +43,28 @@ class _Array:
 
 def _einsum(writer: Writer, operation: ir.Operation) -> ir.Value:
     config = ir.StringAttr(operation.attributes["einsum_config"]).value
-    *terms, wanted = _read(operation.name, config, [
-        ir.RankedTensorType(operand.type).rank for operand in operation.operands])
+    *terms, wanted = _read(
+        operation.name,
+        config,
+        [ir.RankedTensorType(operand.type).rank for operand in operation.operands],
+    )
     arrays = [_Array(value, term) for value, term in zip(operation.operands, terms, strict=True)]
     if missing := set(wanted).difference(*terms):
-        raise UnsupportedOpError(operation.name, f"{config} has {', '.join(sorted(missing))} in "
-                                 "the result only")
+        raise UnsupportedOpError(
+            operation.name, f"{config} has {', '.join(sorted(missing))} in the result only"
+        )
     arrays = [_without_repeats(writer, array) for array in _without_ones(writer, arrays)]
-    arrays = [_summed(writer, array, {*wanted, *(letter for other in arrays if other is not array
-                                                 for letter in other.letters)})
-              for array in arrays]
+    arrays = [
+        _summed(
+            writer,
+            array,
+            {
+                *wanted,
+                *(letter for other in arrays if other is not array for letter in other.letters),
+            },
+        )
+        for array in arrays
+    ]
     result = operation.results[0].type
     found = arrays[0] if len(arrays) == 1 else _product(writer, *arrays, wanted, result)
     return _transposed(writer, found, wanted, result)
@@ -67,16 +79,25 @@ def _read(op: str, config: str, ranks: Sequence[int]) -> list[tuple[str, ...]]:
     longest = 0
     for term, rank in zip(terms, ranks, strict=True):
         rest = rank - len(term.replace(_REST, ""))
-        if rest < 0 or (rest and _REST not in term) \
-                or set(term.replace(_REST, "")) - set(string.ascii_letters):
+        if (
+            rest < 0
+            or (rest and _REST not in term)
+            or set(term.replace(_REST, "")) - set(string.ascii_letters)
+        ):
             raise UnsupportedOpError(op, f"{term} in {config} says nothing of {rank} dimensions")
         longest = max(longest, rest)
     if not arrow:  # those that are there once, in the order of the alphabet
         once = Counter(left.replace(_REST, "").replace(",", ""))
         right = (_REST if longest else "") + "".join(
-            sorted(letter for letter, count in once.items() if count == 1))
-    return [*(_letters(term, rank - len(term.replace(_REST, "")))
-              for term, rank in zip(terms, ranks, strict=True)), _letters(right, longest)]
+            sorted(letter for letter, count in once.items() if count == 1)
+        )
+    return [
+        *(
+            _letters(term, rank - len(term.replace(_REST, "")))
+            for term, rank in zip(terms, ranks, strict=True)
+        ),
+        _letters(right, longest),
+    ]
 
 
 def _letters(term: str, rest: int) -> tuple[str, ...]:
@@ -89,12 +110,24 @@ def _without_ones(writer: Writer, arrays: Sequence[_Array]) -> list[_Array]:
     sizes = [dict(zip(a.letters, a.sizes(range(len(a.letters))), strict=True)) for a in arrays]
     found = []
     for array, own in zip(arrays, sizes, strict=True):
-        kept = [axis for axis, letter in enumerate(array.letters)
-                if not (letter.isdigit() and own[letter] == 1
-                        and any(other.get(letter, 1) != 1 for other in sizes))]
-        value = array.value if len(kept) == len(array.letters) else writer.reshaped(
-            array.value, with_sizes(array.value.type, array.sizes(kept)),
-            [writer.size(array.value, axis) for axis in kept])
+        kept = [
+            axis
+            for axis, letter in enumerate(array.letters)
+            if not (
+                letter.isdigit()
+                and own[letter] == 1
+                and any(other.get(letter, 1) != 1 for other in sizes)
+            )
+        ]
+        value = (
+            array.value
+            if len(kept) == len(array.letters)
+            else writer.reshaped(
+                array.value,
+                with_sizes(array.value.type, array.sizes(kept)),
+                [writer.size(array.value, axis) for axis in kept],
+            )
+        )
         found.append(_Array(value, tuple(array.letters[axis] for axis in kept)))
     return found
 
@@ -108,19 +141,31 @@ def _without_repeats(writer: Writer, array: _Array) -> _Array:
             first = letters.index(letter)
             second = letters.index(letter, first + 1)
             if not ir.RankedTensorType(value.type).has_static_shape:
-                raise UnsupportedOpError("stablehlo.einsum", "the diagonal of an array of a size "
-                                         "that is not known")
+                raise UnsupportedOpError(
+                    "stablehlo.einsum", "the diagonal of an array of a size that is not known"
+                )
             places = with_elements(value.type, integers())
-            along = [writer.op("stablehlo.iota", (), places,
-                               iota_dimension=ir.IntegerAttr.get(integers(), axis))
-                     for axis in (first, second)]
+            along = [
+                writer.op(
+                    "stablehlo.iota",
+                    (),
+                    places,
+                    iota_dimension=ir.IntegerAttr.get(integers(), axis),
+                )
+                for axis in (first, second)
+            ]
             is_on_it = writer.op(
-                "stablehlo.compare", along,
+                "stablehlo.compare",
+                along,
                 with_elements(value.type, ir.IntegerType.get_signless(1)),
-                comparison_direction=ir.Attribute.parse("#stablehlo<comparison_direction EQ>"))
+                comparison_direction=ir.Attribute.parse("#stablehlo<comparison_direction EQ>"),
+            )
             zero = writer.broadcast(
-                writer.number(0, ir.RankedTensorType(value.type).element_type), (), value.type,
-                tuple)
+                writer.number(0, ir.RankedTensorType(value.type).element_type),
+                (),
+                value.type,
+                tuple,
+            )
             only = writer.op("stablehlo.select", (is_on_it, value, zero), value.type)
             del letters[second]
             array = _Array(writer.sum(only, (second,)), tuple(letters))
@@ -132,61 +177,93 @@ def _summed(writer: Writer, array: _Array, wanted: set[str]) -> _Array:
     alone = [letter for letter in array.letters if letter not in wanted]
     if not alone:
         return array
-    return _Array(writer.sum(array.value, array.axes(alone)),
-                  tuple(letter for letter in array.letters if letter in wanted))
+    return _Array(
+        writer.sum(array.value, array.axes(alone)),
+        tuple(letter for letter in array.letters if letter in wanted),
+    )
 
 
-def _product(writer: Writer, one: _Array, other: _Array, wanted: Sequence[str], like: ir.Type
-             ) -> _Array:
+def _product(
+    writer: Writer, one: _Array, other: _Array, wanted: Sequence[str], like: ir.Type
+) -> _Array:
     """Of both, over the dimensions that both have and the result has not."""
     both = [letter for letter in one.letters if letter in other.letters]
     batch = [letter for letter in both if letter in wanted]
     folded = [letter for letter in both if letter not in wanted]
     free = [[letter for letter in array.letters if letter not in both] for array in (one, other)]
     numbers = stablehlo.DotDimensionNumbers.get(
-        lhs_batching_dimensions=one.axes(batch), rhs_batching_dimensions=other.axes(batch),
-        lhs_contracting_dimensions=one.axes(folded), rhs_contracting_dimensions=other.axes(folded))
+        lhs_batching_dimensions=one.axes(batch),
+        rhs_batching_dimensions=other.axes(batch),
+        lhs_contracting_dimensions=one.axes(folded),
+        rhs_contracting_dimensions=other.axes(folded),
+    )
     sizes = [*one.sizes(one.axes([*batch, *free[0]])), *other.sizes(other.axes(free[1]))]
-    return _Array(writer.op("stablehlo.dot_general", (one.value, other.value),
-                            with_sizes(like, sizes), dot_dimension_numbers=numbers),
-                  (*batch, *free[0], *free[1]))
+    return _Array(
+        writer.op(
+            "stablehlo.dot_general",
+            (one.value, other.value),
+            with_sizes(like, sizes),
+            dot_dimension_numbers=numbers,
+        ),
+        (*batch, *free[0], *free[1]),
+    )
 
 
 def _transposed(writer: Writer, array: _Array, wanted: Sequence[str], result: ir.Type) -> ir.Value:
     order = array.axes(wanted)
     value = array.value
     if order != sorted(order):
-        value = writer.op("stablehlo.transpose", (value,), with_sizes(
-            value.type, array.sizes(order)), permutation=integer_array(order))
+        value = writer.op(
+            "stablehlo.transpose",
+            (value,),
+            with_sizes(value.type, array.sizes(order)),
+            permutation=integer_array(order),
+        )
     return value if value.type == result else writer.reshaped(value, result, writer.sizes(value))
 
 
 def _selected(writer: Writer, operation: ir.Operation) -> ir.Value:
     array, places = operation.operands
     rank, count = (ir.RankedTensorType(v.type).rank for v in (array, places))
-    dim, batch = (ir.IntegerAttr(operation.attributes[name]).value
-                  for name in ("dim", "batch_dims"))
+    dim, batch = (
+        ir.IntegerAttr(operation.attributes[name]).value for name in ("dim", "batch_dims")
+    )
     dim, batch = dim + rank * (dim < 0), batch + count * (batch < 0)
     shared, alone = list(range(batch)), {*range(batch), dim}
     numbers = stablehlo.GatherDimensionNumbers.get(
-        offset_dims=[d if d < dim else d + count - batch - 1
-                     for d in range(rank) if d not in alone],
-        collapsed_slice_dims=[dim], operand_batching_dims=shared,
-        start_indices_batching_dims=shared, start_index_map=[dim], index_vector_dim=count)
+        offset_dims=[
+            d if d < dim else d + count - batch - 1 for d in range(rank) if d not in alone
+        ],
+        collapsed_slice_dims=[dim],
+        operand_batching_dims=shared,
+        start_indices_batching_dims=shared,
+        start_index_map=[dim],
+        index_vector_dim=count,
+    )
     result = operation.results[0].type
     if ir.RankedTensorType(array.type).has_static_shape:
-        sizes = [1 if d in alone else size
-                 for d, size in enumerate(ir.RankedTensorType(array.type).shape)]
-        return writer.op("stablehlo.gather", (array, places), result, dimension_numbers=numbers,
-                         slice_sizes=integer_array(sizes))
-    said = writer.joined([writer.integer(1) if d in alone else writer.size(array, d)
-                          for d in range(rank)])
-    return writer.op("stablehlo.dynamic_gather", (array, places, said), result,
-                     dimension_numbers=numbers)
+        sizes = [
+            1 if d in alone else size
+            for d, size in enumerate(ir.RankedTensorType(array.type).shape)
+        ]
+        return writer.op(
+            "stablehlo.gather",
+            (array, places),
+            result,
+            dimension_numbers=numbers,
+            slice_sizes=integer_array(sizes),
+        )
+    said = writer.joined(
+        [writer.integer(1) if d in alone else writer.size(array, d) for d in range(rank)]
+    )
+    return writer.op(
+        "stablehlo.dynamic_gather", (array, places, said), result, dimension_numbers=numbers
+    )
 
 
 _REWRITES: Mapping[str, Rewrite] = {
-    "stablehlo.einsum": _einsum, "stablehlo.unary_einsum": _einsum,
+    "stablehlo.einsum": _einsum,
+    "stablehlo.unary_einsum": _einsum,
     "stablehlo.torch_index_select": _selected,
 }
 

@@ -56,8 +56,9 @@ KERNEL_TARGET = "hlo_mlc_kernel"
 _TYPED_FFI = 4
 
 
-def emit_module(graph: Graph, source: ir.Module, entry: str = "main", *, variant: str = ""
-                ) -> ir.Module:
+def emit_module(
+    graph: Graph, source: ir.Module, entry: str = "main", *, variant: str = ""
+) -> ir.Module:
     """A copy of `source` whose function `entry` has the body `graph`; `variant` is what the ids of
     its kernels end in.
 
@@ -87,11 +88,13 @@ def emit_module(graph: Graph, source: ir.Module, entry: str = "main", *, variant
     return module
 
 
-def _emit_function(graph: Graph, source: ir.Operation, end: ir.InsertionPoint, variant: str
-                   ) -> None:
+def _emit_function(
+    graph: Graph, source: ir.Operation, end: ir.InsertionPoint, variant: str
+) -> None:
     attributes = {name: source.attributes[name] for name in source.attributes}
-    function = ir.Operation.create(source.name, attributes=attributes, regions=1,
-                                   loc=source.location, ip=end)
+    function = ir.Operation.create(
+        source.name, attributes=attributes, regions=1, loc=source.location, ip=end
+    )
     _Emitter(variant).region(graph, function.regions[0], source.regions[0])
 
 
@@ -172,20 +175,27 @@ class _Emitter:
         }
         unread = _unread(node)
         several = len(node.results) + len(unread) > 1
-        aliases = [stablehlo.OutputOperandAlias.get([result] if several else [], operand, [])
-                   for result, operand in _one_to_one(node)]
+        aliases = [
+            stablehlo.OutputOperandAlias.get([result] if several else [], operand, [])
+            for result, operand in _one_to_one(node)
+        ]
         attributes = {
             "call_target_name": ir.StringAttr.get(KERNEL_TARGET),
             "has_side_effect": ir.BoolAttr.get(False),
             "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _TYPED_FFI),
             "backend_config": ir.DictAttr.get(config),
             "operand_layouts": _layouts(node.operands, node.attributes.get("operand_layouts", ())),
-            "result_layouts": _layouts((*node.results, *unread),
-                                       node.attributes.get("result_layouts", ())),
+            "result_layouts": _layouts(
+                (*node.results, *unread), node.attributes.get("result_layouts", ())
+            ),
             "output_operand_aliases": ir.ArrayAttr.get(aliases),
         }
-        call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread),
-                       location=node.location.replace("@", " at "))  # XLA cuts names at an @
+        call = replace(
+            node,
+            op="stablehlo.custom_call",
+            results=(*node.results, *unread),
+            location=node.location.replace("@", " at "),
+        )  # XLA cuts names at an @
         return self._create(call, attributes, end)
 
     def _called(self, node: Node) -> str:
@@ -195,8 +205,9 @@ class _Emitter:
             return node.attributes["id"] + self._variant
         return ",".join(f"{name}{self._variant}@{rows}" for rows, name in blocks.items())
 
-    def _create(self, node: Node, attributes: dict[str, ir.Attribute],
-                end: ir.InsertionPoint) -> ir.Operation:
+    def _create(
+        self, node: Node, attributes: dict[str, ir.Attribute], end: ir.InsertionPoint
+    ) -> ir.Operation:
         if node.origin is None:
             location = ir.Location.name(node.location) if node.location else ir.Location.unknown()
             came: list[ir.Value] = []
@@ -205,12 +216,19 @@ class _Emitter:
             location = node.origin.operation.location
             came = list(node.origin.operation.results)
             sources = list(node.origin.operation.regions)
-        types = [came[i].type if value.type is None and came else self._type(value)
-                 for i, value in enumerate(node.results)]
-        operation = ir.Operation.create(node.op, results=types,
-                                        operands=[self._values[value] for value in node.operands],
-                                        attributes=attributes, regions=len(node.regions),
-                                        loc=location, ip=end)
+        types = [
+            came[i].type if value.type is None and came else self._type(value)
+            for i, value in enumerate(node.results)
+        ]
+        operation = ir.Operation.create(
+            node.op,
+            results=types,
+            operands=[self._values[value] for value in node.operands],
+            attributes=attributes,
+            regions=len(node.regions),
+            loc=location,
+            ip=end,
+        )
         for graph, target, source in zip(node.regions, operation.regions, sources, strict=True):
             self.region(graph, target, source)
         return operation
@@ -235,8 +253,11 @@ def _one_to_one(node: Node) -> tuple[tuple[int, int], ...]:
     aliases = node.attributes["aliases"]
     for name, numbers in zip(("result", "operand"), zip(*aliases, strict=True), strict=False):
         if len(set(numbers)) < len(numbers):
-            raise FrontendError(f"expected each {name} of a kernel in one alias at most, got "
-                                f"(result, operand) {aliases}", location=node.location or None)
+            raise FrontendError(
+                f"expected each {name} of a kernel in one alias at most, got "
+                f"(result, operand) {aliases}",
+                location=node.location or None,
+            )
     return aliases
 
 

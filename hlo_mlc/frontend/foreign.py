@@ -25,8 +25,9 @@ from hlo_mlc.support.errors import UnsupportedOpError
 stablehlo.register_stablehlo_passes()
 
 # What a pass of StableHLO's own writes anew.
-_OLD = frozenset(f"stablehlo.{name}" for name in (
-    "broadcast", "create_token", "cross-replica-sum", "dot"))
+_OLD = frozenset(
+    f"stablehlo.{name}" for name in ("broadcast", "create_token", "cross-replica-sum", "dot")
+)
 _RENEW = "builtin.module(func.func(stablehlo-legalize-deprecated-ops{fail-on-unused=false}))"
 _REWRITES = (shape_dialects, implied, run_time_places, einsum)
 _ASSUMING = "shape.assuming"
@@ -100,9 +101,12 @@ def _require_tensor(operand: ir.Value) -> None:
     if not isinstance(operand.type, ir.RankedTensorType):
         source = operand.owner
         name = "an argument" if isinstance(source, ir.Block) else source.name
-        raise UnsupportedOpError(name, f"{operand.type} that it gives is not known here: "
-                                 "arithmetic on sizes is taken from the dialects shape, tensor and "
-                                 "arith as far as PyTorch and TensorFlow use it")
+        raise UnsupportedOpError(
+            name,
+            f"{operand.type} that it gives is not known here: "
+            "arithmetic on sizes is taken from the dialects shape, tensor and "
+            "arith as far as PyTorch and TensorFlow use it",
+        )
 
 
 def _rewrite_of(name: str) -> shape_dialects.Rewrite | None:

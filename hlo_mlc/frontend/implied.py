@@ -30,19 +30,31 @@ def _broadcasting(name: str) -> Rewrite:
         result, attributes = operation.results[0].type, _attributes(operation)
         stated = attributes.pop(_DIMENSIONS, None)
         operands = list(operation.operands)
-        axes = [_axes(ir.RankedTensorType(operand.type).rank, ir.RankedTensorType(result).rank,
-                      stated) for operand in operands]
+        axes = [
+            _axes(ir.RankedTensorType(operand.type).rank, ir.RankedTensorType(result).rank, stated)
+            for operand in operands
+        ]
 
         @functools.cache
         def sizes() -> Sequence[ir.Value]:
             one = writer.integer(1)
-            return broadcast_sizes(writer, [
-                _spread(writer.sizes(operand), places, result, one)
-                for operand, places in zip(operands, axes, strict=True)])
+            return broadcast_sizes(
+                writer,
+                [
+                    _spread(writer.sizes(operand), places, result, one)
+                    for operand, places in zip(operands, axes, strict=True)
+                ],
+            )
 
-        return writer.op(op, [writer.broadcast(operand, places, result, sizes)
-                              for operand, places in zip(operands, axes, strict=True)],
-                         result, **attributes)
+        return writer.op(
+            op,
+            [
+                writer.broadcast(operand, places, result, sizes)
+                for operand, places in zip(operands, axes, strict=True)
+            ],
+            result,
+            **attributes,
+        )
 
     return rewrite
 
@@ -51,8 +63,12 @@ def _attributes(operation: ir.Operation) -> dict[str, ir.Attribute]:
     """With enumerations in StableHLO's words."""
     names = [one if isinstance(one, str) else one.name for one in operation.attributes]
     found = {name: operation.attributes[name] for name in names}
-    return {name: ir.Attribute.parse(str(one).replace("#chlo<", "#stablehlo<"))
-            if str(one).startswith("#chlo<") else one for name, one in found.items()}
+    return {
+        name: ir.Attribute.parse(str(one).replace("#chlo<", "#stablehlo<"))
+        if str(one).startswith("#chlo<")
+        else one
+        for name, one in found.items()
+    }
 
 
 def _axes(rank: int, of_result: int, stated: ir.Attribute | None) -> tuple[int, ...]:
@@ -62,8 +78,9 @@ def _axes(rank: int, of_result: int, stated: ir.Attribute | None) -> tuple[int, 
     return tuple(range(of_result - rank, of_result))
 
 
-def _spread(sizes: Sequence[ir.Value], axes: Sequence[int], result: ir.Type, one: ir.Value
-            ) -> list[ir.Value]:
+def _spread(
+    sizes: Sequence[ir.Value], axes: Sequence[int], result: ir.Type, one: ir.Value
+) -> list[ir.Value]:
     found = [one] * ir.RankedTensorType(result).rank
     for axis, size in zip(axes, sizes, strict=True):
         found[axis] = size
@@ -93,27 +110,29 @@ class _Normalization:
         self.axis = ir.IntegerAttr(operation.attributes["feature_index"]).value
         narrow = ir.RankedTensorType(operation.operands[0].type).element_type
         self.element = narrow if str(narrow) in ("f32", "f64") else ir.F32Type.get()
-        self.operand, *self.vectors = [writer.converted(operand, self.element)
-                                       for operand in operation.operands]
+        self.operand, *self.vectors = [
+            writer.converted(operand, self.element) for operand in operation.operands
+        ]
         self.epsilon = operation.attributes["epsilon"].value
         rank = ir.RankedTensorType(self.operand.type).rank
         self.others = tuple(d for d in range(rank) if d != self.axis)
 
     def spread(self, vector: ir.Value) -> ir.Value:
         """A number for each feature, along all other dimensions."""
-        return self.writer.broadcast(vector, (self.axis,), self.operand.type,
-                                     lambda: self.writer.sizes(self.operand))
+        return self.writer.broadcast(
+            vector, (self.axis,), self.operand.type, lambda: self.writer.sizes(self.operand)
+        )
 
     def filled(self, number: ir.Value, vector: ir.Value) -> ir.Value:
-        return self.writer.broadcast(number, (), vector.type,
-                                     lambda: self.writer.sizes(vector))
+        return self.writer.broadcast(number, (), vector.type, lambda: self.writer.sizes(vector))
 
     def count(self, vector: ir.Value) -> ir.Value:
         """How many elements each feature has, for each."""
         total = self.writer.integer(1)
         for axis in self.others:
-            total = self.writer.same("stablehlo.multiply", total,
-                                     self.writer.size(self.operand, axis))
+            total = self.writer.same(
+                "stablehlo.multiply", total, self.writer.size(self.operand, axis)
+            )
         return self.filled(self.writer.converted(total, self.element), vector)
 
     def mean(self, array: ir.Value) -> ir.Value:
@@ -122,11 +141,13 @@ class _Normalization:
 
     def reciprocal_deviation(self, variance: ir.Value) -> ir.Value:
         epsilon = self.filled(self.writer.number(self.epsilon, self.element), variance)
-        return self.writer.same("stablehlo.rsqrt",
-                                self.writer.same("stablehlo.add", variance, epsilon))
+        return self.writer.same(
+            "stablehlo.rsqrt", self.writer.same("stablehlo.add", variance, epsilon)
+        )
 
-    def normalized(self, scale: ir.Value, offset: ir.Value, mean: ir.Value, variance: ir.Value
-                   ) -> ir.Value:
+    def normalized(
+        self, scale: ir.Value, offset: ir.Value, mean: ir.Value, variance: ir.Value
+    ) -> ir.Value:
         writer = self.writer
         factor = writer.same("stablehlo.multiply", scale, self.reciprocal_deviation(variance))
         centered = writer.same("stablehlo.subtract", self.operand, self.spread(mean))
@@ -134,8 +155,10 @@ class _Normalization:
         return writer.same("stablehlo.add", scaled, self.spread(offset))
 
     def results(self, *found: ir.Value) -> list[ir.Value]:
-        return [self.writer.converted(value, ir.RankedTensorType(wanted).element_type)
-                for value, wanted in zip(found, self.types, strict=True)]
+        return [
+            self.writer.converted(value, ir.RankedTensorType(wanted).element_type)
+            for value, wanted in zip(found, self.types, strict=True)
+        ]
 
 
 def _inference(writer: Writer, operation: ir.Operation) -> Sequence[ir.Value]:
@@ -162,17 +185,24 @@ def _gradient(writer: Writer, operation: ir.Operation) -> Sequence[ir.Value]:
     of_offset = writer.sum(gradient, norm.others)
     of_scale = writer.sum(writer.same("stablehlo.multiply", gradient, elements), norm.others)
     count = norm.count(of_offset)
-    means = [norm.spread(writer.same("stablehlo.divide", total, count))
-             for total in (of_offset, of_scale)]
-    rest = writer.same("stablehlo.subtract", writer.same("stablehlo.subtract", gradient, means[0]),
-                       writer.same("stablehlo.multiply", elements, means[1]))
+    means = [
+        norm.spread(writer.same("stablehlo.divide", total, count))
+        for total in (of_offset, of_scale)
+    ]
+    rest = writer.same(
+        "stablehlo.subtract",
+        writer.same("stablehlo.subtract", gradient, means[0]),
+        writer.same("stablehlo.multiply", elements, means[1]),
+    )
     factor = norm.spread(writer.same("stablehlo.multiply", scale, apart))
     return norm.results(writer.same("stablehlo.multiply", factor, rest), of_scale, of_offset)
 
 
 _REWRITES: Mapping[str, Rewrite] = {
-    "chlo.constant": _constant, "chlo.constant_like": _constant_like,
-    "stablehlo.batch_norm_inference": _inference, "stablehlo.batch_norm_training": _training,
+    "chlo.constant": _constant,
+    "chlo.constant_like": _constant_like,
+    "stablehlo.batch_norm_inference": _inference,
+    "stablehlo.batch_norm_training": _training,
     "stablehlo.batch_norm_grad": _gradient,
 }
 

@@ -49,9 +49,11 @@ def read_donations(module: ir.Module, entry: str = "main") -> tuple[tuple[int, i
     function = find_function(module, entry)
     if "arg_attrs" not in function.attributes:
         return ()
-    return tuple((number, attributes[DONATED].value)
-                 for number, attributes in enumerate(function.attributes["arg_attrs"])
-                 if DONATED in attributes)
+    return tuple(
+        (number, attributes[DONATED].value)
+        for number, attributes in enumerate(function.attributes["arg_attrs"])
+        if DONATED in attributes
+    )
 
 
 def find_function(module: ir.Module, name: str) -> ir.Operation:
@@ -112,7 +114,8 @@ class _Importer:
             if operation.name in _CALLEE and (callee := self._inlinable(operation)):
                 nodes += self._inline(operation, callee)
             elif operation.name == "stablehlo.custom_call" and (
-                    sort := self._approximate_top_k(operation)):
+                sort := self._approximate_top_k(operation)
+            ):
                 nodes += sort
             else:
                 nodes.append(self._operation(operation))
@@ -156,26 +159,42 @@ class _Importer:
         if call.attributes["call_target_name"].value != "ApproxTopK":
             return None
         found = approximate_top_k(read_attributes(call, self._attributes))
-        operands = self._read(call.operands)[:len(call.results)]
-        if found is None or any(value.type is None or not value.type.is_static
-                                for value in operands):
+        operands = self._read(call.operands)[: len(call.results)]
+        if found is None or any(
+            value.type is None or not value.type.is_static for value in operands
+        ):
             return None
         comparator, dimension = found
         before = self._region(self._functions[comparator].regions[0])
         location = self._locations.read(call.location, self._callers)
         ordered = tuple(Value(value.type) for value in operands)
-        sort = Node("stablehlo.sort", operands, ordered,
-                    {"dimension": dimension, "is_stable": False}, (before,), location=location)
-        return [sort, *(self._first(whole, self._define(result), location)
-                        for whole, result in zip(ordered, call.results, strict=True))]
+        sort = Node(
+            "stablehlo.sort",
+            operands,
+            ordered,
+            {"dimension": dimension, "is_stable": False},
+            (before,),
+            location=location,
+        )
+        return [
+            sort,
+            *(
+                self._first(whole, self._define(result), location)
+                for whole, result in zip(ordered, call.results, strict=True)
+            ),
+        ]
 
     @staticmethod
     def _first(whole: Value, part: Value, location: str) -> Node:
         """`part` is where all of `whole` begins."""
         zeros, ones = ((number,) * len(part.type.shape) for number in (0, 1))
-        return Node("stablehlo.slice", (whole,), (part,), {
-            "start_indices": zeros, "limit_indices": part.type.shape, "strides": ones},
-            location=location)
+        return Node(
+            "stablehlo.slice",
+            (whole,),
+            (part,),
+            {"start_indices": zeros, "limit_indices": part.type.shape, "strides": ones},
+            location=location,
+        )
 
     def _read(self, operands: Iterable[ir.Value]) -> tuple[Value, ...]:
         values = self._values

@@ -27,8 +27,11 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
     with context:
         try:
             is_artifact = isinstance(source, bytes) and _is_portable_artifact(source)
-            module = stablehlo.deserialize_portable_artifact(context, source) if is_artifact \
+            module = (
+                stablehlo.deserialize_portable_artifact(context, source)
+                if is_artifact
                 else ir.Module.parse(source)
+            )
             write_as_jax_does(module)
             _write_constants_alike(module)
             return module
@@ -58,8 +61,9 @@ def _write_constants_alike(module: ir.Module) -> None:
             continue
         with constant.location, ir.InsertionPoint(constant):
             value = write_literal(read_literal(constant, tensor), tensor.dtype)
-            alike = ir.Operation.create("stablehlo.constant", [constant.results[0].type],
-                                        attributes={"value": value})
+            alike = ir.Operation.create(
+                "stablehlo.constant", [constant.results[0].type], attributes={"value": value}
+            )
         constant.results[0].replace_all_uses_with(alike.result)
         constant.erase()
 

@@ -16,8 +16,15 @@ from hlo_mlc.frontend.writing import Writer, integers, with_elements
 Rewrite = Callable[[Writer, ir.Operation], ir.Value | Sequence[ir.Value] | None]
 """What takes the place of an operation's results; None where it has to stay."""
 
-WITNESSES = frozenset(("shape.cstr_broadcastable", "shape.cstr_eq", "shape.cstr_require",
-                       "shape.const_witness", "shape.assuming_all"))
+WITNESSES = frozenset(
+    (
+        "shape.cstr_broadcastable",
+        "shape.cstr_eq",
+        "shape.cstr_require",
+        "shape.const_witness",
+        "shape.assuming_all",
+    )
+)
 """That shapes fit, for `shape.assuming`: it shows when they are known."""
 
 # By MLIR's numbers; those of integers without a sign come last.
@@ -34,8 +41,9 @@ def _tensor(written: ir.Type) -> ir.Type:
 
 def has_indices(written: ir.Type) -> bool:
     """Whether it is the type of an array of indices."""
-    return isinstance(written, ir.RankedTensorType) \
-        and isinstance(written.element_type, ir.IndexType)
+    return isinstance(written, ir.RankedTensorType) and isinstance(
+        written.element_type, ir.IndexType
+    )
 
 
 def _element(written: ir.Type) -> ir.Type:
@@ -56,6 +64,7 @@ def _known(value: ir.Value) -> int | None:
 
 def _same(name: str) -> Rewrite:
     """An operation of StableHLO, element by element."""
+
     def rewrite(writer: Writer, operation: ir.Operation) -> ir.Value:
         return writer.op(name, list(operation.operands), _tensor(operation.results[0].type))
 
@@ -77,10 +86,12 @@ def _compared(writer: Writer, operation: ir.Operation) -> ir.Value:
     """Sizes are not negative, so that it does not matter whether they have a sign."""
     one, other = operation.operands
     direction = _PREDICATES[ir.IntegerAttr(operation.attributes["predicate"]).value]
-    return writer.op("stablehlo.compare", (one, other),
-                     with_elements(one.type, ir.IntegerType.get_signless(1)),
-                     comparison_direction=ir.Attribute.parse(
-                         f"#stablehlo<comparison_direction {direction}>"))
+    return writer.op(
+        "stablehlo.compare",
+        (one, other),
+        with_elements(one.type, ir.IntegerType.get_signless(1)),
+        comparison_direction=ir.Attribute.parse(f"#stablehlo<comparison_direction {direction}>"),
+    )
 
 
 def _constant(writer: Writer, operation: ir.Operation) -> ir.Value | None:
@@ -91,8 +102,11 @@ def _constant(writer: Writer, operation: ir.Operation) -> ir.Value | None:
     if not has_indices(written):
         return None
     sizes = np.asarray(operation.attributes["value"]).astype(np.int64)
-    return writer.constant(ir.DenseElementsAttr.get(
-        np.broadcast_to(sizes, written.shape).copy(), type=integers(), shape=written.shape))
+    return writer.constant(
+        ir.DenseElementsAttr.get(
+            np.broadcast_to(sizes, written.shape).copy(), type=integers(), shape=written.shape
+        )
+    )
 
 
 def _constant_shape(writer: Writer, operation: ir.Operation) -> ir.Value:
@@ -108,8 +122,9 @@ def _size(writer: Writer, operation: ir.Operation) -> ir.Value | None:
 
 def _shape(writer: Writer, operation: ir.Operation) -> ir.Value | None:
     (array,) = operation.operands
-    return writer.joined(writer.sizes(array)) if isinstance(array.type, ir.RankedTensorType) \
-        else None
+    return (
+        writer.joined(writer.sizes(array)) if isinstance(array.type, ir.RankedTensorType) else None
+    )
 
 
 def _element_at(writer: Writer, operation: ir.Operation) -> ir.Value | None:
@@ -131,8 +146,9 @@ def _broadcast_shape(writer: Writer, operation: ir.Operation) -> ir.Value | None
     """From the last dimension on, what is not 1."""
     if not all(_has_a_length(operand) for operand in operation.operands):
         return None
-    return writer.joined(broadcast_sizes(
-        writer, [writer.elements(operand) for operand in operation.operands]))
+    return writer.joined(
+        broadcast_sizes(writer, [writer.elements(operand) for operand in operation.operands])
+    )
 
 
 def broadcast_sizes(writer: Writer, shapes: Sequence[Sequence[ir.Value]]) -> list[ir.Value]:
@@ -153,15 +169,21 @@ def _larger(writer: Writer, one: ir.Value, other: ir.Value) -> ir.Value:
     if _known(other) is not None or _known(one) == 1:
         return other
     truth = ir.RankedTensorType.get((), ir.IntegerType.get_signless(1))
-    is_one = writer.op("stablehlo.compare", (one, writer.integer(1)), truth,
-                       comparison_direction=ir.Attribute.parse(
-                           "#stablehlo<comparison_direction EQ>"))
+    is_one = writer.op(
+        "stablehlo.compare",
+        (one, writer.integer(1)),
+        truth,
+        comparison_direction=ir.Attribute.parse("#stablehlo<comparison_direction EQ>"),
+    )
     return writer.op("stablehlo.select", (is_one, other, one), one.type)
 
 
 def _has_a_length(value: ir.Value) -> bool:
-    return isinstance(value.type, ir.RankedTensorType) and value.type.has_static_shape \
+    return (
+        isinstance(value.type, ir.RankedTensorType)
+        and value.type.has_static_shape
         and value.type.rank == 1
+    )
 
 
 def _product(writer: Writer, operation: ir.Operation) -> ir.Value | None:
@@ -176,30 +198,76 @@ def _product(writer: Writer, operation: ir.Operation) -> ir.Value | None:
 def _recast(writer: Writer, operation: ir.Operation) -> ir.Value:
     """An array of which more, or less, of the shape is said."""
     (array,), result = operation.operands, _tensor(operation.results[0].type)
-    return array if array.type == result \
-        else writer.reshaped(array, result, writer.sizes(array))
+    return array if array.type == result else writer.reshaped(array, result, writer.sizes(array))
 
 
 _REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(("arith.constant", "stablehlo.constant"), _constant),
-    "arith.cmpi": _compared, "arith.select": _same("stablehlo.select"),
-    **{f"arith.{name}": _converted for name in (
-        "index_cast", "index_castui", "extsi", "extui", "trunci", "sitofp", "uitofp", "fptosi",
-        "extf", "truncf")},
-    **{f"arith.{name}": _same(f"stablehlo.{op}") for name, op in {
-        "addi": "add", "subi": "subtract", "muli": "multiply", "divsi": "divide",
-        "divui": "divide", "floordivsi": "divide", "remsi": "remainder", "remui": "remainder",
-        "maxsi": "maximum", "maxui": "maximum", "minsi": "minimum", "minui": "minimum",
-        "andi": "and", "ori": "or", "xori": "xor", "addf": "add", "subf": "subtract",
-        "mulf": "multiply", "divf": "divide", "negf": "negate", "maximumf": "maximum",
-        "minimumf": "minimum"}.items()},
-    "tensor.dim": _size, "tensor.extract": _element_at, "tensor.from_elements": _joined,
+    "arith.cmpi": _compared,
+    "arith.select": _same("stablehlo.select"),
+    **{
+        f"arith.{name}": _converted
+        for name in (
+            "index_cast",
+            "index_castui",
+            "extsi",
+            "extui",
+            "trunci",
+            "sitofp",
+            "uitofp",
+            "fptosi",
+            "extf",
+            "truncf",
+        )
+    },
+    **{
+        f"arith.{name}": _same(f"stablehlo.{op}")
+        for name, op in {
+            "addi": "add",
+            "subi": "subtract",
+            "muli": "multiply",
+            "divsi": "divide",
+            "divui": "divide",
+            "floordivsi": "divide",
+            "remsi": "remainder",
+            "remui": "remainder",
+            "maxsi": "maximum",
+            "maxui": "maximum",
+            "minsi": "minimum",
+            "minui": "minimum",
+            "andi": "and",
+            "ori": "or",
+            "xori": "xor",
+            "addf": "add",
+            "subf": "subtract",
+            "mulf": "multiply",
+            "divf": "divide",
+            "negf": "negate",
+            "maximumf": "maximum",
+            "minimumf": "minimum",
+        }.items()
+    },
+    "tensor.dim": _size,
+    "tensor.extract": _element_at,
+    "tensor.from_elements": _joined,
     "tensor.cast": _recast,
-    "shape.shape_of": _shape, "shape.const_shape": _constant_shape, "shape.dim": _size,
-    "shape.broadcast": _broadcast_shape, "shape.num_elements": _product,
-    "shape.get_extent": _element_at, "shape.from_extents": _joined,
-    **dict.fromkeys(("shape.to_extent_tensor", "shape.from_extent_tensor", "shape.index_to_size",
-                     "shape.size_to_index", "shape.value_as_shape"), _itself),
+    "shape.shape_of": _shape,
+    "shape.const_shape": _constant_shape,
+    "shape.dim": _size,
+    "shape.broadcast": _broadcast_shape,
+    "shape.num_elements": _product,
+    "shape.get_extent": _element_at,
+    "shape.from_extents": _joined,
+    **dict.fromkeys(
+        (
+            "shape.to_extent_tensor",
+            "shape.from_extent_tensor",
+            "shape.index_to_size",
+            "shape.size_to_index",
+            "shape.value_as_shape",
+        ),
+        _itself,
+    ),
 }
 # Sizes are not negative: divisions and remainders are the same with and without a sign.
 

@@ -26,8 +26,11 @@ def numbers_from_shapes(graph: Graph, shapes: Sequence[Sequence[int]]) -> dict[V
         if node.op == "stablehlo.get_dimension_size" and node.operands[0] in sizes:
             size = sizes[node.operands[0]][node.attributes["dimension"]]
             known[node.results[0]] = np.asarray(size, np.int32)
-        elif all(value in known for value in node.operands) and not supports(node) \
-                and all(value.type.size <= _MOST_NUMBERS for value in node.results):
+        elif (
+            all(value in known for value in node.operands)
+            and not supports(node)
+            and all(value.type.size <= _MOST_NUMBERS for value in node.results)
+        ):
             operands = [known[value] for value in node.operands]
             found = DEFINITIONS[node.op].reference(node, operands)
             known.update(zip(node.results, map(np.asarray, found), strict=True))
@@ -40,9 +43,15 @@ def write_rounded_sizes(module: ir.Module, entry: str, shapes: Sequence[Sequence
     PyTorch's exporter rounds up the length of a range."""
     graph = import_function(module, entry)
     body = find_function(module, entry).regions[0].blocks[0]
-    rounded = [node for node in graph.nodes if node.op == _CONVERT and not node.opaque
-               and node.origin is not None and _dtype(node.operands[0]).is_float
-               and _dtype(node.results[0]).is_integer]
+    rounded = [
+        node
+        for node in graph.nodes
+        if node.op == _CONVERT
+        and not node.opaque
+        and node.origin is not None
+        and _dtype(node.operands[0]).is_float
+        and _dtype(node.results[0]).is_integer
+    ]
     known = numbers_from_shapes(graph, shapes) if rounded else {}
     for node in rounded:
         operation, found = node.origin.operation, known.get(node.results[0])
@@ -50,8 +59,10 @@ def write_rounded_sizes(module: ir.Module, entry: str, shapes: Sequence[Sequence
             continue
         with module.context, operation.location, ir.InsertionPoint(operation):
             constant = ir.Operation.create(
-                "stablehlo.constant", [operation.results[0].type],
-                attributes={"value": write_literal(found, _dtype(node.results[0]))})
+                "stablehlo.constant",
+                [operation.results[0].type],
+                attributes={"value": write_literal(found, _dtype(node.results[0]))},
+            )
         operation.results[0].replace_all_uses_with(constant.result)
 
 

@@ -31,8 +31,10 @@ def read_type(mlir_type: ir.Type, dynamic_name: str) -> TensorType | None:
     element = _ELEMENTS.get(str(mlir_type.element_type))
     if element is None:
         return None
-    shape = tuple(f"{dynamic_name}{i}" if mlir_type.is_dynamic_dim(i) else size
-                  for i, size in enumerate(mlir_type.shape))
+    shape = tuple(
+        f"{dynamic_name}{i}" if mlir_type.is_dynamic_dim(i) else size
+        for i, size in enumerate(mlir_type.shape)
+    )
     return TensorType(shape, element)
 
 
@@ -51,8 +53,12 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     dtype = tensor.dtype
     # MLIR lends no buffer for bf16, floats of a byte and integers of less, and no attribute at all
     # for complex elements: see _from_text.
-    if dtype is dtypes.BF16 or dtype in dtypes.FLOATS_OF_A_BYTE or dtype.is_packed \
-            or dtype.kind is Kind.COMPLEX:
+    if (
+        dtype is dtypes.BF16
+        or dtype in dtypes.FLOATS_OF_A_BYTE
+        or dtype.is_packed
+        or dtype.kind is Kind.COMPLEX
+    ):
         return _from_text(constant, tensor)
     attribute = constant.attributes["value"]
     if not isinstance(attribute, (ir.DenseIntElementsAttr, ir.DenseFPElementsAttr)):
@@ -67,8 +73,10 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
 
 def is_resource(constant: ir.Operation) -> bool:
     """Whether the values of a constant stand below its module."""
-    return _RESOURCE.search(constant.get_asm(print_generic_op_form=True, large_elements_limit=1)
-                            ) is not None
+    return (
+        _RESOURCE.search(constant.get_asm(print_generic_op_form=True, large_elements_limit=1))
+        is not None
+    )
 
 
 def literal_identity(constant: ir.Operation) -> Hashable:
@@ -86,8 +94,11 @@ def listed_elements(constant: ir.Operation) -> int:
     except TypeError:  # complex elements again, of which the text says whether it is one
         text = constant.get_asm(print_generic_op_form=True, large_elements_limit=1)
         return 0 if "dense<(" in text else math.prod(ir.ShapedType(constant.results[0].type).shape)
-    return len(attribute) if isinstance(attribute, ir.DenseElementsAttr) \
-        and not attribute.is_splat else 0
+    return (
+        len(attribute)
+        if isinstance(attribute, ir.DenseElementsAttr) and not attribute.is_splat
+        else 0
+    )
 
 
 def write_literal(literal: np.ndarray, dtype: DType) -> ir.DenseElementsAttr:
@@ -95,8 +106,9 @@ def write_literal(literal: np.ndarray, dtype: DType) -> ir.DenseElementsAttr:
     data = literal
     if literal.size and not any(literal.strides):
         data = literal[(slice(0, 1),) * literal.ndim]
-    return ir.DenseElementsAttr.get(np.ascontiguousarray(data), type=ir.Type.parse(dtype.name),
-                                    shape=literal.shape)
+    return ir.DenseElementsAttr.get(
+        np.ascontiguousarray(data), type=ir.Type.parse(dtype.name), shape=literal.shape
+    )
 
 
 def _splat(element: np.generic, shape: tuple[int, ...]) -> np.ndarray:

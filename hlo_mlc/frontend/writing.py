@@ -18,11 +18,13 @@ class Writer:
         self._point = ir.InsertionPoint(before)
         self._location = before.location
 
-    def op(self, name: str, operands: Sequence[ir.Value], result: ir.Type,
-           **attributes: ir.Attribute) -> ir.Value:
+    def op(
+        self, name: str, operands: Sequence[ir.Value], result: ir.Type, **attributes: ir.Attribute
+    ) -> ir.Value:
         """An operation of one result."""
-        return ir.Operation.create(name, [result], list(operands), attributes,
-                                   loc=self._location, ip=self._point).result
+        return ir.Operation.create(
+            name, [result], list(operands), attributes, loc=self._location, ip=self._point
+        ).result
 
     def same(self, name: str, *operands: ir.Value) -> ir.Value:
         """One of the type of its first operand."""
@@ -34,8 +36,11 @@ class Writer:
         if isinstance(element, ir.ComplexType):
             parts = [self.number(part, element.element_type) for part in (value, 0)]
             return self.op("stablehlo.complex", parts, scalar)
-        attribute = ir.IntegerAttr.get(element, int(value)) \
-            if isinstance(element, ir.IntegerType) else ir.FloatAttr.get(element, value)
+        attribute = (
+            ir.IntegerAttr.get(element, int(value))
+            if isinstance(element, ir.IntegerType)
+            else ir.FloatAttr.get(element, value)
+        )
         return self.constant(ir.DenseElementsAttr.get_splat(scalar, attribute))
 
     def constant(self, value: ir.Attribute) -> ir.Value:
@@ -55,8 +60,12 @@ class Writer:
         if not tensor.is_dynamic_dim(axis):
             return self.integer(tensor.get_dim_size(axis))
         narrow = ir.RankedTensorType.get((), ir.IntegerType.get_signless(32))
-        found = self.op("stablehlo.get_dimension_size", (array,), narrow,
-                        dimension=ir.IntegerAttr.get(integers(), axis))
+        found = self.op(
+            "stablehlo.get_dimension_size",
+            (array,),
+            narrow,
+            dimension=ir.IntegerAttr.get(integers(), axis),
+        )
         return self.converted(found, integers())
 
     def sizes(self, array: ir.Value) -> list[ir.Value]:
@@ -66,23 +75,35 @@ class Writer:
     def joined(self, numbers: Sequence[ir.Value]) -> ir.Value:
         """Scalars as one array."""
         if not numbers:
-            return self.constant(ir.DenseElementsAttr.get(
-                np.zeros(0, np.int64), type=integers(), shape=(0,)))
+            return self.constant(
+                ir.DenseElementsAttr.get(np.zeros(0, np.int64), type=integers(), shape=(0,))
+            )
         element = ir.RankedTensorType(numbers[0].type).element_type
         one = ir.RankedTensorType.get((1,), element)
         parts = [self.op("stablehlo.reshape", (number,), one) for number in numbers]
-        return parts[0] if len(parts) == 1 else self.op(
-            "stablehlo.concatenate", parts, ir.RankedTensorType.get((len(parts),), element),
-            dimension=ir.IntegerAttr.get(integers(), 0))
+        return (
+            parts[0]
+            if len(parts) == 1
+            else self.op(
+                "stablehlo.concatenate",
+                parts,
+                ir.RankedTensorType.get((len(parts),), element),
+                dimension=ir.IntegerAttr.get(integers(), 0),
+            )
+        )
 
     def element(self, array: ir.Value, place: int) -> ir.Value:
         """One of an array of one dimension, a scalar."""
         element = ir.RankedTensorType(array.type).element_type
         if np.prod(ir.RankedTensorType(array.type).shape) != 1:
-            array = self.op("stablehlo.slice", (array,), ir.RankedTensorType.get((1,), element),
-                            start_indices=integer_array((place,)),
-                            limit_indices=integer_array((place + 1,)),
-                            strides=integer_array((1,)))
+            array = self.op(
+                "stablehlo.slice",
+                (array,),
+                ir.RankedTensorType.get((1,), element),
+                start_indices=integer_array((place,)),
+                limit_indices=integer_array((place + 1,)),
+                strides=integer_array((1,)),
+            )
         return self.op("stablehlo.reshape", (array,), ir.RankedTensorType.get((), element))
 
     def elements(self, array: ir.Value) -> list[ir.Value]:
@@ -91,13 +112,16 @@ class Writer:
 
     def reshaped(self, array: ir.Value, result: ir.Type, sizes: Sizes) -> ir.Value:
         """To a type, whose sizes are these where it says none."""
-        if ir.RankedTensorType(result).has_static_shape \
-                and ir.RankedTensorType(array.type).has_static_shape:
+        if (
+            ir.RankedTensorType(result).has_static_shape
+            and ir.RankedTensorType(array.type).has_static_shape
+        ):
             return self.op("stablehlo.reshape", (array,), result)
         return self.op("stablehlo.dynamic_reshape", (array, self.joined(sizes)), result)
 
-    def broadcast(self, array: ir.Value, axes: Sequence[int], shape: ir.Type,
-                  sizes: Callable[[], Sizes]) -> ir.Value:
+    def broadcast(
+        self, array: ir.Value, axes: Sequence[int], shape: ir.Type, sizes: Callable[[], Sizes]
+    ) -> ir.Value:
         """To the shape of a type, whose sizes are these where it says none; its dimensions become
         `axes`."""
         given = ir.RankedTensorType(array.type)
@@ -106,22 +130,36 @@ class Writer:
             return array
         dimensions = integer_array(axes)
         if given.has_static_shape and ir.RankedTensorType(result).has_static_shape:
-            return self.op("stablehlo.broadcast_in_dim", (array,), result,
-                           broadcast_dimensions=dimensions)
-        return self.op("stablehlo.dynamic_broadcast_in_dim", (array, self.joined(sizes())), result,
-                       broadcast_dimensions=dimensions)
+            return self.op(
+                "stablehlo.broadcast_in_dim", (array,), result, broadcast_dimensions=dimensions
+            )
+        return self.op(
+            "stablehlo.dynamic_broadcast_in_dim",
+            (array, self.joined(sizes())),
+            result,
+            broadcast_dimensions=dimensions,
+        )
 
     def sum(self, array: ir.Value, axes: Sequence[int]) -> ir.Value:
         """Over these dimensions."""
         tensor = ir.RankedTensorType(array.type)
-        kept = [tensor.get_dim_size(d) if not tensor.is_dynamic_dim(d)
-                else ir.ShapedType.get_dynamic_size()
-                for d in range(tensor.rank) if d not in axes]
+        kept = [
+            tensor.get_dim_size(d)
+            if not tensor.is_dynamic_dim(d)
+            else ir.ShapedType.get_dynamic_size()
+            for d in range(tensor.rank)
+            if d not in axes
+        ]
         scalar = ir.RankedTensorType.get((), tensor.element_type)
         reduce = ir.Operation.create(
-            "stablehlo.reduce", [ir.RankedTensorType.get(kept, tensor.element_type)],
-            [array, self.number(0, tensor.element_type)], {"dimensions": integer_array(axes)},
-            regions=1, loc=self._location, ip=self._point)
+            "stablehlo.reduce",
+            [ir.RankedTensorType.get(kept, tensor.element_type)],
+            [array, self.number(0, tensor.element_type)],
+            {"dimensions": integer_array(axes)},
+            regions=1,
+            loc=self._location,
+            ip=self._point,
+        )
         block = reduce.regions[0].blocks.append(scalar, scalar, arg_locs=[self._location] * 2)
         with ir.InsertionPoint(block), self._location:
             total = ir.Operation.create("stablehlo.add", [scalar], list(block.arguments)).result
@@ -144,7 +182,8 @@ def with_elements(tensor: ir.Type, element: ir.Type) -> ir.Type:
     dynamic = ir.ShapedType.get_dynamic_size()
     return ir.RankedTensorType.get(
         [dynamic if found.is_dynamic_dim(d) else found.get_dim_size(d) for d in range(found.rank)],
-        element)
+        element,
+    )
 
 
 def with_sizes(tensor: ir.Type, sizes: Sequence[int]) -> ir.Type:

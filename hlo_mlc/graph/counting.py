@@ -27,8 +27,7 @@ class Progression:
     def covers(self, extent: int, trips: int) -> bool:
         """True where it takes each value from 0 to `extent` - 1 in one of `trips` trips."""
         ends = {self.at(0), self.at(trips - 1)} if trips else set()
-        return extent == trips and (abs(self.step) == 1 or trips == 1) and \
-            ends == {0, extent - 1}
+        return extent == trips and (abs(self.step) == 1 or trips == 1) and ends == {0, extent - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,9 @@ class Counting:
 
     def carried(self, body: Graph) -> dict[int, Progression]:
         """The progressions of what is carried, by position."""
-        return {k: self.progressions[p] for k, p in enumerate(body.parameters)
-                if p in self.progressions}
+        return {
+            k: self.progressions[p] for k, p in enumerate(body.parameters) if p in self.progressions
+        }
 
 
 def counting(loop: Node, known: Known) -> Counting | None:
@@ -65,8 +65,9 @@ def counting(loop: Node, known: Known) -> Counting | None:
     trips = max(0, -(-(limit - start) // step))
     if not _fits(Progression(start, step), trips + 1, bound):
         return None
-    carried = {body.parameters[k]: Progression(starts[k], steps[k]) for k in steps
-               if starts[k] is not None}
+    carried = {
+        body.parameters[k]: Progression(starts[k], steps[k]) for k in steps if starts[k] is not None
+    }
     carried = {v: p for v, p in carried.items() if _fits(p, trips + 1, v)}
     return Counting(trips, _derived(body, carried, literal, trips))
 
@@ -82,8 +83,11 @@ def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
 
     def visit(nodes: Iterable[Node]) -> None:
         for node in nodes:
-            if node.literal is not None and not node.literal.ndim \
-                    and node.literal.dtype.kind in "iu":
+            if (
+                node.literal is not None
+                and not node.literal.ndim
+                and node.literal.dtype.kind in "iu"
+            ):
                 literals[node.results[0]] = int(node.literal)
             if node.op == WHILE and not node.opaque:
                 counted = counting(node, literal)
@@ -102,8 +106,11 @@ def _bounded(condition: Graph) -> tuple[int, Value] | None:
     if verdict is None or verdict.op != "stablehlo.compare":
         return None
     left, right = verdict.operands
-    if left not in condition.parameters or left.type is None \
-            or verdict.attributes.get("comparison_direction") != "LT":
+    if (
+        left not in condition.parameters
+        or left.type is None
+        or verdict.attributes.get("comparison_direction") != "LT"
+    ):
         return None
     return condition.parameters.index(left), right
 
@@ -125,8 +132,7 @@ def _steps(body: Graph, literal: Known) -> dict[int, int]:
     """By position, what each trip adds to a carried integer."""
     made = {v: n for n in body.nodes for v in n.results}
     steps = {}
-    for position, (parameter, result) in enumerate(
-            zip(body.parameters, body.results, strict=True)):
+    for position, (parameter, result) in enumerate(zip(body.parameters, body.results, strict=True)):
         update = made.get(result)
         if update is None or update.op != "stablehlo.add" or parameter not in update.operands:
             continue
@@ -137,8 +143,9 @@ def _steps(body: Graph, literal: Known) -> dict[int, int]:
     return steps
 
 
-def _derived(body: Graph, carried: Mapping[Value, Progression], literal: Known,
-             trips: int) -> dict[Value, Progression]:
+def _derived(
+    body: Graph, carried: Mapping[Value, Progression], literal: Known, trips: int
+) -> dict[Value, Progression]:
     """`carried`, and what the body computes from them by adding, subtracting and converting."""
     found = dict(carried)
 
@@ -147,22 +154,32 @@ def _derived(body: Graph, carried: Mapping[Value, Progression], literal: Known,
         return found.get(value) if number is None else Progression(number, 0)
 
     for node in body.nodes:
-        if node.op not in _SIGNS or node.results[0].type is None or node.results[0].type.shape \
-                or not node.results[0].type.dtype.is_integer:
+        if (
+            node.op not in _SIGNS
+            or node.results[0].type is None
+            or node.results[0].type.shape
+            or not node.results[0].type.dtype.is_integer
+        ):
             continue
         parts = [of(v) for v in node.operands]
         if None in parts:
             continue
         signs = _SIGNS[node.op]
-        result = Progression(sum(s * p.start for s, p in zip(signs, parts, strict=True)),
-                             sum(s * p.step for s, p in zip(signs, parts, strict=True)))
+        result = Progression(
+            sum(s * p.start for s, p in zip(signs, parts, strict=True)),
+            sum(s * p.step for s, p in zip(signs, parts, strict=True)),
+        )
         if _fits(result, trips, node.results[0]):
             found[node.results[0]] = result
     return found
 
 
-_SIGNS = {"stablehlo.add": (1, 1), "stablehlo.subtract": (1, -1), "stablehlo.negate": (-1,),
-          "stablehlo.convert": (1,)}
+_SIGNS = {
+    "stablehlo.add": (1, 1),
+    "stablehlo.subtract": (1, -1),
+    "stablehlo.negate": (-1,),
+    "stablehlo.convert": (1,),
+}
 
 
 def _fits(progression: Progression, trips: int, value: Value) -> bool:

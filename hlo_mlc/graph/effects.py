@@ -9,8 +9,16 @@ _DIALECTS = ("stablehlo", "chlo", "hlo_mlc", "lapack")
 # (What talks to the host has a token among its types, so it is opaque.)
 _EFFECTFUL = frozenset(
     f"stablehlo.{name}"
-    for name in ("all_gather", "all_reduce", "all_to_all", "collective_broadcast",
-                 "collective_permute", "composite", "cross-replica-sum", "reduce_scatter")
+    for name in (
+        "all_gather",
+        "all_reduce",
+        "all_to_all",
+        "collective_broadcast",
+        "collective_permute",
+        "composite",
+        "cross-replica-sum",
+        "reduce_scatter",
+    )
 )
 # Two random draws differ, and barriers are apart on purpose: JAX puts one before what a
 # checkpoint recomputes.

@@ -56,13 +56,26 @@ class Rewriter:
         """A new constant in front of the node that is being rewritten."""
         return self._append(constant_node(literal, self._location)).results[0]
 
-    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
-            attributes: Mapping[str, Attribute] | None = None,
-            regions: Sequence[Graph] = ()) -> Value:
+    def add(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        tensor: TensorType,
+        attributes: Mapping[str, Attribute] | None = None,
+        regions: Sequence[Graph] = (),
+    ) -> Value:
         """A new node of one result in front of the node that is being rewritten."""
         result = Value(tensor)
-        self._visit(Node(op, tuple(operands), (result,), attributes or {}, tuple(regions),
-                         location=self._location))
+        self._visit(
+            Node(
+                op,
+                tuple(operands),
+                (result,),
+                attributes or {},
+                tuple(regions),
+                location=self._location,
+            )
+        )
         return self._replaced.get(result, result)
 
     def splice(self, region: Graph) -> tuple[Value, ...]:
@@ -119,13 +132,28 @@ class NodeList:
     location: str = ""
     nodes: list[Node] = field(default_factory=list)
 
-    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
-            attributes: Mapping[str, Attribute] | None = None, regions: Sequence[Graph] = (),
-            literal: np.ndarray | None = None) -> Value:
+    def add(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        result: TensorType | Value,
+        attributes: Mapping[str, Attribute] | None = None,
+        regions: Sequence[Graph] = (),
+        literal: np.ndarray | None = None,
+    ) -> Value:
         """One more node, whose result is of this type, or is this value."""
         result = result if isinstance(result, Value) else Value(result)
-        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {}, tuple(regions),
-                               literal, self.location))
+        self.nodes.append(
+            Node(
+                op,
+                tuple(operands),
+                (result,),
+                attributes or {},
+                tuple(regions),
+                literal,
+                self.location,
+            )
+        )
         return result
 
     def constant(self, number: float, tensor: TensorType) -> Value:
@@ -151,8 +179,17 @@ def with_parts(node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ..
     if operands == node.operands and regions == node.regions:
         return node
     # dataclasses.replace does the same in five times the time.
-    return Node(node.op, operands, node.results, node.attributes, regions, node.literal,
-                node.location, node.origin, node.opaque)
+    return Node(
+        node.op,
+        operands,
+        node.results,
+        node.attributes,
+        regions,
+        node.literal,
+        node.location,
+        node.origin,
+        node.opaque,
+    )
 
 
 def with_other_values(node: Node, new: Callable[[Value], Value]) -> Node:
@@ -160,19 +197,28 @@ def with_other_values(node: Node, new: Callable[[Value], Value]) -> Node:
     where they are the same."""
     captured = dict.fromkeys(v for region in node.regions for v in region.captures)
     renamed = {v: new(v) for v in captured}
-    regions = tuple([_reading(region, renamed) for region in node.regions]) \
-        if any(old is not other for old, other in renamed.items()) else node.regions
+    regions = (
+        tuple([_reading(region, renamed) for region in node.regions])
+        if any(old is not other for old, other in renamed.items())
+        else node.regions
+    )
     return with_parts(node, tuple([new(v) for v in node.operands]), regions)
 
 
 def _reading(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
     """The region with other values in place of those from around it."""
+
     def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([renamed.get(v, v) for v in values])
 
-    nodes = tuple([with_parts(node, new(node.operands),
-                              tuple([_reading(r, renamed) for r in node.regions]))
-                   for node in graph.nodes])
+    nodes = tuple(
+        [
+            with_parts(
+                node, new(node.operands), tuple([_reading(r, renamed) for r in node.regions])
+            )
+            for node in graph.nodes
+        ]
+    )
     return Graph(graph.parameters, nodes, new(graph.results))
 
 
@@ -203,8 +249,9 @@ def uses_among(nodes: Iterable[Node]) -> dict[Value, tuple[Node, ...]]:
     return {value: tuple(users) for value, users in uses.items()}
 
 
-def operands_first(wanted: Iterable[Node], producer: Callable[[Value], Node | None]
-                   ) -> tuple[Node, ...]:
+def operands_first(
+    wanted: Iterable[Node], producer: Callable[[Value], Node | None]
+) -> tuple[Node, ...]:
     """The nodes `wanted`, in their order, each after all that compute what it uses.
 
     Raises: VerifyError where nodes wait for each other.

@@ -49,8 +49,11 @@ class FreeSize:
     most: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} >= {self.least}" if self.most is None \
+        return (
+            f"{self.name} >= {self.least}"
+            if self.most is None
             else f"{self.least} <= {self.name} <= {self.most}"
+        )
 
 
 def not_in_range(sizes: Iterable[FreeSize], arrays: Sequence[Any]) -> str:
@@ -91,8 +94,9 @@ def _types(given_types: Iterable[ir.Type], name: str, what: str) -> tuple[Argume
             raise UnsupportedOpError(
                 f"@{name}", f"{what} {index} is {given}, for which there is no kind of array"
             )
-        shape = tuple(None if given.is_dynamic_dim(axis) else size
-                      for axis, size in enumerate(given.shape))
+        shape = tuple(
+            None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)
+        )
         types.append(ArgumentType(shape, dtype))
     return tuple(types)
 
@@ -101,8 +105,11 @@ def _types(given_types: Iterable[ir.Type], name: str, what: str) -> tuple[Argume
 def _element_types() -> dict[str, np.dtype]:
     """MLIR's spelling of an element type -> the type of arrays, for all that JAX has."""
     candidates = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdFD"]
-    candidates += [np.dtype(scalar) for scalar in vars(ml_dtypes).values()
-                   if isinstance(scalar, type) and issubclass(scalar, np.generic)]
+    candidates += [
+        np.dtype(scalar)
+        for scalar in vars(ml_dtypes).values()
+        if isinstance(scalar, type) and issubclass(scalar, np.generic)
+    ]
     spelled: dict[str, np.dtype] = {}  # i1 is NumPy's bool, which comes before int1
     with mlir.make_ir_context():
         for dtype in candidates:

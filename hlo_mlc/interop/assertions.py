@@ -41,8 +41,10 @@ def without_assertions(module: ir.Module) -> None:
     found: list[ir.Operation] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == _CALL \
-                and ir.StringAttr(operation.attributes["call_target_name"]).value == _NAME:
+        if (
+            operation.name == _CALL
+            and ir.StringAttr(operation.attributes["call_target_name"]).value == _NAME
+        ):
             found.append(operation)
         return ir.WalkResult.ADVANCE
 

@@ -71,8 +71,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Program:
-    """What a function was compiled into; kernels by their fingerprints, as long as they are there.
-    """
+    """What a function was compiled into; kernels by their fingerprints, while they are there."""
 
     job: Job
     backend: CpuBackend
@@ -85,15 +84,17 @@ class Background:
     def __init__(self) -> None:
         self._lock = process_lock()
         self._followed: weakref.WeakKeyDictionary[Ledger, list[_Program]] = (
-            weakref.WeakKeyDictionary())
+            weakref.WeakKeyDictionary()
+        )
         self._outcomes: dict[str, str] = {}  # by the ids that programs call kernels by
         self._at_work: frozenset[str] = frozenset()  # the ids of kernels that a process tunes
         self._news = threading.Event()  # there is a program more
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
 
-    def follow(self, function: TracedFunction, module: ir.Module, entry: str, report: Report
-               ) -> Report:
+    def follow(
+        self, function: TracedFunction, module: ir.Module, entry: str, report: Report
+    ) -> Report:
         """Has the kernels of a program tuned that take much of the time from now on, if that is
         asked for; the report, which says so."""
         options = function.options
@@ -105,8 +106,15 @@ class Background:
         why_not = _why_not(options, bytecode.tell())
         if why_not:
             return dataclasses.replace(report, background=f"off: {why_not}")
-        job = Job(bytecode.getvalue(), entry, options.replace(tune="off"),
-                  jax.config.jax_enable_x64, {}, _TRIALS, _BUSY)
+        job = Job(
+            bytecode.getvalue(),
+            entry,
+            options.replace(tune="off"),
+            jax.config.jax_enable_x64,
+            {},
+            _TRIALS,
+            _BUSY,
+        )
         program = _Program(job, cpu_backend(options), weakref.WeakValueDictionary(kernels))
         with self._lock:
             for kernel in report.kernels:
@@ -144,16 +152,22 @@ class Background:
         """The programs with kernels that nothing has come of yet; those of them that are worth
         tuning, and the nanoseconds that calls have spent in them."""
         kernels = [(program, dict(program.kernels)) for program in programs]
-        spent = {kernel_id: 0.0 if profile is None else float(profile.total_ns)
-                 for kernel_id, profile in (
-                     (one.lease.kernel_id, variants.read_profile(one.lease.kernel_id))
-                     for _, found in kernels for one in found.values())}
+        spent = {
+            kernel_id: 0.0 if profile is None else float(profile.total_ns)
+            for kernel_id, profile in (
+                (one.lease.kernel_id, variants.read_profile(one.lease.kernel_id))
+                for _, found in kernels
+                for one in found.values()
+            )
+        }
         least = max(_WORTH_NS, _SHARE * sum(spent.values()))
         result = []
         for program, found in kernels:
-            untuned = {fingerprint: spent[kernel.lease.kernel_id]
-                       for fingerprint, kernel in found.items()
-                       if kernel.lease.kernel_id not in self._outcomes}
+            untuned = {
+                fingerprint: spent[kernel.lease.kernel_id]
+                for fingerprint, kernel in found.items()
+                if kernel.lease.kernel_id not in self._outcomes
+            }
             if untuned:
                 result.append((program, {f: ns for f, ns in untuned.items() if ns >= least}))
         return result
@@ -161,14 +175,18 @@ class Background:
     def _tune(self, program: _Program, spent: Mapping[str, float]) -> None:
         """Has a process tune kernels of a program, and takes over what it finds."""
         waiting, reason = dict(spent), "it was not reached"
-        self._at_work = frozenset(kernel.lease.kernel_id for fingerprint in spent
-                                  if (kernel := program.kernels.get(fingerprint)) is not None)
+        self._at_work = frozenset(
+            kernel.lease.kernel_id
+            for fingerprint in spent
+            if (kernel := program.kernels.get(fingerprint)) is not None
+        )
         self._revise(self._described)
         try:
             ours, theirs = Pipe()
             with theirs:
-                process = start_process("hlo_mlc.interop.background_process", theirs,
-                                        JAX_PLATFORMS="cpu")
+                process = start_process(
+                    "hlo_mlc.interop.background_process", theirs, JAX_PLATFORMS="cpu"
+                )
             with process, ours:
                 _step_behind(process.pid)
                 with contextlib.suppress(EOFError, OSError):
@@ -217,16 +235,26 @@ class Background:
 
     def _outcome(self, kernel_id: str) -> str:
         """What has come of a kernel."""
-        waits = ": a process measures whenever nobody else uses the machine" \
-            if kernel_id in self._at_work else ""
+        waits = (
+            ": a process measures whenever nobody else uses the machine"
+            if kernel_id in self._at_work
+            else ""
+        )
         return self._outcomes.get(kernel_id, f"not tuned yet{waits}")
 
     def _described(self, report: Report) -> Report:
         """The report with what has come of its kernels."""
-        outcomes = Counter(self._outcome(kernel.kept.lease.kernel_id)
-                           for kernel in report.kernels if isinstance(kernel.kept, CpuKernel))
-        return dataclasses.replace(report, background="; ".join(
-            f"{counted(count, 'kernel')} {outcome}" for outcome, count in outcomes.items()))
+        outcomes = Counter(
+            self._outcome(kernel.kept.lease.kernel_id)
+            for kernel in report.kernels
+            if isinstance(kernel.kept, CpuKernel)
+        )
+        return dataclasses.replace(
+            report,
+            background="; ".join(
+                f"{counted(count, 'kernel')} {outcome}" for outcome, count in outcomes.items()
+            ),
+        )
 
 
 BACKGROUND = Background()
@@ -253,11 +281,17 @@ def _with_tuned(report: Report, built: CpuKernel, record: Record | None) -> Repo
     """The report with a kernel as it is recorded and runs now."""
     if record is None:
         return report
-    return dataclasses.replace(report, kernels=tuple(
-        dataclasses.replace(k, nests=built.nests, proof=str(built.proof), tuned=record.measured,
-                            kept=built) if isinstance(k.kept, CpuKernel)
-        and k.kept.lease is built.lease else k
-        for k in report.kernels))
+    return dataclasses.replace(
+        report,
+        kernels=tuple(
+            dataclasses.replace(
+                k, nests=built.nests, proof=str(built.proof), tuned=record.measured, kept=built
+            )
+            if isinstance(k.kept, CpuKernel) and k.kept.lease is built.lease
+            else k
+            for k in report.kernels
+        ),
+    )
 
 
 def _step_behind(process: int) -> None:

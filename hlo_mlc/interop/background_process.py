@@ -28,12 +28,23 @@ def main(descriptor: int) -> None:
     end_with_parent()
     with Connection(descriptor) as connection:
         job: Job = connection.recv()
-        with open(job.options.cache_dir / ".background", "w") as lock, \
-                jax.enable_x64(job.x64), keeping(), TuningProgress() as progress:
+        with (
+            open(job.options.cache_dir / ".background", "w") as lock,
+            jax.enable_x64(job.x64),
+            keeping(),
+            TuningProgress() as progress,
+        ):
             fcntl.flock(lock, fcntl.LOCK_EX)  # others would take it for a busy machine, and we them
             library.register_with_jax()
-            session = Session(parse_module(job.module), job.entry, job.options, job.trials, None,
-                              None, functools.partial(when_idle, most=job.busy))
+            session = Session(
+                parse_module(job.module),
+                job.entry,
+                job.options,
+                job.trials,
+                None,
+                None,
+                functools.partial(when_idle, most=job.busy),
+            )
             for kernel in session.kernels(progress, job.spent):
                 connection.send(Tuned(kernel.id, kernel.reason))
 

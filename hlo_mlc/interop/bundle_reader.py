@@ -37,21 +37,31 @@ class Cpus:
     def missing(self, targets: Sequence[Described]) -> str:
         there = sorted({target["architecture"] for target in targets})
         here = architecture(cpu.host())
-        return "" if here in there else (f"is for {', '.join(there)}, this machine is {here}: "
-                                         "export it for a target of that kind")
+        return (
+            ""
+            if here in there
+            else (
+                f"is for {', '.join(there)}, this machine is {here}: "
+                "export it for a target of that kind"
+            )
+        )
 
     def fitting(self, targets: Sequence[Described]) -> list[Described]:
         here = architecture(cpu.host())
-        fitting = [target for target in targets if target["architecture"] == here
-                   and present_features() >= {*target["features"]}]
+        fitting = [
+            target
+            for target in targets
+            if target["architecture"] == here and present_features() >= {*target["features"]}
+        ]
         return sorted(fitting, key=lambda target: -len(target["features"]))
 
     def publish(self, kernel_id: str, kernel: Described, code: bytes) -> None:
         library.register_with_jax()
         variants.keep(kernel_id)
         if not variants.exists(kernel_id):
-            variants.publish(kernel_id, variants.load_object(code, kernel["symbol"],
-                                                             kernel["scratch_bytes"]))
+            variants.publish(
+                kernel_id, variants.load_object(code, kernel["symbol"], kernel["scratch_bytes"])
+            )
 
 
 class Gpus:
@@ -68,14 +78,20 @@ class Gpus:
             here = target_here()
         except UnknownTargetError:
             return []
-        return [target for target in targets if here is not None and target["name"] == here.name
-                and target["shared_bytes"] <= here.shared_bytes]
+        return [
+            target
+            for target in targets
+            if here is not None
+            and target["name"] == here.name
+            and target["shared_bytes"] <= here.shared_bytes
+        ]
 
     def publish(self, kernel_id: str, kernel: Described, code: bytes) -> None:
         cuda.register_with_jax()
         if not cuda.exists(kernel_id):
-            cuda.publish(kernel_id, code, kernel["functions"], kernel["plan"],
-                         kernel["scratch_bytes"])
+            cuda.publish(
+                kernel_id, code, kernel["functions"], kernel["plan"], kernel["scratch_bytes"]
+            )
 
 
 PLATFORMS: Mapping[str, Platform] = {"cpu": Cpus(), CUDA: Gpus()}
@@ -84,6 +100,8 @@ PLATFORMS: Mapping[str, Platform] = {"cpu": Cpus(), CUDA: Gpus()}
 def target_line(target: Described) -> str:
     """What a target is, in words."""
     if "shared_bytes" in target:
-        return (f"{target['name']} (NVIDIA GPUs, up to {target['shared_bytes'] // KIB} KiB of "
-                "shared memory)")
+        return (
+            f"{target['name']} (NVIDIA GPUs, up to {target['shared_bytes'] // KIB} KiB of "
+            "shared memory)"
+        )
     return f"{target['name']} ({target['architecture']}, {target['cpu']})"

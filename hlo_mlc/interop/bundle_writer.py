@@ -29,20 +29,31 @@ class CpuTargets:
 
     def described(self, target: CpuTarget) -> dict[str, Any]:
         """What loading a file has to know of a target."""
-        return {"cpu": target.cpu, "architecture": architecture(target),
-                "features": sorted(required_features(target))}
+        return {
+            "cpu": target.cpu,
+            "architecture": architecture(target),
+            "features": sorted(required_features(target)),
+        }
 
-    def code(self, kernel_id: str, target: CpuTarget, options: Options
-             ) -> tuple[bytes, dict[str, Any]]:
+    def code(
+        self, kernel_id: str, target: CpuTarget, options: Options
+    ) -> tuple[bytes, dict[str, Any]]:
         """The code of a kernel for a target, and how it is called.
 
         Raises: UsageError for a kernel of another process.
         """
-        made = _made(kernel_id, options, CpuBackend(
-            replace(target, deterministic=options.deterministic), pin_of(options)))
-        return made.code, {"name": made.name, "symbol": made.symbol,
-                           "scratch_bytes": made.scratch_bytes, "about": made.about,
-                           "nests": list(map(nest_line, made.nests))}
+        made = _made(
+            kernel_id,
+            options,
+            CpuBackend(replace(target, deterministic=options.deterministic), pin_of(options)),
+        )
+        return made.code, {
+            "name": made.name,
+            "symbol": made.symbol,
+            "scratch_bytes": made.scratch_bytes,
+            "about": made.about,
+            "nests": list(map(nest_line, made.nests)),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +79,45 @@ class GpuTargets:
         """What loading a file has to know of a target."""
         return {"shared_bytes": target.shared_bytes}
 
-    def code(self, kernel_id: str, target: CudaTarget, options: Options
-             ) -> tuple[bytes, dict[str, Any]]:
+    def code(
+        self, kernel_id: str, target: CudaTarget, options: Options
+    ) -> tuple[bytes, dict[str, Any]]:
         """The code of a kernel for a target, and how it is called.
 
         Raises: UsageError for a kernel of another process, or one that takes more scratch memory
         for this target than the program has.
         """
         made, lowered = (
-            _made(kernel_id, options, CudaBackend(which, pin=pin_of(options),
-                                                  deterministic=options.deterministic))
-            for which in (target, self._least))
+            _made(
+                kernel_id,
+                options,
+                CudaBackend(which, pin=pin_of(options), deterministic=options.deterministic),
+            )
+            for which in (target, self._least)
+        )
         if made.scratch_bytes > lowered.scratch_bytes:
-            raise UsageError(f"Kernel {kernel_id} takes more scratch memory on {target.name} than "
-                             f"on {self._least.name}: export a file for each")
+            raise UsageError(
+                f"Kernel {kernel_id} takes more scratch memory on {target.name} than "
+                f"on {self._least.name}: export a file for each"
+            )
         code = CudaCode.unpack(made.code)
         return code.compiled.cubin, {
             "name": made.name,
-            "functions": list(code.source.functions), "plan": list(code.source.plan),
+            "functions": list(code.source.functions),
+            "plan": list(code.source.plan),
             "scratch_bytes": made.scratch_bytes,
-            "nests": list(map(nest_line, made.nests)), "resources": list(code.resources)}
+            "nests": list(map(nest_line, made.nests)),
+            "resources": list(code.resources),
+        }
 
 
 def _made(kernel_id: str, options: Options, backend: Backend) -> KernelObject:
     """The code of a kernel as it is to be used, without checks."""
     kernel = kernel_with_id(kernel_id.partition("-")[0])  # behind it stands by what it was built
     if kernel is None:
-        raise UsageError(f"The program calls kernel {kernel_id}, which this process did not "
-                         "compile: was the function itself loaded from a file?")
+        raise UsageError(
+            f"The program calls kernel {kernel_id}, which this process did not "
+            "compile: was the function itself loaded from a file?"
+        )
     made = kernel_object(kernel, options.replace(check=False), backend)
     return replace(made, name=kernel.name)  # what people call it here

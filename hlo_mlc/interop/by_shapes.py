@@ -69,8 +69,14 @@ class ByShapes:
 
     def reported(self, report: Report) -> tuple[Shapes, str] | None:
         """For which shapes and platform a report is; None if that was forgotten."""
-        return next(((shapes, one.platform) for shapes, one in list(self._known.items())
-                     if one.report is report), None)
+        return next(
+            (
+                (shapes, one.platform)
+                for shapes, one in list(self._known.items())
+                if one.report is report
+            ),
+            None,
+        )
 
     def clear(self) -> None:
         """Forgets all programs but the latest report."""
@@ -89,11 +95,15 @@ class ByShapes:
         if recurs and (measures or program.platform == ANY_ROWS):
             options = self._options.replace(choose="measure") if measures else self._options
             given = [np.array(array) for array in arrays]  # who calls may write to theirs
-            threading.Thread(target=self._specialize, args=(shapes, program, options, given),
-                             name="hlo_mlc specializes").start()
+            threading.Thread(
+                target=self._specialize,
+                args=(shapes, program, options, given),
+                name="hlo_mlc specializes",
+            ).start()
 
-    def _specialize(self, shapes: Shapes, program: Compiled, options: Options,
-                    given: Sequence[np.ndarray]) -> None:
+    def _specialize(
+        self, shapes: Shapes, program: Compiled, options: Options, given: Sequence[np.ndarray]
+    ) -> None:
         """Has calls run what is best for these shapes alone; runs in a thread of its own."""
         # What fails changes nothing: the program is right as it is.
         with contextlib.suppress(Exception), meanwhile() as it_is_time, at_hand(given):

@@ -78,7 +78,8 @@ unlink usleep utime wait waitpid write bcmp bcopy bzero ffs j0 j1 jn y0 y1 yn ga
 
 # Types and limits of <stdint.h>, which our headers include.
 _OF_INTEGERS = re.compile(
-    r"u?int(_fast|_least)?(8|16|32|64)_t|u?int(ptr|max)_t|[A-Z0-9_]+_(MAX|MIN|C)")
+    r"u?int(_fast|_least)?(8|16|32|64)_t|u?int(ptr|max)_t|[A-Z0-9_]+_(MAX|MIN|C)"
+)
 
 
 def why_no_name(name: str) -> str:

@@ -82,8 +82,7 @@ def measure_rates(target: CpuTarget, longest_s: float = LONGEST_S) -> Rates:
     rates = Rates()
     end = time.perf_counter() + longest_s
     with jax.ensure_compile_time_eval(), jax.enable_x64(False):
-        for probe in (_calls, _arithmetic, _transcendental, _passes, _reduction, _products,
-                      _loops):
+        for probe in (_calls, _arithmetic, _transcendental, _passes, _reduction, _products, _loops):
             try:
                 for found in probe(target, rates):
                     rates = dataclasses.replace(rates, **found)
@@ -110,9 +109,12 @@ def _arithmetic(target: CpuTarget, rates: Rates) -> Iterator[Found]:
     ours_us = max(large.ours.best_us - small.ours.best_us, _LEAST_US)
     xla_us = max(large.xla.best_us - small.xla.best_us, _LEAST_US)
     operations = _CHAIN_OPERATIONS * (many - few) / target.lanes(4)
-    yield {"vector_operations": operations / ours_us / target.cores,
-           "xla_arithmetic": _ratio(xla_us, ours_us, "compute", rates.xla_arithmetic),
-           "fork_us": small.ours.waking_us, "xla_fork_us": small.xla.waking_us}
+    yield {
+        "vector_operations": operations / ours_us / target.cores,
+        "xla_arithmetic": _ratio(xla_us, ours_us, "compute", rates.xla_arithmetic),
+        "fork_us": small.ours.waking_us,
+        "xla_fork_us": small.xla.waking_us,
+    }
 
 
 def _chain(x: jax.Array) -> jax.Array:
@@ -132,8 +134,10 @@ def _passes(target: CpuTarget, rates: Rates) -> Iterator[Found]:
         times = _compare(lambda x, y: x * 2 + y, _values(count), _values(count))
         ours_us, xla_us = times.inside(rates)
         typical = getattr(rates, f"xla_{name}")
-        yield {f"{name}_bytes": size / ours_us,
-               f"xla_{name}": _ratio(xla_us, ours_us, "wait", typical)}
+        yield {
+            f"{name}_bytes": size / ours_us,
+            f"xla_{name}": _ratio(xla_us, ours_us, "wait", typical),
+        }
 
 
 def _reduction(target: CpuTarget, rates: Rates) -> Iterator[Found]:
@@ -167,8 +171,10 @@ def _loops(target: CpuTarget, rates: Rates) -> Iterator[Found]:
         return lambda x: lax.fori_loop(0, _TRIPS, lambda _, v: one(v), x)
 
     times = _time(compat.jit(repeated(step)), compat.jit(repeated(called)), _values(_SMALL_LOOP))
-    yield {"call_us": max(times.ours.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS,
-           "loop_thunk_us": max(times.xla.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS}
+    yield {
+        "call_us": max(times.ours.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS,
+        "loop_thunk_us": max(times.xla.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +212,8 @@ class _Times:
         xla_paid = rates.dispatch_us + rates.start_us
         ratio = statistics.median(
             max(xla_us - xla_paid, _LEAST_US) / max(ours_us - ours_paid, _LEAST_US)
-            for ours_us, xla_us in zip(self.ours.samples_us, self.xla.samples_us, strict=True))
+            for ours_us, xla_us in zip(self.ours.samples_us, self.xla.samples_us, strict=True)
+        )
         ours_us = max(self.ours.best_us - ours_paid, _LEAST_US)
         return ours_us, ours_us * ratio
 
@@ -214,12 +221,16 @@ class _Times:
 def _compare(function: Callable[..., jax.Array], *args: jax.Array) -> _Times:
     """Times our code and XLA's for a function."""
     # Another function for each, so that neither finds the trace of the other.
-    return _time(compat.jit(lambda *args: function(*args)),
-                 mlc_jit(lambda *args: function(*args), choose="ours"), *args)
+    return _time(
+        compat.jit(lambda *args: function(*args)),
+        mlc_jit(lambda *args: function(*args), choose="ours"),
+        *args,
+    )
 
 
-def _time(by_xla: Callable[..., jax.Array], ours: Callable[..., jax.Array],
-          *args: jax.Array) -> _Times:
+def _time(
+    by_xla: Callable[..., jax.Array], ours: Callable[..., jax.Array], *args: jax.Array
+) -> _Times:
     sides = ours, by_xla
     for compiled in sides:
         jax.block_until_ready(compiled(*args))

@@ -61,8 +61,9 @@ def _abstract_eval(*_: Any, call_jaxpr: Any, **__: Any) -> tuple[Any, Any]:
     return call_jaxpr.out_avals, core.positional_effects(call_jaxpr)
 
 
-def _jvp(primitive: core.Primitive, primals: Any, tangents: Any, *, call_jaxpr: Any,
-         **params: Any) -> tuple[list[Any], list[Any]]:
+def _jvp(
+    primitive: core.Primitive, primals: Any, tangents: Any, *, call_jaxpr: Any, **params: Any
+) -> tuple[list[Any], list[Any]]:
     nonzero = [type(t) is not ad_util.Zero for t in tangents]
     jaxpr, nonzero_out = ad.jvp_jaxpr(call_jaxpr, nonzero, False)
     given = [t for t, keep in zip(tangents, nonzero, strict=True) if keep]
@@ -71,8 +72,14 @@ def _jvp(primitive: core.Primitive, primals: Any, tangents: Any, *, call_jaxpr: 
     return primals_out, _with_zeros(tangents_out, nonzero_out, call_jaxpr.out_avals)
 
 
-def _linearize(primitive: core.Primitive, is_vjp: bool, nonzero: Sequence[bool], *primals: Any,
-               call_jaxpr: Any, **params: Any) -> tuple[Any, ...]:
+def _linearize(
+    primitive: core.Primitive,
+    is_vjp: bool,
+    nonzero: Sequence[bool],
+    *primals: Any,
+    call_jaxpr: Any,
+    **params: Any,
+) -> tuple[Any, ...]:
     primal_jaxpr, residual_count, nonzero_out, forwarded, tangent_jaxpr = ad.linearize_jaxpr(
         call_jaxpr, nonzero, is_vjp=is_vjp
     )
@@ -88,12 +95,14 @@ def _linearize(primitive: core.Primitive, is_vjp: bool, nonzero: Sequence[bool],
     return primals_out, nonzero_out, residuals, tangent_function
 
 
-def _transpose(primitive: core.Primitive, cotangents: Any, *args: Any, call_jaxpr: Any,
-               **params: Any) -> None:
+def _transpose(
+    primitive: core.Primitive, cotangents: Any, *args: Any, call_jaxpr: Any, **params: Any
+) -> None:
     known, specs = ad.project_accums(args)
     flat, tree = jax.tree.flatten((known, cotangents))
-    jaxpr, out_tree = _transposed_jaxpr(call_jaxpr, tree, tuple(core.typeof(x) for x in flat),
-                                        specs)
+    jaxpr, out_tree = _transposed_jaxpr(
+        call_jaxpr, tree, tuple(core.typeof(x) for x in flat), specs
+    )
     outs = primitive.bind(*flat, call_jaxpr=jaxpr, **params)
     for arg, cotangent in zip(args, jax.tree.unflatten(out_tree, outs), strict=True):
         if isinstance(arg, ad.ValAccum):
@@ -119,14 +128,16 @@ def _transposed_jaxpr(call_jaxpr: Any, tree: Any, avals: Any, specs: Any) -> tup
     return core.ClosedJaxpr(jaxpr, constants), out_tree
 
 
-def _batch(primitive: core.Primitive, axis: Any, args: Any, dims: Any, *, call_jaxpr: Any,
-           **params: Any) -> tuple[list[Any], list[Any]]:
+def _batch(
+    primitive: core.Primitive, axis: Any, args: Any, dims: Any, *, call_jaxpr: Any, **params: Any
+) -> tuple[list[Any], list[Any]]:
     jaxpr, dims_out = batching.batch_jaxpr2(call_jaxpr, axis, tuple(dims))
     return primitive.bind(*args, call_jaxpr=jaxpr, **params), list(dims_out)
 
 
-def _partial_eval(primitive: core.Primitive, trace: Any, *tracers: Any, call_jaxpr: Any,
-                  **params: Any) -> list[Any]:
+def _partial_eval(
+    primitive: core.Primitive, trace: Any, *tracers: Any, call_jaxpr: Any, **params: Any
+) -> list[Any]:
     unknown = [not t.is_known() for t in tracers]
     known_jaxpr, unknown_jaxpr, unknown_out, residual_avals, forwarded = (
         pe.partial_eval_jaxpr_nounits_fwd(call_jaxpr, unknown, instantiate=False)
@@ -135,13 +146,22 @@ def _partial_eval(primitive: core.Primitive, trace: Any, *tracers: Any, call_jax
     outs = primitive.bind(*known, call_jaxpr=known_jaxpr, **params)
     known_out, computed = split_list(outs, [len(outs) - len(residual_avals)])
     residuals = subs_list(forwarded, [*call_jaxpr.consts, *known], computed)
-    inputs = [*map(trace.new_instantiated_const, residuals),
-              *(t for t in tracers if not t.is_known())]
-    results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None)
-               for aval in unknown_jaxpr.out_avals]
-    equation = pe.new_eqn_recipe(trace, inputs, results, primitive,
-                                 {**params, "call_jaxpr": unknown_jaxpr},
-                                 core.positional_effects(unknown_jaxpr), source_info_util.current())
+    inputs = [
+        *map(trace.new_instantiated_const, residuals),
+        *(t for t in tracers if not t.is_known()),
+    ]
+    results = [
+        pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None) for aval in unknown_jaxpr.out_avals
+    ]
+    equation = pe.new_eqn_recipe(
+        trace,
+        inputs,
+        results,
+        primitive,
+        {**params, "call_jaxpr": unknown_jaxpr},
+        core.positional_effects(unknown_jaxpr),
+        source_info_util.current(),
+    )
     for result in results:
         result.recipe = equation
     if effects.partial_eval_kept_effects.filter_in(unknown_jaxpr.effects):
@@ -153,21 +173,33 @@ def _to_lojax(primitive: core.Primitive, *args: Any, call_jaxpr: Any, **params: 
     """The call of what has operations or values that JAX writes in terms of others before it lowers
     them (its "hijax"): of the same with the others in their place."""
     lowered = [aval.lower_val(arg) for aval, arg in zip(call_jaxpr.in_avals, args, strict=True)]
-    outs = iter(primitive.bind(*(value for values in lowered for value in values),
-                               call_jaxpr=pe.lower_jaxpr2(call_jaxpr), **params))
+    outs = iter(
+        primitive.bind(
+            *(value for values in lowered for value in values),
+            call_jaxpr=pe.lower_jaxpr2(call_jaxpr),
+            **params,
+        )
+    )
     return [aval.raise_val(*(next(outs) for _ in aval.lo_ty())) for aval in call_jaxpr.out_avals]
 
 
-def _remat(primitive: core.Primitive, policy: Any, *args: Any, call_jaxpr: Any, **params: Any
-           ) -> tuple[list[Any], Callable[..., list[Any]]]:
+def _remat(
+    primitive: core.Primitive, policy: Any, *args: Any, call_jaxpr: Any, **params: Any
+) -> tuple[list[Any], Callable[..., list[Any]]]:
     first, again, _ = remat.remat_jaxpr(call_jaxpr, policy)
     outs = primitive.bind(*args, call_jaxpr=first, **params)
     results, kept = split_list(outs, [len(call_jaxpr.out_avals)])
     return results, partial(primitive.bind, *kept, call_jaxpr=again, **params)
 
 
-def _discharge(primitive: core.Primitive, avals_in: Sequence[Any], _: Any, *args: Any,
-               call_jaxpr: Any, **params: Any) -> tuple[list[Any], list[Any]]:
+def _discharge(
+    primitive: core.Primitive,
+    avals_in: Sequence[Any],
+    _: Any,
+    *args: Any,
+    call_jaxpr: Any,
+    **params: Any,
+) -> tuple[list[Any], list[Any]]:
     outs = primitive.bind(*args, call_jaxpr=_discharged_jaxpr(call_jaxpr), **params)
     results, ref_values = split_list(outs, [len(call_jaxpr.out_avals)])
     remaining = iter(ref_values)
@@ -187,5 +219,7 @@ def _checkify(error: Any, enabled_errors: Any, *args: Any, call_jaxpr: Any, **_:
 def _with_zeros(given: Sequence[Any], nonzero: Sequence[bool], avals: Sequence[Any]) -> list[Any]:
     """Puts symbolic zeros where a tangent is not given."""
     remaining = iter(given)
-    return [next(remaining) if keep else ad_util.Zero(aval.to_tangent_aval())
-            for keep, aval in zip(nonzero, avals, strict=True)]
+    return [
+        next(remaining) if keep else ad_util.Zero(aval.to_tangent_aval())
+        for keep, aval in zip(nonzero, avals, strict=True)
+    ]

@@ -10,8 +10,14 @@ import jax
 from hlo_mlc.support.errors import UsageError
 
 
-def check_call(name: str, exported: jax.export.Exported, args: Sequence[Any],
-               kwargs: Mapping[str, Any], *, embedded: int) -> None:
+def check_call(
+    name: str,
+    exported: jax.export.Exported,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    embedded: int,
+) -> None:
     """Compares a call with the types that a function was exported for, without those of its first
     `embedded` arguments, which are in the file.
 
@@ -20,18 +26,27 @@ def check_call(name: str, exported: jax.export.Exported, args: Sequence[Any],
     every, keywords = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     taken = every[embedded:]
     if jax.tree.structure((taken, keywords)) != jax.tree.structure((tuple(args), dict(kwargs))):
-        raise UsageError(f"{name} was exported for {_listed(taken, keywords)}, and is called with "
-                         f"{_listed(*jax.tree.map(jax.typeof, (args, kwargs)))}")
+        raise UsageError(
+            f"{name} was exported for {_listed(taken, keywords)}, and is called with "
+            f"{_listed(*jax.tree.map(jax.typeof, (args, kwargs)))}"
+        )
     described = jax.tree_util.tree_flatten_with_path((taken, keywords))[0]
     for (where, expected), value in zip(described, jax.tree.leaves((args, kwargs)), strict=True):
         got = jax.typeof(value)
-        if got.dtype != expected.dtype or got.ndim != expected.ndim or any(
+        if (
+            got.dtype != expected.dtype
+            or got.ndim != expected.ndim
+            or any(
                 isinstance(size, int) and isinstance(other, int) and size != other
-                for size, other in zip(expected.shape, got.shape, strict=True)):
+                for size, other in zip(expected.shape, got.shape, strict=True)
+            )
+        ):
             side, first, *rest = where
             argument = f"argument {first.idx}" if side.idx == 0 else first.key
-            raise UsageError(f"{name}: {argument}{jax.tree_util.keystr(rest)} is to be "
-                             f"{expected.str_short()}, and is {got.str_short()}")
+            raise UsageError(
+                f"{name}: {argument}{jax.tree_util.keystr(rest)} is to be "
+                f"{expected.str_short()}, and is {got.str_short()}"
+            )
 
 
 def _listed(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

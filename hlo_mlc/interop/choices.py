@@ -58,8 +58,9 @@ def settled_path(module: ir.Module, options: Options, entry: str) -> Path:
     return choice_path(f"settled\n{text.replace(f'@{entry}', f'@{MAIN}')}", options)
 
 
-def recorded(kernels: Iterable[str], options: Options, platform: str = devices.CPU
-             ) -> dict[str, str]:
+def recorded(
+    kernels: Iterable[str], options: Options, platform: str = devices.CPU
+) -> dict[str, str]:
     """What is recorded of each kernel now: a choice holds as long as it was made among these."""
     target = BACKENDS[platform](options).target.key
     known = {kernel: find_record(kernel, target, options) for kernel in sorted(kernels)}
@@ -73,8 +74,9 @@ def remembered(path: Path, options: Options, platform: str = devices.CPU) -> Cho
         if note["kernels"] != recorded(note["kernels"], options, platform):
             return None
         comparisons = tuple(
-            Comparison(str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]),
-                       float(c["speedup"]))
+            Comparison(
+                str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]), float(c["speedup"])
+            )
             for c in note["comparisons"]
         )
         choice = Choice(note["choose"], comparisons, tuple(map(str, note["reasons"])))

@@ -34,8 +34,11 @@ class KernelAlone:
 
     @functools.cached_property
     def _program(self) -> ir.Module | None:
-        return None if self._arguments is None else \
-            operands_program(self._graph, self.module, self.cluster)
+        return (
+            None
+            if self._arguments is None
+            else operands_program(self._graph, self.module, self.cluster)
+        )
 
     @property
     def given(self) -> bool:
@@ -79,32 +82,46 @@ def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Mo
     return _emitted(_computing(graph, graph.parameters, cluster.operands), source)
 
 
-def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
-                     given: Sequence[np.ndarray], platform: str = CPU) -> list[np.ndarray]:
+def cluster_operands(
+    graph: Graph,
+    cluster: Cluster,
+    program: ir.Module | None,
+    given: Sequence[np.ndarray],
+    platform: str = CPU,
+) -> list[np.ndarray]:
     """What to run a cluster on: what its `operands_program` computes of the arguments that are
     given, on a platform; made-up values where there is none."""
     if program is None:
-        return synthetic_values(graph, cluster.operands, [
-            (v.type.shape, v.type.dtype.numpy) for v in cluster.operands])
+        return synthetic_values(
+            graph, cluster.operands, [(v.type.shape, v.type.dtype.numpy) for v in cluster.operands]
+        )
     run = compat.compile_for(platform, program)
     return [np.asarray(r) for r in run([compat.place_on(platform, a) for a in given])]
 
 
-def in_memory(cluster: Cluster, values: Sequence[Value], arrays: Sequence[np.ndarray]
-              ) -> tuple[np.ndarray, ...]:
+def in_memory(
+    cluster: Cluster, values: Sequence[Value], arrays: Sequence[np.ndarray]
+) -> tuple[np.ndarray, ...]:
     """Arrays for some of the operands or results of a cluster as its kernel has them in memory."""
-    return tuple(stored(array, cluster.orders.get(value, ()))
-                 for value, array in zip(values, arrays, strict=False))
+    return tuple(
+        stored(array, cluster.orders.get(value, ()))
+        for value, array in zip(values, arrays, strict=False)
+    )
 
 
-def kernel_program(source: ir.Module, cluster: Cluster, backend: Backend, built: BuiltKernel
-                   ) -> ir.Module:
+def kernel_program(
+    source: ir.Module, cluster: Cluster, backend: Backend, built: BuiltKernel
+) -> ir.Module:
     """The same as a call of our kernel, which was built for a backend."""
-    call = cluster.call(cluster.operands, cluster.results, {
-        "id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
+    call = cluster.call(
+        cluster.operands,
+        cluster.results,
+        {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()},
+    )
     graph = Graph(cluster.operands, (call,), cluster.results)
-    return _emitted(backend.completed(graph, {cluster.kernel.fingerprint: built}), source,
-                    backend.variant)
+    return _emitted(
+        backend.completed(graph, {cluster.kernel.fingerprint: built}), source, backend.variant
+    )
 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
@@ -120,8 +137,12 @@ def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value
             return None
         if value not in makers:
             tensor = _type(value)
-            makers[value] = Node("stablehlo.constant", (), (value,),
-                                 literal=np.zeros(tensor.shape, tensor.dtype.numpy))
+            makers[value] = Node(
+                "stablehlo.constant",
+                (),
+                (value,),
+                literal=np.zeros(tensor.shape, tensor.dtype.numpy),
+            )
         return makers[value]
 
     wanted = filter(None, map(maker, results))
@@ -132,13 +153,15 @@ def _emitted(graph: Graph, source: ir.Module, variant: str = "") -> ir.Module:
     """The graph as the function @main of a module in the context of `source`."""
     with source.context, ir.Location.unknown():
         results = ", ".join(str(write_type(_type(value))) for value in graph.results)
-        parameters = ", ".join(f"%a{n}: {write_type(_type(value))}"
-                               for n, value in enumerate(graph.parameters))
+        parameters = ", ".join(
+            f"%a{n}: {write_type(_type(value))}" for n, value in enumerate(graph.parameters)
+        )
         names = ", ".join(f"%r#{n}" for n in range(len(graph.results)))
         stub = ir.Module.parse(
             f"func.func @{MAIN}({parameters}) -> ({results}) {{\n"
             f"  %r:{len(graph.results)} = stablehlo.custom_call @replaced() : () -> ({results})\n"
-            f"  return {names} : {results}\n}}")
+            f"  return {names} : {results}\n}}"
+        )
     return emit_module(graph, stub, MAIN, variant=variant)
 
 

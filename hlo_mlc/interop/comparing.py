@@ -72,17 +72,31 @@ class FunctionComparison:
         ours, by_jax = self.ours, self.jax
         rows = [
             (self.name, "ours", "jax.jit", "jax.jit / ours"),
-            ("a call", duration(ours.us), duration(by_jax.us),
-             f"{self.speedup:.2f} ± {self.speedup_spread:.2f}"),
+            (
+                "a call",
+                duration(ours.us),
+                duration(by_jax.us),
+                f"{self.speedup:.2f} ± {self.speedup_spread:.2f}",
+            ),
             ("  spread", duration(ours.spread_us), duration(by_jax.spread_us), ""),
-            ("first call", f"{ours.first_call_s:.2f} s", f"{by_jax.first_call_s:.2f} s",
-             f"{by_jax.first_call_s / ours.first_call_s:.2f}"),
+            (
+                "first call",
+                f"{ours.first_call_s:.2f} s",
+                f"{by_jax.first_call_s:.2f} s",
+                f"{by_jax.first_call_s / ours.first_call_s:.2f}",
+            ),
         ]
         if ours.error is not None and by_jax.error is not None:
             rows.append(("error against f64", f"{ours.error:.1e}", f"{by_jax.error:.1e}", ""))
         if ours.memory_bytes and by_jax.memory_bytes:
-            rows.append(("memory", _size(ours.memory_bytes), _size(by_jax.memory_bytes),
-                         f"{by_jax.memory_bytes / ours.memory_bytes:.2f}"))
+            rows.append(
+                (
+                    "memory",
+                    _size(ours.memory_bytes),
+                    _size(by_jax.memory_bytes),
+                    f"{by_jax.memory_bytes / ours.memory_bytes:.2f}",
+                )
+            )
         remarks = [line for remark in self._remarks() for line in wrapped(remark, "")]
         return "\n".join([*table_lines(rows), *remarks])
 
@@ -90,16 +104,25 @@ class FunctionComparison:
 
     def as_dict(self) -> dict[str, object]:
         """The same for machines: of what JSON knows only."""
-        return {"function": self.name, "ours": asdict(self.ours), "jax": asdict(self.jax),
-                "speedup": self.speedup, "speedup_spread": self.speedup_spread,
-                "rounds": self.rounds, "difference": self.difference, "notes": list(self.notes),
-                "report": self.report.as_dict()}
+        return {
+            "function": self.name,
+            "ours": asdict(self.ours),
+            "jax": asdict(self.jax),
+            "speedup": self.speedup,
+            "speedup_spread": self.speedup_spread,
+            "rounds": self.rounds,
+            "difference": self.difference,
+            "notes": list(self.notes),
+            "report": self.report.as_dict(),
+        }
 
     def _remarks(self) -> Iterator[str]:
         kernels = counted(len(self.report.kernels), "kernel")
         if self.report.kernels:
-            yield (f"{self.report.time_coverage:.0%} of the time in {kernels} of ours (predicted); "
-                   f"{counted(self.rounds, 'round')} in turns")
+            yield (
+                f"{self.report.time_coverage:.0%} of the time in {kernels} of ours (predicted); "
+                f"{counted(self.rounds, 'round')} in turns"
+            )
         else:
             why = "; ".join(self.report.reasons) or "explain(...) says why"
             yield f"no kernels of ours, both ran XLA's code: {why}"
@@ -108,8 +131,9 @@ class FunctionComparison:
         yield from self.notes
 
 
-def compare(fun: Callable[..., Any], /, *args: Any, rounds: int | None = None, **kwargs: Any
-            ) -> FunctionComparison:
+def compare(
+    fun: Callable[..., Any], /, *args: Any, rounds: int | None = None, **kwargs: Any
+) -> FunctionComparison:
     """Times a function with our kernels and by `jax.jit` in turns on these arguments, and holds the
     results of both against the same program in f64.
 
@@ -144,16 +168,33 @@ def compare(fun: Callable[..., Any], /, *args: Any, rounds: int | None = None, *
     times = time_rounds(run(by_jax), run(ours), count)
     report = ours.report(*args, **kwargs)
     if report.kernels and _PRINTING not in report.stage_seconds:
-        notes.append("first call: its kernels were known from before; one that compiles them takes "
-                     "longer")
+        notes.append(
+            "first call: its kernels were known from before; one that compiles them takes longer"
+        )
     scratch = max((_scratch_bytes(kernel.kept) for kernel in report.kernels), default=0)
     return FunctionComparison(
         sides.name,
-        Measurements(times.b.median_us, times.b.spread_us, ours_first, _error(leaves, exact),
-                     _memory(ours, args, kwargs, scratch)),
-        Measurements(times.a.median_us, times.a.spread_us, jax_first, _error(expected, exact),
-                     _memory(by_jax, args, kwargs, 0)),
-        times.speedup, times.speedup_spread, count, difference, report, tuple(notes))
+        Measurements(
+            times.b.median_us,
+            times.b.spread_us,
+            ours_first,
+            _error(leaves, exact),
+            _memory(ours, args, kwargs, scratch),
+        ),
+        Measurements(
+            times.a.median_us,
+            times.a.spread_us,
+            jax_first,
+            _error(expected, exact),
+            _memory(by_jax, args, kwargs, 0),
+        ),
+        times.speedup,
+        times.speedup_spread,
+        count,
+        difference,
+        report,
+        tuple(notes),
+    )
 
 
 def first_call_s(compiled: Callable[..., Any], args: tuple[Any, ...]) -> float:
@@ -161,8 +202,9 @@ def first_call_s(compiled: Callable[..., Any], args: tuple[Any, ...]) -> float:
     return _first_call(compiled, args, {})[0]
 
 
-def _first_call(compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-                ) -> tuple[float, Any]:
+def _first_call(
+    compiled: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[float, Any]:
     start = time.perf_counter()
     results = jax.block_until_ready(compiled(*args, **kwargs))
     return time.perf_counter() - start, results
@@ -188,11 +230,20 @@ class _Sides:
                 raise UsageError(f"compare takes a function first, got {type(fun).__name__}")
             fun = jitted(fun, resolve_options(None, None), {})
         origin = fun.origin
-        arguments = {name: value for name, value in origin.jit_arguments.items()
-                     if name not in ("donate_argnums", "donate_argnames")}
+        arguments = {
+            name: value
+            for name, value in origin.jit_arguments.items()
+            if name not in ("donate_argnums", "donate_argnames")
+        }
         name = getattr(origin.fun, "__name__", type(origin.fun).__name__)
-        return cls(name, origin.fun, fun.args, origin.options.replace(settle=False), arguments,
-                   origin.donates)
+        return cls(
+            name,
+            origin.fun,
+            fun.args,
+            origin.options.replace(settle=False),
+            arguments,
+            origin.donates,
+        )
 
     def ours(self) -> MlcFunction[..., Any]:
         return jitted(self._own(), self.options, self.jit_arguments)
@@ -216,8 +267,9 @@ class _Sides:
         return own
 
 
-def _filled(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-            ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
+def _filled(
+    sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
     """The arguments, with values in place of types."""
     leaves, tree = jax.tree.flatten((args, dict(kwargs)))
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
@@ -235,14 +287,14 @@ def _value(leaf: Any, made: Iterator[tuple[ArgumentType, np.ndarray]]) -> Any:
         fitting = (value for one, value in made if one.accepts(leaf))
         value = next(fitting, None)
         if value is None:
-            raise UsageError(f"There are no values to make up for an argument {leaf}: give an "
-                             "array of them")
+            raise UsageError(
+                f"There are no values to make up for an argument {leaf}: give an array of them"
+            )
         return jax.numpy.asarray(value)
     return leaf
 
 
-def _exact(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-           ) -> Sequence[Any] | None:
+def _exact(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
     """What the function gives with all floats in f64, if that can be computed."""
     leaves = jax.tree.leaves((args, kwargs))
     platform = platform_of(leaves)
@@ -274,16 +326,25 @@ def _calls_others(module: ir.Module) -> bool:
 
 
 def _flat(results: Any) -> list[np.ndarray]:
-    return [np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(
-        leaf.dtype, jax.dtypes.prng_key) else leaf) for leaf in jax.tree.leaves(results)]
+    return [
+        np.asarray(
+            jax.random.key_data(leaf)
+            if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            else leaf
+        )
+        for leaf in jax.tree.leaves(results)
+    ]
 
 
 def _error(results: Sequence[np.ndarray], exact: Sequence[Any] | None) -> float | None:
     """The largest error of a float; None where there are none, or nothing exact is known."""
     if exact is None or len(exact) != len(results):
         return None
-    pairs = [(a, np.asarray(b)) for a, b in zip(results, exact, strict=True)
-             if jax.numpy.issubdtype(a.dtype, jax.numpy.inexact)]
+    pairs = [
+        (a, np.asarray(b))
+        for a, b in zip(results, exact, strict=True)
+        if jax.numpy.issubdtype(a.dtype, jax.numpy.inexact)
+    ]
     return max((largest_error(*pair) for pair in pairs), default=None)
 
 
@@ -302,8 +363,13 @@ def _memory(jit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], more: in
     planned = jit.lower(*args, **kwargs).compile().memory_analysis()
     if planned is None:
         return None
-    return int(planned.argument_size_in_bytes + planned.output_size_in_bytes
-               + planned.temp_size_in_bytes - planned.alias_size_in_bytes + more)
+    return int(
+        planned.argument_size_in_bytes
+        + planned.output_size_in_bytes
+        + planned.temp_size_in_bytes
+        - planned.alias_size_in_bytes
+        + more
+    )
 
 
 def _size(count: int) -> str:

@@ -80,15 +80,24 @@ def described(value: Any) -> Any:
     """What `lower` takes in place of an argument that may be gone by then."""
     if not isinstance(value, jax.Array):
         return value
-    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type,
-                                sharding=value.sharding if value.committed else None)
+    return jax.ShapeDtypeStruct(
+        value.shape,
+        value.dtype,
+        weak_type=value.weak_type,
+        sharding=value.sharding if value.committed else None,
+    )
 
 
 def is_mutable(value: Any) -> bool:
     """Whether it is one of JAX 0.10's values of a type of their own that functions may change; JAX
     0.12 has none."""
-    aval = value.aval if isinstance(value, core.Tracer) else \
-        core.typeof(value) if core.valid_jaxtype(value) else None
+    aval = (
+        value.aval
+        if isinstance(value, core.Tracer)
+        else core.typeof(value)
+        if core.valid_jaxtype(value)
+        else None
+    )
     return getattr(aval, "has_qdd", False)
 
 
@@ -110,13 +119,16 @@ class Arguments:
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
         """Takes them apart."""
+
         def is_static(value: Any) -> bool:
             return not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(value))
 
         argnums = tuple(i for i, value in enumerate(args) if is_static(value))
         argnames = tuple(name for name, value in kwargs.items() if is_static(value))
-        given = ([value for i, value in enumerate(args) if i not in argnums],
-                 {name: value for name, value in kwargs.items() if name not in argnames})
+        given = (
+            [value for i, value in enumerate(args) if i not in argnums],
+            {name: value for name, value in kwargs.items() if name not in argnames},
+        )
         operands, in_tree = jax.tree.flatten(given)
         return cls(args, kwargs, argnums, argnames, tuple(operands), in_tree)
 
@@ -127,13 +139,17 @@ class Arguments:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Equal where the function is the same to `jax.jit`."""
-        return (self.in_tree, self.types, self.static_argnums, self.static_argnames,
-                [self.args[i] for i in self.static_argnums],
-                [self.kwargs[name] for name in self.static_argnames])
+        return (
+            self.in_tree,
+            self.types,
+            self.static_argnums,
+            self.static_argnames,
+            [self.args[i] for i in self.static_argnums],
+            [self.kwargs[name] for name in self.static_argnames],
+        )
 
 
-def trace(fun: Callable[..., Any], given: Arguments
-          ) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+def trace(fun: Callable[..., Any], given: Arguments) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
     """A function as a closed jaxpr, within the trace of the `jax.jit` that was given these
     arguments; and what makes the function's result of those of the jaxpr.
 
@@ -147,16 +163,28 @@ def trace(fun: Callable[..., Any], given: Arguments
         traced, named = jax.tree.unflatten(given.in_tree, leaves)
         remaining = iter(traced)
         outs, out_tree = jax.tree.flatten(
-            fun(*(value if i in given.static_argnums else next(remaining)
-                  for i, value in enumerate(given.args)), **{**given.kwargs, **named}))
+            fun(
+                *(
+                    value if i in given.static_argnums else next(remaining)
+                    for i, value in enumerate(given.args)
+                ),
+                **{**given.kwargs, **named},
+            )
+        )
         wrong.update((n, out) for n, out in enumerate(outs) if not core.valid_jaxtype(out))
         return [0 if n in wrong else out for n, out in enumerate(outs)]
 
-    debug_info = api_util.debug_info("jit", fun, given.args, dict(given.kwargs),
-                                     static_argnums=given.static_argnums,
-                                     static_argnames=given.static_argnames)
+    debug_info = api_util.debug_info(
+        "jit",
+        fun,
+        given.args,
+        dict(given.kwargs),
+        static_argnums=given.static_argnums,
+        static_argnames=given.static_argnames,
+    )
     jaxpr, _, constants = pe.trace_to_jaxpr_dynamic(
-        lu.wrap_init(flat, debug_info=debug_info), given.types)
+        lu.wrap_init(flat, debug_info=debug_info), given.types
+    )
 
     def result(outs: Sequence[Any]) -> Any:
         # What is no array goes back to `jax.jit`, which says so, and which of the results it is.
@@ -185,11 +213,24 @@ def has_effects(code: Any) -> bool:
     return any(isinstance(v.aval, AbstractRef) for v in (*code.invars, *code.outvars))
 
 
-def equation_like(equation: Any, operands: Sequence[Any], results: Sequence[Any], primitive: Any,
-                  parameters: dict[str, Any], effects: Any) -> Any:
+def equation_like(
+    equation: Any,
+    operands: Sequence[Any],
+    results: Sequence[Any],
+    primitive: Any,
+    parameters: dict[str, Any],
+    effects: Any,
+) -> Any:
     """Another equation, as if it stood where this one does."""
-    return core.new_jaxpr_eqn(list(operands), list(results), primitive, parameters, effects,
-                              equation.source_info, equation.ctx)
+    return core.new_jaxpr_eqn(
+        list(operands),
+        list(results),
+        primitive,
+        parameters,
+        effects,
+        equation.source_info,
+        equation.ctx,
+    )
 
 
 def without_names(debug_info: Any) -> Any:
@@ -213,8 +254,9 @@ def partition_count(axis_context: Any) -> int:
     if hasattr(axis_context, "num_devices"):
         return axis_context.num_devices
     mesh = axis_context.mesh
-    return math.prod(size for name, size in mesh.shape.items()
-                     if name not in axis_context.manual_axes)
+    return math.prod(
+        size for name, size in mesh.shape.items() if name not in axis_context.manual_axes
+    )
 
 
 def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:
@@ -244,29 +286,52 @@ def _meshes_named(module: ir.Module) -> set[Any]:
         if operation.name == "sdy.sharding_constraint":
             shardings.append(attributes["sharding"])
         elif operation.name == "func.func":
-            shardings.extend(value["sdy.sharding"] for name in ("arg_attrs", "res_attrs")
-                             if name in attributes for value in attributes[name]
-                             if "sdy.sharding" in value)
+            shardings.extend(
+                value["sdy.sharding"]
+                for name in ("arg_attrs", "res_attrs")
+                if name in attributes
+                for value in attributes[name]
+                if "sdy.sharding" in value
+            )
         return ir.WalkResult.ADVANCE
 
     module.operation.walk(visit)
     meshes = {sdy.TensorShardingAttr(sharding).mesh_or_ref for sharding in shardings}
-    named = {tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes))
-             for mesh in map(sdy.MeshAttr, filter(sdy.MeshAttr.isinstance, meshes))}
-    return {jax.sharding.AbstractMesh(tuple(size for _, size in axes),
-                                      tuple(name for name, _ in axes),
-                                      axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
-            for axes in named if axes}
+    named = {
+        tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes))
+        for mesh in map(sdy.MeshAttr, filter(sdy.MeshAttr.isinstance, meshes))
+    }
+    return {
+        jax.sharding.AbstractMesh(
+            tuple(size for _, size in axes),
+            tuple(name for name, _ in axes),
+            axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
+        )
+        for axes in named
+        if axes
+    }
 
 
-def partitioned_call(module_context: Any, mesh: Any, partition: Callable[..., Any],
-                     operand_count: int, result_count: int) -> dict[str, ir.Attribute]:
+def partitioned_call(
+    module_context: Any,
+    mesh: Any,
+    partition: Callable[..., Any],
+    operand_count: int,
+    result_count: int,
+) -> dict[str, ir.Attribute]:
     """The attributes of a custom call that is partitioned over a mesh as `custom_partitioning` of
     JAX has it done; `partition` is kept as long as the program is."""
     info = custom_partitioning._ShardingCallbackInfo(
-        None, partition, lambda sharding, rank: _named_sharding(sharding, rank, mesh),
-        jax.tree.structure((0,) * operand_count), jax.tree.structure([0] * result_count), None,
-        module_context, mesh, ())
+        None,
+        partition,
+        lambda sharding, rank: _named_sharding(sharding, rank, mesh),
+        jax.tree.structure((0,) * operand_count),
+        jax.tree.structure([0] * result_count),
+        None,
+        module_context,
+        mesh,
+        (),
+    )
     # No other process finds the program in JAX's cache on disk, and then no kernels for it.
     key = secrets.token_hex(16)
     custom_partitioning._sharding_callbacks[key.encode()] = info
@@ -289,7 +354,8 @@ def _named_sharding(sharding: Any, rank: int, mesh: Any) -> Any:
     except Exception:  # which it is depends on the sharding and on JAX's version
         spec = ()
     return jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec(*spec, *(None,) * (rank - len(spec))))
+        mesh, jax.sharding.PartitionSpec(*spec, *(None,) * (rank - len(spec)))
+    )
 
 
 def is_for_export(module_context: Any) -> bool:
@@ -329,14 +395,22 @@ def _symbols_in(size: Any) -> Collection[str]:
     return size._get_vars() if jax.export.is_symbolic_dim(size) else ()
 
 
-def with_sizes(exported: jax.export.Exported, sizes: Mapping[str, int]
-               ) -> list[jax.ShapeDtypeStruct] | None:
+def with_sizes(
+    exported: jax.export.Exported, sizes: Mapping[str, int]
+) -> list[jax.ShapeDtypeStruct] | None:
     """The types of an exported function's arguments with these sizes for its symbols; None where
     it is not for such."""
     try:
-        types = [jax.ShapeDtypeStruct(
-            [size._evaluate(sizes) if jax.export.is_symbolic_dim(size) else size
-             for size in aval.shape], aval.dtype) for aval in exported.in_avals]
+        types = [
+            jax.ShapeDtypeStruct(
+                [
+                    size._evaluate(sizes) if jax.export.is_symbolic_dim(size) else size
+                    for size in aval.shape
+                ],
+                aval.dtype,
+            )
+            for aval in exported.in_avals
+        ]
         args, kwargs = jax.tree.unflatten(exported.in_tree, types)
         jax.eval_shape(exported.call, *args, **kwargs)
     except (TypeError, ValueError):
@@ -352,8 +426,9 @@ def source_line(jaxpr: Any) -> tuple[str, int] | None:
     return info.func_filename, info.func_lineno
 
 
-def refusing_vjp(exported: jax.export.Exported, refuse: Callable[[Any], Any]
-                 ) -> jax.export.Exported:
+def refusing_vjp(
+    exported: jax.export.Exported, refuse: Callable[[Any], Any]
+) -> jax.export.Exported:
     """The exported function, which calls `refuse` where JAX asks for a derivative of a higher
     order than it has."""
     given = exported._get_vjp
@@ -369,17 +444,22 @@ def map_calls_of_exported_functions() -> None:
         batching.primitive_batchers[primitive] = partial(map_calls, primitive)
 
 
-def map_calls(primitive: jex.Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
-              ) -> tuple[list[Any], list[int]]:
+def map_calls(
+    primitive: jex.Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
+) -> tuple[list[Any], list[int]]:
     """A batching rule: calls with one element of the batch after the other."""
     is_mapped = [dim is not None for dim in dims]
-    mapped = [jax.numpy.moveaxis(arg, dim, 0)
-              for arg, dim, chosen in zip(args, dims, is_mapped, strict=True) if chosen]
+    mapped = [
+        jax.numpy.moveaxis(arg, dim, 0)
+        for arg, dim, chosen in zip(args, dims, is_mapped, strict=True)
+        if chosen
+    ]
 
     def call(elements: Sequence[Any]) -> list[Any]:
         remaining = iter(elements)
-        operands = [next(remaining) if chosen else arg
-                    for arg, chosen in zip(args, is_mapped, strict=True)]
+        operands = [
+            next(remaining) if chosen else arg for arg, chosen in zip(args, is_mapped, strict=True)
+        ]
         return primitive.bind(*operands, **params)
 
     results = jax.lax.map(call, mapped)
@@ -391,8 +471,9 @@ def compile_for_cpu(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Ar
     return compile_for("cpu", module)
 
 
-def compile_for(platform: str, module: ir.Module
-                ) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
+def compile_for(
+    platform: str, module: ir.Module
+) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
     """Compiles a module with an entry `main` for one device of a platform, past `jax.jit`.
 
     What it returns takes NumPy or JAX arrays of exactly the entry's types, 64-bit ones also where
@@ -401,8 +482,9 @@ def compile_for(platform: str, module: ir.Module
     client = get_backend(platform)
     device = client.local_devices()[0]
     with module.context:
-        options = compiler.get_compile_options(num_replicas=1, num_partitions=1,
-                                               env_options_overrides=_without_faults(module))
+        options = compiler.get_compile_options(
+            num_replicas=1, num_partitions=1, env_options_overrides=_without_faults(module)
+        )
         executable = client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:

@@ -20,8 +20,14 @@ from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
 
 
-def compile_extracted(module: ir.Module, options: Options, *, entry: str, platform: str = "cpu",
-                      faults: Faults | None = None) -> tuple[ir.Module | None, Report]:
+def compile_extracted(
+    module: ir.Module,
+    options: Options,
+    *,
+    entry: str,
+    platform: str = "cpu",
+    faults: Faults | None = None,
+) -> tuple[ir.Module | None, Report]:
     """The compiled module and the report on it; None if XLA is to get the original.
 
     A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
@@ -33,15 +39,22 @@ def compile_extracted(module: ir.Module, options: Options, *, entry: str, platfo
     faults = faults or Faults()
     subject = Subject(entry, options, lambda: module)
     answer: list[tuple[ir.Module | None, Report]] = []
-    with faults.contained(subject, lambda reason: answer.append(
-            (None, Report.untouched(reason, FAULT_ADVICE)))):
+    with faults.contained(
+        subject, lambda reason: answer.append((None, Report.untouched(reason, FAULT_ADVICE)))
+    ):
         answer.append(compile_function(module, subject, faults, entry=entry, platform=platform))
     return answer[0]
 
 
-def compile_function(module: ir.Module, subject: Subject, faults: Faults, *, entry: str,
-                     platform: str,
-                     settled: Mapping[Path, str] | None = None) -> tuple[ir.Module | None, Report]:
+def compile_function(
+    module: ir.Module,
+    subject: Subject,
+    faults: Faults,
+    *,
+    entry: str,
+    platform: str,
+    settled: Mapping[Path, str] | None = None,
+) -> tuple[ir.Module | None, Report]:
     """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
 
     Where calls may settle it, what they have shown to be faster is done, now (`settled` has it by
@@ -55,9 +68,14 @@ def compile_function(module: ir.Module, subject: Subject, faults: Faults, *, ent
     path = settled_path(module, options, entry)
     known = Choice(settled[path]) if path in settled else remembered(path, options)
     if known is not None and known.choose == "xla":
-        compiled, report = None, Report.untouched(
-            "calls have shown that XLA is faster",
-            "tune(...) may make ours faster; `hlo-mlc cache clear` forgets what calls have shown")
+        compiled, report = (
+            None,
+            Report.untouched(
+                "calls have shown that XLA is faster",
+                "tune(...) may make ours faster; `hlo-mlc cache clear` forgets what calls "
+                "have shown",
+            ),
+        )
     else:
         if known is not None:
             subject = dataclasses.replace(subject, options=options.replace(choose=known.choose))
@@ -66,12 +84,14 @@ def compile_function(module: ir.Module, subject: Subject, faults: Faults, *, ent
     return compiled, dataclasses.replace(report, settled_at=path, comparisons=comparisons)
 
 
-def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: str, platform: str
-                    ) -> tuple[ir.Module | None, Report]:
+def _compile_chosen(
+    module: ir.Module, subject: Subject, faults: Faults, entry: str, platform: str
+) -> tuple[ir.Module | None, Report]:
     options = subject.options
     if options.choose == "xla":
         return None, Report.untouched(
-            'choose="xla" asks for it', 'leave out choose="xla" (and HLO_MLC_CHOOSE)')
+            'choose="xla" asks for it', 'leave out choose="xla" (and HLO_MLC_CHOOSE)'
+        )
     compiled = _compile(module, options, entry, platform)
     if compiled.module is not module:
         register_handler(platform)

@@ -22,8 +22,7 @@ ANY_ROWS = "cpu, any rows"
 
 
 def compiled_for(platform: str, options: Options) -> str:
-    """For which of these a program is compiled, by the options, that runs on a platform of JAX's.
-    """
+    """For which of these a program that runs on a platform of JAX's is compiled, by the options."""
     return ANY_ROWS if platform == CPU and options.any_rows else platform
 
 
@@ -54,7 +53,8 @@ def require_cpu(leaves: Iterable[object], what: str) -> None:
     if platform != CPU:
         raise UsageError(
             f"The function runs on {platform} here, and kernels can be {what} for CPUs only so "
-            "far: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, do it")
+            "far: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, do it"
+        )
 
 
 def target_here() -> CudaTarget | None:

@@ -22,9 +22,17 @@ from jax.extend.core import primitives
 from hlo_mlc.interop import compat
 
 # Whose bodies are lowered as they stand: in what else has a body, calls may mean something else.
-_WITH_BODIES = frozenset((
-    primitives.jit_p, primitives.scan_p, primitives.while_p, primitives.cond_p, primitives.remat_p,
-    primitives.custom_jvp_call_p, primitives.custom_vjp_call_p))
+_WITH_BODIES = frozenset(
+    (
+        primitives.jit_p,
+        primitives.scan_p,
+        primitives.while_p,
+        primitives.cond_p,
+        primitives.remat_p,
+        primitives.custom_jvp_call_p,
+        primitives.custom_vjp_call_p,
+    )
+)
 
 Call = Callable[[Any], tuple[Any, dict[str, Any]]]
 """Closed jaxpr -> the primitive that calls it, and its parameters."""
@@ -63,8 +71,11 @@ def _apart(jaxpr: Any, call: Call, effectful: list[Any]) -> Any:
     for number in sorted({*computing, *acting}):
         if number in computing:
             part = computing[number]
-            given = [v for v in dict.fromkeys(v for e in part for v in e.outvars)
-                     if v in results or read_last.get(v, (0, False)) > (number, False)]
+            given = [
+                v
+                for v in dict.fromkeys(v for e in part for v in e.outvars)
+                if v in results or read_last.get(v, (0, False)) > (number, False)
+            ]
             equations.append(_called(part, given, jaxpr.debug_info, call))
         equations += (_with_bodies_apart(e, call, effectful) for e in acting.get(number, ()))
     return jaxpr.replace(eqns=equations)
@@ -73,11 +84,19 @@ def _apart(jaxpr: Any, call: Call, effectful: list[Any]) -> Any:
 def _called(equations: Sequence[Any], given: Sequence[Any], debug_info: Any, call: Call) -> Any:
     """One equation in place of some, whose results are those `given`."""
     computed = {v for equation in equations for v in equation.outvars}
-    taken = [v for v in dict.fromkeys(v for e in equations for v in _variables(e.invars))
-             if v not in computed]
-    jaxpr = jex.Jaxpr((), taken, given, equations,
-                      frozenset().union(*(e.effects for e in equations)),
-                      compat.without_names(debug_info))
+    taken = [
+        v
+        for v in dict.fromkeys(v for e in equations for v in _variables(e.invars))
+        if v not in computed
+    ]
+    jaxpr = jex.Jaxpr(
+        (),
+        taken,
+        given,
+        equations,
+        frozenset().union(*(e.effects for e in equations)),
+        compat.without_names(debug_info),
+    )
     primitive, parameters = call(jex.ClosedJaxpr(jaxpr, ()))
     return compat.equation_like(equations[-1], taken, given, primitive, parameters, jaxpr.effects)
 

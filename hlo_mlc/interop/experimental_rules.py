@@ -21,7 +21,8 @@ def register_experimental_rules(primitive: jex.Primitive) -> None:
     """Gives a primitive with a parameter `call_jaxpr` the rules that `jit` has there."""
     jet.jet_rules[primitive] = partial(_jet, primitive)
     key_reuse.key_reuse_signatures[primitive] = key_reuse.dynamic_key_reuse_signature(
-        lambda equation: key_reuse.jaxpr_type_signature(_open(equation.params["call_jaxpr"])))
+        lambda equation: key_reuse.jaxpr_type_signature(_open(equation.params["call_jaxpr"]))
+    )
 
 
 def register_sparse_rule(primitive: jex.Primitive) -> None:
@@ -36,16 +37,18 @@ def _open(call_jaxpr: Any) -> Any:
     return call_jaxpr.jaxpr if hasattr(call_jaxpr, "jaxpr") else call_jaxpr
 
 
-def _jet(primitive: core.Primitive, primals: Any, series: Any, *, call_jaxpr: Any, **params: Any
-         ) -> Any:
+def _jet(
+    primitive: core.Primitive, primals: Any, series: Any, *, call_jaxpr: Any, **params: Any
+) -> Any:
     flat, tree = jax.tree.flatten((primals, series))
     types = tuple(map(core.shaped_abstractify, flat))
     jaxpr, out_tree = jet._jet_jaxpr(call_jaxpr, len(series[0]), types, tree)
     return jax.tree.unflatten(out_tree(), primitive.bind(*flat, call_jaxpr=jaxpr, **params))
 
 
-def _sparsify(primitive: core.Primitive, environment: Any, *values: Any, call_jaxpr: Any,
-              **params: Any) -> Any:
+def _sparsify(
+    primitive: core.Primitive, environment: Any, *values: Any, call_jaxpr: Any, **params: Any
+) -> Any:
     rules = sys.modules[_SPARSE]
     jaxpr, out_tree = rules._sparsify_jaxpr(environment, call_jaxpr, *values)
     flat = jax.tree.leaves(rules.spvalues_to_arrays(environment, values))

@@ -77,21 +77,34 @@ class ExportReport:
     def __str__(self) -> str:
         lines = [f"{self.path}: {byte_size(self.bytes)}, code for {', '.join(self.targets)}"]
         for one in self.entries:
-            lines.append(f"  {one.name}: {one.signature}; {one.report.coverage:.0%} of the "
-                         f"operations in {counted(len(one.kernels), 'kernel')}")
+            lines.append(
+                f"  {one.name}: {one.signature}; {one.report.coverage:.0%} of the "
+                f"operations in {counted(len(one.kernels), 'kernel')}"
+            )
             lines += [f"    {reason}" for reason in one.report.reasons]
         return "\n".join(lines)
 
 
-def entry(function: Callable[..., Any], *args: Any, embed: int | Sequence[int] = (),
-          vjp_order: int = 0, **kwargs: Any) -> Entry:
+def entry(
+    function: Callable[..., Any],
+    *args: Any,
+    embed: int | Sequence[int] = (),
+    vjp_order: int = 0,
+    **kwargs: Any,
+) -> Entry:
     """A function to export together with others; the arguments are those of `export`."""
     return Entry(function, args, kwargs, embedded_positions(embed, len(args)), vjp_order)
 
 
-def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
-           path: str | os.PathLike[str], targets: str | Sequence[str] = ("host",),
-           embed: int | Sequence[int] = (), vjp_order: int = 0, **kwargs: Any) -> ExportReport:
+def export(
+    function: Callable[..., Any] | Mapping[str, Entry],
+    *args: Any,
+    path: str | os.PathLike[str],
+    targets: str | Sequence[str] = ("host",),
+    embed: int | Sequence[int] = (),
+    vjp_order: int = 0,
+    **kwargs: Any,
+) -> ExportReport:
     """Writes a function, compiled, into a file that `hlo_mlc.load` runs without compiling kernels.
 
     `function` is what `mlc_jit` or `jax.jit` made or any function that JAX can trace, and the other
@@ -112,8 +125,10 @@ def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
     """
     if isinstance(function, Mapping):
         if args or kwargs or embed not in ((), []) or vjp_order:
-            raise UsageError("Arguments of several functions are given with each: "
-                             "hlo_mlc.entry(function, *args, **kwargs)")
+            raise UsageError(
+                "Arguments of several functions are given with each: "
+                "hlo_mlc.entry(function, *args, **kwargs)"
+            )
         entries = dict(function)
     else:
         name = getattr(function, "__name__", type(function).__name__)
@@ -136,8 +151,9 @@ def embedded_positions(embed: int | Sequence[int], count: int) -> tuple[int, ...
         positions = sorted({operator.index(p) % count for p in given})
         if len(positions) == len(given):
             return tuple(positions)
-    raise UsageError(f"embed={embed!r}: expected different positions of arguments, "
-                     f"of which there are {count}")
+    raise UsageError(
+        f"embed={embed!r}: expected different positions of arguments, of which there are {count}"
+    )
 
 
 def targets_named(names: Sequence[str]) -> CpuTargets | GpuTargets:
@@ -169,8 +185,13 @@ class _Writer:
             reports.append(report)
         targets = [self._target(target) for target in self._targets.targets]
         description = {
-            "format": FORMAT, "platform": self._targets.platform, "abi": library.ABI_VERSION,
-            "versions": {"jax": jax.__version__}, "entries": described, "targets": targets}
+            "format": FORMAT,
+            "platform": self._targets.platform,
+            "abi": library.ABI_VERSION,
+            "versions": {"jax": jax.__version__},
+            "entries": described,
+            "targets": targets,
+        }
         size = write_archive(path, Archive(description, self._blocks))
         return ExportReport(path, size, tuple(reports), tuple(t["name"] for t in targets))
 
@@ -198,13 +219,21 @@ class _Writer:
             leaves.append({"block": block, "dtype": array.dtype.name, "shape": array.shape})
         signature = _signature(program, embedded=len(leaves))
         description = {
-            "name": name, "program": f"{prefix}.program",
+            "name": name,
+            "program": f"{prefix}.program",
             "original": f"{prefix}.original" if has_original else f"{prefix}.program",
             "open_sizes": {"choose": options.choose, "deterministic": options.deterministic}
-            if has_open_sizes else None,
-            "signature": signature, "vjp_order": given.vjp_order, "embeds": bool(given.embed),
-            "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage,
-            "parameters": _parameters(given), "documentation": _documentation(given)}
+            if has_open_sizes
+            else None,
+            "signature": signature,
+            "vjp_order": given.vjp_order,
+            "embeds": bool(given.embed),
+            "leaves": leaves,
+            "kernels": list(kernels),
+            "coverage": report.coverage,
+            "parameters": _parameters(given),
+            "documentation": _documentation(given),
+        }
         return description, ExportedEntry(name, signature, tuple(kernels), report)
 
     def _target(self, target: Target) -> dict[str, Any]:
@@ -215,13 +244,15 @@ class _Writer:
             kernels[kernel_id] = {"block": block, **how}
         return {"name": target.name, **self._targets.described(target), "kernels": kernels}
 
-    def _exported(self, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-                  ) -> jax.export.Exported:
+    def _exported(
+        self, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> jax.export.Exported:
         """Raises: UsageError with the reason why JAX cannot export it."""
         allowed = [DisabledSafetyCheck.custom_call(KERNEL_TARGET)]
         try:
-            return jax.export.export(jitted, platforms=[self._targets.platform],
-                                     disabled_checks=allowed)(*args, **kwargs)
+            return jax.export.export(
+                jitted, platforms=[self._targets.platform], disabled_checks=allowed
+            )(*args, **kwargs)
         except (TypeError, ValueError, NotImplementedError) as error:
             raise UsageError(f"The function cannot be exported: {error}") from error
 
@@ -236,9 +267,11 @@ def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
         for leaf in jax.tree.leaves(given.args[place]):
             if isinstance(leaf, jax.ShapeDtypeStruct):
                 sizes = ",".join(map(str, leaf.shape))
-                raise UsageError(f"embed: argument {place} goes into the file by its value, and is "
-                                 f"a type here: {leaf.dtype}[{sizes}]. Commands take values from "
-                                 "the function's `example_args`")
+                raise UsageError(
+                    f"embed: argument {place} goes into the file by its value, and is "
+                    f"a type here: {leaf.dtype}[{sizes}]. Commands take values from "
+                    "the function's `example_args`"
+                )
     leaves, tree = jax.tree.flatten([given.args[p] for p in given.embed])
     rest = tuple(arg for n, arg in enumerate(given.args) if n not in given.embed)
 
@@ -259,15 +292,16 @@ def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:
     try:
         return bytes(exported.serialize(vjp_order=vjp_order))
     except ImportError as error:
-        raise ArchiveError("Exporting takes the package `flatbuffers`, which hlo-mlc is installed "
-                           "with: pip install flatbuffers") from error
+        raise ArchiveError(
+            "Exporting takes the package `flatbuffers`, which hlo-mlc is installed "
+            "with: pip install flatbuffers"
+        ) from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"The function cannot be exported: {error}") from error
 
 
 def _kernels_called(exported: jax.export.Exported, vjp_order: int) -> tuple[str, ...]:
-    """The ids of the kernels that a program and its derivatives call, in order of the first call.
-    """
+    """The ids of the kernels that a program and its derivatives call, in the order of calls."""
     ids = dict.fromkeys(_kernel_ids(exported))
     for _ in range(vjp_order):
         exported = exported.vjp()
@@ -281,8 +315,10 @@ def _kernel_ids(exported: jax.export.Exported) -> Iterator[str]:
     found: dict[str, None] = {}
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call" \
-                and operation.attributes["call_target_name"].value == KERNEL_TARGET:
+        if (
+            operation.name == "stablehlo.custom_call"
+            and operation.attributes["call_target_name"].value == KERNEL_TARGET
+        ):
             found[operation.attributes["backend_config"]["id"].value] = None
         return ir.WalkResult.ADVANCE
 
@@ -298,10 +334,13 @@ def _parameters(given: Entry) -> list[str]:
         bound = signature.bind(*given.args, **given.kwargs)
     except (TypeError, ValueError):
         return []
-    names = [name for name in bound.arguments
-             if signature.parameters[name].kind in (inspect.Parameter.POSITIONAL_ONLY,
-                                                    inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    return [name for n, name in enumerate(names[:len(given.args)]) if n not in given.embed]
+    names = [
+        name
+        for name in bound.arguments
+        if signature.parameters[name].kind
+        in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return [name for n, name in enumerate(names[: len(given.args)]) if n not in given.embed]
 
 
 def _documentation(given: Entry) -> str | None:

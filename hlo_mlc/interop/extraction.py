@@ -43,8 +43,11 @@ def donate(module: ir.Module, name: str, donations: Mapping[int, int]) -> None:
     """Marks parameters of @name, and no others, as donated for results of the same type."""
     function = function_named(module, name)
     inputs, results = function.type.inputs, function.type.results
-    described = list(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes \
+    described = (
+        list(function.attributes["arg_attrs"])
+        if "arg_attrs" in function.attributes
         else [{}] * len(inputs)
+    )
     with module.context:
         number = ir.IntegerType.get_signless(32)
         for parameter, attributes in enumerate(described):
@@ -110,8 +113,9 @@ def splice(module: ir.Module, symbols: ir.SymbolTable, name: str, compiled: ir.M
     try:
         target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
         with ir.InsertionPoint.at_block_begin(body), function.location:
-            call = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(target),
-                               list(body.arguments))
+            call = func.CallOp(
+                function.type.results, ir.FlatSymbolRefAttr.get(target), list(body.arguments)
+            )
     except BaseException:
         for operation in reversed(list(module.body.operations)[known:]):
             symbols.erase(operation)

@@ -43,6 +43,7 @@ class Faults:
 
         Raises: ConfigurationError; MlcError for every fault, if the subject asks for ours only.
         """
+
         def note(fault: Fault) -> None:
             with contextlib.suppress(Exception):  # a report that cannot be kept has no reader
                 leave(fault.reason)
@@ -59,8 +60,10 @@ class Faults:
         of = f"{fault.part} of {subject.name}" if fault.part else subject.name
         folder = keep(fault, subject.program, subject.options)
         kept = "" if folder is None else f" (what it takes to see it again is in {folder})"
-        warn(f"hlo_mlc leaves {of} to XLA: {fault.reason}{kept}",
-             _line(fault.location) or subject.line)
+        warn(
+            f"hlo_mlc leaves {of} to XLA: {fault.reason}{kept}",
+            _line(fault.location) or subject.line,
+        )
 
 
 def _line(location: str) -> Line | None:

@@ -37,9 +37,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_module: weakref.WeakKeyDictionary[ir.Module, Report] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._by_module: weakref.WeakKeyDictionary[ir.Module, Report] = weakref.WeakKeyDictionary()
         self._latest: Report | None = None
 
     def record(self, module: ir.Module, report: Report) -> None:
@@ -56,15 +54,23 @@ class Ledger:
     def settle(self, comparison: Comparison) -> None:
         """Adds what calls have shown to the most recent report."""
         latest = self._latest
-        self.revise(lambda report: dataclasses.replace(report, comparisons=(comparison,))
-                    if report is latest else report)
+        self.revise(
+            lambda report: (
+                dataclasses.replace(report, comparisons=(comparison,))
+                if report is latest
+                else report
+            )
+        )
 
     def revise(self, change: Callable[[Report], Report]) -> None:
         """Puts what `change` makes of each report in its place."""
         with self._lock:
             known = dict(self._by_module)
-            revised = {id(report): change(report) for report in (*known.values(), self._latest)
-                       if report is not None}
+            revised = {
+                id(report): change(report)
+                for report in (*known.values(), self._latest)
+                if report is not None
+            }
             self._by_module.update((module, revised[id(r)]) for module, r in known.items())
             self._latest = revised.get(id(self._latest))
 
@@ -95,17 +101,26 @@ class TracedFunction:
         return f"{self.name}[{self.options.choose}]"
 
 
-def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None,
-                    records: str | os.PathLike[str] | None = None, tune: str | None = None,
-                    any_rows: bool | None = None) -> Options:
+def resolve_options(
+    choose: str | None,
+    target: str | None,
+    deterministic: bool | None = None,
+    records: str | os.PathLike[str] | None = None,
+    tune: str | None = None,
+    any_rows: bool | None = None,
+) -> Options:
     """The options for one function; None stands for what the environment says.
 
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
     options = Options.from_environment(
-        choose=choose, target=target, deterministic=deterministic, tune=tune,
+        choose=choose,
+        target=target,
+        deterministic=deterministic,
+        tune=tune,
         any_rows=any_rows,
-        records=os.fspath(records) if isinstance(records, os.PathLike) else records)
+        records=os.fspath(records) if isinstance(records, os.PathLike) else records,
+    )
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:
         require_target(options.records, target_of(options).key)

@@ -22,6 +22,7 @@ class JitObject(functools.partial, Generic[P, R_co]):
     """
 
     if TYPE_CHECKING:
+
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
@@ -68,6 +69,7 @@ class JitObject(functools.partial, Generic[P, R_co]):
         return signature.replace(parameters=parameters)
 
     if not TYPE_CHECKING:  # to checkers there is no more than what is written here
+
         def __getattr__(self, name: str) -> Any:
             return getattr(self.func, name)
 
@@ -79,9 +81,12 @@ class JitObject(functools.partial, Generic[P, R_co]):
     # As for methods: bound to the same object they are equal, though made at each look-up.
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, JitObject) and bool(self.args) and self.__dict__ is other.__dict__
+            isinstance(other, JitObject)
+            and bool(self.args)
+            and self.__dict__ is other.__dict__
             and len(self.args) == len(other.args)
-            and all(a is b for a, b in zip(self.args, other.args, strict=True)))
+            and all(a is b for a, b in zip(self.args, other.args, strict=True))
+        )
 
     def __hash__(self) -> int:
         return hash((id(self.__dict__), *map(id, self.args)))  # which all that are bound share

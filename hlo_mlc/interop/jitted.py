@@ -59,8 +59,10 @@ class Origin:
     @property
     def donates(self) -> bool:
         """Whether a call may take some of its arguments away."""
-        return any(self.jit_arguments.get(name) is not None
-                   for name in ("donate_argnums", "donate_argnames"))
+        return any(
+            self.jit_arguments.get(name) is not None
+            for name in ("donate_argnums", "donate_argnames")
+        )
 
 
 class MlcFunction(JitObject[P, R_co]):
@@ -70,11 +72,14 @@ class MlcFunction(JitObject[P, R_co]):
     _origin: Origin
 
     if TYPE_CHECKING:
+
         @overload
         def __get__(self, instance: None, owner: type | None = None) -> Self: ...
         @overload
-        def __get__(self: MlcFunction[Concatenate[S, Q], R_co], instance: S,
-                    owner: type | None = None) -> MlcFunction[Q, R_co]: ...
+        def __get__(
+            self: MlcFunction[Concatenate[S, Q], R_co], instance: S, owner: type | None = None
+        ) -> MlcFunction[Q, R_co]: ...
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None or self.args:
             return self
@@ -105,8 +110,11 @@ class MlcFunction(JitObject[P, R_co]):
         """What of the function is compiled for such arguments, and why the rest is not; without
         any, of the most recent compilation. Its `html(path)` writes a page for a browser."""
         found = self._report(args, kwargs)
-        return found if not args and not kwargs else replace(
-            found, page=lambda path: self.explain(*args, **kwargs).html(path))
+        return (
+            found
+            if not args and not kwargs
+            else replace(found, page=lambda path: self.explain(*args, **kwargs).html(path))
+        )
 
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         function = self._origin.function
@@ -130,15 +138,23 @@ class MlcFunction(JitObject[P, R_co]):
         def compile_again(options: Options) -> Report:
             return self._with(options).report(*args, **kwargs)
 
-        return explain_report(self._report(args, kwargs), origin.options, origin.function.name,
-                              verbose, compile_again if args or kwargs else None)
+        return explain_report(
+            self._report(args, kwargs),
+            origin.options,
+            origin.function.name,
+            verbose,
+            compile_again if args or kwargs else None,
+        )
 
     if TYPE_CHECKING:
+
         @overload
-        def trace(self, *args: Any, path: str | os.PathLike[str], calls: int = ...,
-                  **kwargs: Any) -> Timeline: ...
+        def trace(
+            self, *args: Any, path: str | os.PathLike[str], calls: int = ..., **kwargs: Any
+        ) -> Timeline: ...
         @overload
         def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The function traced for such arguments, as by `jax.jit`. With a `path`, a few `calls` (3)
         of it are run, and when each of our kernels and its tasks ran, on which threads, and what
@@ -150,13 +166,26 @@ class MlcFunction(JitObject[P, R_co]):
             return super().trace(*args, **kwargs)
         path, calls = kwargs.pop("path"), kwargs.pop("calls", CALLS)
         origin = self._origin
-        return record_timeline(origin.function.name, self.func,
-                               functools.partial(self.report, *args, **kwargs),
-                               self._with_bound(args, kwargs), kwargs, path, calls, origin.donates)
+        return record_timeline(
+            origin.function.name,
+            self.func,
+            functools.partial(self.report, *args, **kwargs),
+            self._with_bound(args, kwargs),
+            kwargs,
+            path,
+            calls,
+            origin.donates,
+        )
 
-    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
-             storage: str | None = None, target: str | None = None, **kwargs: Any
-             ) -> TuningReport:
+    def tune(
+        self,
+        *args: Any,
+        trials: int | None = None,
+        minutes: float | None = None,
+        storage: str | None = None,
+        target: str | None = None,
+        **kwargs: Any,
+    ) -> TuningReport:
         """Looks for faster schedules of each kernel on these arguments, until each had so many
         trials, for so many minutes, or else until next to nothing is expected of another trial, and
         remembers them; says what came of it. `storage`, the URL of a database, has others take
@@ -165,8 +194,16 @@ class MlcFunction(JitObject[P, R_co]):
         say so."""
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
-        return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
-                                minutes=minutes, storage=storage, target=target)
+        return tuning.tune_call(
+            self,
+            self._origin.options,
+            args,
+            kwargs,
+            trials=trials,
+            minutes=minutes,
+            storage=storage,
+            target=target,
+        )
 
     def verify(self, *args: Any, runs: int = 3, **kwargs: Any) -> Verification:
         """Holds each kernel of such a call against the same operations in f64, and XLA's code for
@@ -175,16 +212,18 @@ class MlcFunction(JitObject[P, R_co]):
         origin = self._origin
         return verify_call(self, origin.options, origin.function.name, args, kwargs, runs=runs)
 
-    def schedule(self, kernel: str, /, *args: Any, nest: int | None = None, **kwargs: Any
-                 ) -> KernelSchedule:
+    def schedule(
+        self, kernel: str, /, *args: Any, nest: int | None = None, **kwargs: Any
+    ) -> KernelSchedule:
         """The loops of a kernel of such a call, by the name that `explain` shows it by, for you to
         rewrite by the primitives of docs/schedules.md, to run, to time and to pin: those of its
         costliest nest, or of the one at position `nest`."""
         # At first use, as above: it starts processes, whose modules take as long as a small call.
         scheduling = importlib.import_module("hlo_mlc.interop.scheduling")
         origin = self._origin
-        return scheduling.schedule_kernel(self, origin.options, origin.function.name, kernel, nest,
-                                          args, kwargs)
+        return scheduling.schedule_kernel(
+            self, origin.options, origin.function.name, kernel, nest, args, kwargs
+        )
 
     @property
     def origin(self) -> Origin:
@@ -212,8 +251,7 @@ class MlcFunction(JitObject[P, R_co]):
         return () if found is None else gpu_kernels(found)
 
     def call_from_now_on(self, compiled: Any, function: TracedFunction) -> None:
-        """Has this object, and methods bound to it, call something else, without a frame of ours.
-        """
+        """Has this object and methods bound to it call another function, with no frame of ours."""
         self._origin = replace(self._origin, function=function)
         self.__setstate__((compiled, self.args, self.keywords, self.__dict__))
 
@@ -229,8 +267,12 @@ class MlcFunction(JitObject[P, R_co]):
         return again._bind(*self.args)
 
 
-def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],
-           for_archive: bool = False) -> MlcFunction[..., Any]:
+def jitted(
+    fun: Callable[..., Any],
+    options: Options,
+    jit_arguments: Mapping[str, Any],
+    for_archive: bool = False,
+) -> MlcFunction[..., Any]:
     """The function through `jax.jit` with its arguments, and through our compiler.
 
     Raises: what `jax.jit` raises for a function or arguments that it does not take.
@@ -263,9 +305,11 @@ def _standing_for(fun: Callable[..., Any], compiled: Any) -> Any:
     return compiled
 
 
-def _settling(fun: Callable[..., Any], given: Staged, compiled: Any,
-              jit_arguments: Mapping[str, Any]) -> Settling:
+def _settling(
+    fun: Callable[..., Any], given: Staged, compiled: Any, jit_arguments: Mapping[str, Any]
+) -> Settling:
     """What is called until it is settled whether to run our kernels."""
+
     def alternative(path: Path, choose: str) -> Side:
         other = staged_as_settled(given, path, choose)
         return Side(_standing_for(fun, compat.jit(other, **jit_arguments)), other)
@@ -278,7 +322,11 @@ def _bound(function: MlcFunction[..., Any], args: tuple[Any, ...]) -> MlcFunctio
     return function._bind(*args)
 
 
-def _again(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],
-           bound: tuple[Any, ...]) -> MlcFunction[..., Any]:
+def _again(
+    fun: Callable[..., Any],
+    options: Options,
+    jit_arguments: Mapping[str, Any],
+    bound: tuple[Any, ...],
+) -> MlcFunction[..., Any]:
     """What was pickled, which takes a pickler that can write functions."""
     return jitted(fun, options, jit_arguments)._bind(*bound)

@@ -52,11 +52,17 @@ class LoadedReport:
 
     def __str__(self) -> str:
         if self.target is None:
-            what = "it is compiled for the sizes of each call" if self.has_open_sizes else \
-                "XLA compiles all of it"
+            what = (
+                "it is compiled for the sizes of each call"
+                if self.has_open_sizes
+                else "XLA compiles all of it"
+            )
             return f"{self.headline}\n{what}"
-        lines = [self.headline, f"{self.coverage:.0%} of the operations in "
-                 f"{counted(len(self.nests), 'kernel')}, compiled for {self.target}"]
+        lines = [
+            self.headline,
+            f"{self.coverage:.0%} of the operations in "
+            f"{counted(len(self.nests), 'kernel')}, compiled for {self.target}",
+        ]
         for kernel, nests in self.nests.items():
             lines += [f"  {kernel}", *(f"    {nest}" for nest in nests)]
         return "\n".join(lines)
@@ -87,8 +93,9 @@ def load(path: str | os.PathLike[str], *, entry: str | None = None) -> LoadedFun
         if isinstance(error, UsageError):
             raise
         raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
-    return _function(path, chosen, _deserialized(path, block),
-                     leaves if chosen["embeds"] else None, target)
+    return _function(
+        path, chosen, _deserialized(path, block), leaves if chosen["embeds"] else None, target
+    )
 
 
 def describe(path: str | os.PathLike[str]) -> str:
@@ -100,14 +107,18 @@ def describe(path: str | os.PathLike[str]) -> str:
     archive = read_archive(path)
     description = archive.description
     try:
-        lines = [f"{path}: exported with JAX {description['versions']['jax']}, "
-                 f"{byte_size(sum(map(len, archive.blocks.values())))}"]
+        lines = [
+            f"{path}: exported with JAX {description['versions']['jax']}, "
+            f"{byte_size(sum(map(len, archive.blocks.values())))}"
+        ]
         for one in description["entries"]:
             lines.append(f"entry {one['name']}: {one['signature']}")
             embedded = sum(len(archive.blocks[leaf["block"]]) for leaf in one["leaves"])
-            facts = [f"{one['coverage']:.0%} of the operations in "
-                     f"{counted(len(one['kernels']), 'kernel')}",
-                     f"program of {byte_size(len(archive.blocks[one['program']]))}"]
+            facts = [
+                f"{one['coverage']:.0%} of the operations in "
+                f"{counted(len(one['kernels']), 'kernel')}",
+                f"program of {byte_size(len(archive.blocks[one['program']]))}",
+            ]
             facts += [f"{byte_size(embedded)} of embedded values"] if embedded else []
             if one["vjp_order"]:
                 facts.append(f"differentiable {_often(one['vjp_order'])}")
@@ -120,8 +131,9 @@ def describe(path: str | os.PathLike[str]) -> str:
             lines.append(f"target {target_line(target)}: {byte_size(code)} of code{here}")
             for kernel_id, kernel in target["kernels"].items():
                 lines.append(f"  {_named(kernel_id, kernel)}")
-                lines += [f"    {line}" for line in (*kernel["nests"],
-                                                    *kernel.get("resources", ()))]
+                lines += [
+                    f"    {line}" for line in (*kernel["nests"], *kernel.get("resources", ()))
+                ]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
     return "\n".join(lines)
@@ -135,14 +147,19 @@ def _platform(path: Path, archive: Archive) -> Platform:
     """What the file is for, which is here, as are the versions that it needs."""
     description = archive.description
     if description["format"] != FORMAT:
-        raise ArchiveError(f"{path} has format {description['format']}, this version of hlo_mlc "
-                           f"reads format {FORMAT}: export it again")
+        raise ArchiveError(
+            f"{path} has format {description['format']}, this version of hlo_mlc "
+            f"reads format {FORMAT}: export it again"
+        )
     if description["platform"] not in PLATFORMS:
-        raise ArchiveError(f"{path} is for {description['platform']}, not for one of "
-                           f"{', '.join(PLATFORMS)}")
+        raise ArchiveError(
+            f"{path} is for {description['platform']}, not for one of {', '.join(PLATFORMS)}"
+        )
     if description["abi"] != library.ABI_VERSION:
-        raise ArchiveError(f"{path} has kernels for runtime version {description['abi']}, this one "
-                           f"is {library.ABI_VERSION}: export it again")
+        raise ArchiveError(
+            f"{path} has kernels for runtime version {description['abi']}, this one "
+            f"is {library.ABI_VERSION}: export it again"
+        )
     platform = PLATFORMS[description["platform"]]
     missing = platform.missing(description["targets"])
     if missing:
@@ -156,21 +173,25 @@ def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str
         return next(iter(entries.values()))
     if name not in entries:
         asked = "say which" if name is None else f"there is no {name!r}"
-        raise UsageError(f"{path} has the entries {', '.join(entries)}; {asked}: "
-                         "hlo_mlc.load(path, entry=…)")
+        raise UsageError(
+            f"{path} has the entries {', '.join(entries)}; {asked}: hlo_mlc.load(path, entry=…)"
+        )
     return entries[name]
 
 
-def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: Platform
-             ) -> Mapping[str, Any] | None:
+def _publish(
+    path: Path, archive: Archive, chosen: Mapping[str, Any], platform: Platform
+) -> Mapping[str, Any] | None:
     """Makes the entry's kernels callable, those for the target that it returns; None where there
     are none that run here."""
     targets = archive.description["targets"]
     target = next(iter(platform.fitting(targets)), None)
     if target is None and not chosen.get("open_sizes"):
         names = ", ".join(target["name"] for target in targets)
-        warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
-             "XLA compiles the program instead")
+        warn(
+            f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
+            "XLA compiles the program instead"
+        )
     if target is None:
         return None
     for kernel_id in chosen["kernels"]:
@@ -200,11 +221,15 @@ def _deserialized(path: Path, block: bytes | memoryview) -> jax.export.Exported:
     try:
         return jax.export.deserialize(bytearray(block))
     except ImportError as error:
-        raise ArchiveError("Loading takes the package `flatbuffers`, which hlo-mlc is installed "
-                           "with: pip install flatbuffers") from error
+        raise ArchiveError(
+            "Loading takes the package `flatbuffers`, which hlo-mlc is installed "
+            "with: pip install flatbuffers"
+        ) from error
     except Exception as error:  # whatever a reader of another version may raise
-        raise ArchiveError(f"{path} holds a program that JAX {jax.__version__} cannot read: "
-                           f"{type(error).__name__}: {error}") from error
+        raise ArchiveError(
+            f"{path} holds a program that JAX {jax.__version__} cannot read: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 class LoadedFunction(JitObject[..., Any]):
@@ -232,8 +257,13 @@ class LoadedFunction(JitObject[..., Any]):
         return f"<LoadedFunction {self._report.headline}>"
 
 
-def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Exported,
-              leaves: list[jax.Array] | None, target: Mapping[str, Any] | None) -> LoadedFunction:
+def _function(
+    path: Path,
+    chosen: Mapping[str, Any],
+    exported: jax.export.Exported,
+    leaves: list[jax.Array] | None,
+    target: Mapping[str, Any] | None,
+) -> LoadedFunction:
     name = chosen["name"]
 
     def refuse(_: jax.export.Exported) -> NoReturn:
@@ -258,9 +288,15 @@ def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Export
     function = functools.update_wrapper(LoadedFunction(jitted, **inside), loaded, updated=())
     del function.__wrapped__
     function._report = LoadedReport(
-        path, name, chosen["signature"], chosen["coverage"], _nests(chosen, target),
-        target["name"] if target else None, how is not None,
-        _parameters(exported, chosen.get("parameters", ()), embeds=leaves is not None))
+        path,
+        name,
+        chosen["signature"],
+        chosen["coverage"],
+        _nests(chosen, target),
+        target["name"] if target else None,
+        how is not None,
+        _parameters(exported, chosen.get("parameters", ()), embeds=leaves is not None),
+    )
     return function
 
 
@@ -269,8 +305,9 @@ def _nests(chosen: Mapping[str, Any], target: Mapping[str, Any] | None) -> dict[
     if target is None:
         return {}
     kernels = {kernel_id: target["kernels"][kernel_id] for kernel_id in chosen["kernels"]}
-    return {_named(kernel_id, kernel): list(kernel["nests"])
-            for kernel_id, kernel in kernels.items()}
+    return {
+        _named(kernel_id, kernel): list(kernel["nests"]) for kernel_id, kernel in kernels.items()
+    }
 
 
 def _named(kernel_id: str, kernel: Mapping[str, Any]) -> str:
@@ -278,26 +315,37 @@ def _named(kernel_id: str, kernel: Mapping[str, Any]) -> str:
     return f"{kernel['name']} ({kernel_id})"
 
 
-def _parameters(exported: jax.export.Exported, names: Sequence[str], embeds: bool
-                ) -> inspect.Signature:
+def _parameters(
+    exported: jax.export.Exported, names: Sequence[str], embeds: bool
+) -> inspect.Signature:
     """What the function takes, by the names that its parameters had."""
     args, kwargs = exported.in_tree.children()
     avals = iter(exported.in_avals)
     kinds = inspect.Parameter
-    positional, keywords = ([_described(one, [next(avals) for _ in range(one.num_leaves)])
-                             for one in tree.children()] for tree in (args, kwargs))
+    positional, keywords = (
+        [_described(one, [next(avals) for _ in range(one.num_leaves)]) for one in tree.children()]
+        for tree in (args, kwargs)
+    )
     positional = positional[1:] if embeds else positional
     if len(names) != len(positional):
         names = [f"arg{n}" for n in range(len(positional))]
     try:
-        return inspect.Signature([
-            *(kinds(name, kinds.POSITIONAL_ONLY, annotation=text)
-              for name, text in zip(names, positional, strict=True)),
-            *(kinds(name, kinds.KEYWORD_ONLY, annotation=text)
-              for name, text in zip(kwargs.node_data()[1], keywords, strict=True))])
+        return inspect.Signature(
+            [
+                *(
+                    kinds(name, kinds.POSITIONAL_ONLY, annotation=text)
+                    for name, text in zip(names, positional, strict=True)
+                ),
+                *(
+                    kinds(name, kinds.KEYWORD_ONLY, annotation=text)
+                    for name, text in zip(kwargs.node_data()[1], keywords, strict=True)
+                ),
+            ]
+        )
     except (TypeError, ValueError):  # keywords may be no identifiers
-        return inspect.Signature([kinds("args", kinds.VAR_POSITIONAL),
-                                  kinds("kwargs", kinds.VAR_KEYWORD)])
+        return inspect.Signature(
+            [kinds("args", kinds.VAR_POSITIONAL), kinds("kwargs", kinds.VAR_KEYWORD)]
+        )
 
 
 def _described(argument: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> str:

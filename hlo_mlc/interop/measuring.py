@@ -42,8 +42,17 @@ _MODELLED = ("builtin", "func", "stablehlo", "chlo")
 _REFUSED = {
     WHILE: "how often a loop runs may depend on the arguments",
     **dict.fromkeys(
-        ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute",
-         "cross-replica-sum", "partition_id", "reduce_scatter", "replica_id"),
+        (
+            "all_gather",
+            "all_reduce",
+            "all_to_all",
+            "collective_broadcast",
+            "collective_permute",
+            "cross-replica-sum",
+            "partition_id",
+            "reduce_scatter",
+            "replica_id",
+        ),
         "it takes other devices to run",
     ),
     **dict.fromkeys(("infeed", "outfeed", "recv", "send"), "it talks to the host"),
@@ -54,8 +63,9 @@ Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 _one_at_a_time = process_lock()
 
 
-def choose_fastest(module: ir.Module, options: Options, entry: str, platform: str,
-                   compile_function: Compile) -> CompiledModule:
+def choose_fastest(
+    module: ir.Module, options: Options, entry: str, platform: str, compile_function: Compile
+) -> CompiledModule:
     """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
 
     `compile_function` makes a candidate. It is run on the arguments of the call that has it
@@ -64,16 +74,18 @@ def choose_fastest(module: ir.Module, options: Options, entry: str, platform: st
     """
     if platform == devices.CUDA and devices.first_gpu() is None:
         predicted = compile_function(module, options.replace(choose="auto"), entry, platform)
-        return _chosen(predicted, Choice("auto", reasons=(
-            "predicted, not measured: there is no GPU here",)))
+        return _chosen(
+            predicted, Choice("auto", reasons=("predicted, not measured: there is no GPU here",))
+        )
     original = standalone(module, entry)
     path = choice_path(str(original), options, platform)
     known = remembered(path, options, platform)
     if known is not None and known.choose == "xla":
         return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
     if known is not None:
-        return _chosen(compile_function(module, options.replace(choose=known.choose), entry,
-                                        platform), known)
+        return _chosen(
+            compile_function(module, options.replace(choose=known.choose), entry, platform), known
+        )
     compiled = {
         choose: compile_function(module, options.replace(choose=choose), entry, platform)
         for choose in CANDIDATES
@@ -93,16 +105,21 @@ def choose_fastest(module: ir.Module, options: Options, entry: str, platform: st
     choice = _measure(original, programs, platform, arguments)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
     remember(path, choice, recorded(kernels, options, platform))
-    compiled["xla"] = CompiledModule(module, dataclasses.replace(everything.report, coverage=0.0,
-                                                                 kernels=(), left=()))
-    say(Level.FUNCTIONS, options.debug,
-        [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)])
+    compiled["xla"] = CompiledModule(
+        module, dataclasses.replace(everything.report, coverage=0.0, kernels=(), left=())
+    )
+    say(
+        Level.FUNCTIONS,
+        options.debug,
+        [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)],
+    )
     return _chosen(compiled[choice.choose], choice)
 
 
 def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
-    report = dataclasses.replace(compiled.report, comparisons=choice.comparisons,
-                                 reasons=choice.reasons)
+    report = dataclasses.replace(
+        compiled.report, comparisons=choice.comparisons, reasons=choice.reasons
+    )
     return dataclasses.replace(compiled, report=report)
 
 
@@ -165,16 +182,19 @@ def register_handler(platform: str) -> None:
     (cuda if platform == devices.CUDA else library).register_with_jax()
 
 
-def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: str,
-             given: Sequence[jax.Array] | None) -> Choice:
+def _measure(
+    original: ir.Module,
+    programs: Mapping[str, ir.Module],
+    platform: str,
+    given: Sequence[jax.Array] | None,
+) -> Choice:
     """Runs the programs on the same arguments as the original, made-up ones if none are given, and
     picks the fastest."""
     register_handler(platform)
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = [compat.place_on(platform, a)
-                     for a in given or synthetic_arguments(original)]
+        arguments = [compat.place_on(platform, a) for a in given or synthetic_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
         exact = functools.cache(lambda: exact_results(original, arguments, platform))
@@ -187,8 +207,10 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
             step = _TF32_STEP if platform == devices.CUDA else 0.0
             difference = disagreement(results := run(), expected, step)
             if difference and as_near(results, expected, exact()):
-                remarks.append(f'choose="{choose}" and XLA differ ({difference}); both are as near '
-                               "to what f64 gives")
+                remarks.append(
+                    f'choose="{choose}" and XLA differ ({difference}); both are as near '
+                    "to what f64 gives"
+                )
             elif difference:
                 remark = f'choose="{choose}" does not compute what XLA does: {difference}'
                 warn(f"hlo_mlc: {remark}; not taken")
@@ -205,8 +227,9 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
     return Choice(best.candidate, tuple(comparisons), tuple(remarks))
 
 
-def _bind(module: ir.Module, arguments: Sequence[jax.Array], platform: str
-          ) -> Callable[[], Sequence[jax.Array]]:
+def _bind(
+    module: ir.Module, arguments: Sequence[jax.Array], platform: str
+) -> Callable[[], Sequence[jax.Array]]:
     execute = compat.compile_for(platform, module)
     return lambda: jax.block_until_ready(execute(arguments))
 

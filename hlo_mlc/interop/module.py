@@ -46,9 +46,13 @@ _ARGUMENTS = "builtin.module(stablehlo-refine-arguments{{types={types}}})"
 stablehlo.register_stablehlo_passes()
 
 
-def compile_stablehlo(module: str | bytes | os.PathLike[str] | export.Exported, *,
-                      entry: str = MAIN, target: str | None = None,
-                      choose: str | None = None) -> StablehloFunction:
+def compile_stablehlo(
+    module: str | bytes | os.PathLike[str] | export.Exported,
+    *,
+    entry: str = MAIN,
+    target: str | None = None,
+    choose: str | None = None,
+) -> StablehloFunction:
     """The function `entry` of a StableHLO module, compiled.
 
     `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, what `jax.export` gives or
@@ -65,8 +69,9 @@ def compile_stablehlo(module: str | bytes | os.PathLike[str] | export.Exported, 
     return with_free_sizes(_read(module), (), entry, resolve_options(choose, target))
 
 
-def with_free_sizes(module: str | bytes, sizes: Sequence[FreeSize], entry: str, options: Options
-                    ) -> StablehloFunction:
+def with_free_sizes(
+    module: str | bytes, sizes: Sequence[FreeSize], entry: str, options: Options
+) -> StablehloFunction:
     """The same of what was read, where those of its sizes that are not known have limits."""
     parsed = parse_module(module)
     _require_one_device(parsed)
@@ -77,8 +82,9 @@ class StablehloFunction:
     """A compiled StableHLO function: takes NumPy or JAX arrays, or others that DLPack lends without
     a copy, and returns a tuple of JAX arrays."""
 
-    def __init__(self, module: ir.Module, name: str, options: Options,
-                 sizes: Sequence[FreeSize] = ()) -> None:
+    def __init__(
+        self, module: ir.Module, name: str, options: Options, sizes: Sequence[FreeSize] = ()
+    ) -> None:
         self._module = module
         self._sizes = tuple(sizes)
         self._name = name
@@ -87,13 +93,18 @@ class StablehloFunction:
         self._programs = ByShapes(self._compile, options)
         self._faults = Faults()
         self._traced = self._traceable()
-        taken, returned = (", ".join(map(str, types)) for types in
-                           (self._arguments, result_types(module, MAIN, name)))
+        taken, returned = (
+            ", ".join(map(str, types))
+            for types in (self._arguments, result_types(module, MAIN, name))
+        )
         self.__name__ = self.__qualname__ = name
         self.__doc__ = f"@{name} of a StableHLO module: ({taken}) -> ({returned})."
-        self.__signature__ = inspect.Signature([
-            inspect.Parameter(f"arg{n}", inspect.Parameter.POSITIONAL_ONLY, annotation=str(one))
-            for n, one in enumerate(self._arguments)])
+        self.__signature__ = inspect.Signature(
+            [
+                inspect.Parameter(f"arg{n}", inspect.Parameter.POSITIONAL_ONLY, annotation=str(one))
+                for n, one in enumerate(self._arguments)
+            ]
+        )
         if not self._is_dynamic:
             self._programs.of(tuple(argument.shape for argument in self._arguments))
 
@@ -112,15 +123,24 @@ class StablehloFunction:
     def trace(self, *args: Any) -> jax.stages.Traced: ...
     @overload
     def trace(self, *args: Any, path: str | os.PathLike[str], calls: int = ...) -> Timeline: ...
-    def trace(self, *args: Any, path: str | os.PathLike[str] | None = None, calls: int = CALLS
-              ) -> jax.stages.Traced | Timeline:
+    def trace(
+        self, *args: Any, path: str | os.PathLike[str] | None = None, calls: int = CALLS
+    ) -> jax.stages.Traced | Timeline:
         """The function traced for such arguments, arrays or their types, as by `jax.jit`. With a
         `path`, a few calls on arrays are run and what ran when is written there, as by `trace` of
         what `mlc_jit` returns."""
         self._check(args, allowed=jax.ShapeDtypeStruct)
         if path is not None:
-            return record_timeline(f"@{self._name}", self, functools.partial(self.report, *args),
-                                   args, {}, path, calls, donates=False)
+            return record_timeline(
+                f"@{self._name}",
+                self,
+                functools.partial(self.report, *args),
+                args,
+                {},
+                path,
+                calls,
+                donates=False,
+            )
         with jax.enable_x64(True):  # exactly these types
             return self._traced.trace(*args)
 
@@ -157,8 +177,10 @@ class StablehloFunction:
             self._check(args, allowed=jax.ShapeDtypeStruct)
             return self._programs.of(tuple(tuple(array.shape) for array in args)).report
         if self._programs.latest is None:
-            raise UsageError(f"@{self._name} has dynamic shapes and is compiled when it is called: "
-                             "call it before you ask for a report")
+            raise UsageError(
+                f"@{self._name} has dynamic shapes and is compiled when it is called: "
+                "call it before you ask for a report"
+            )
         return self._programs.latest.report
 
     def explain(self, *args: Any, verbose: bool = False) -> Explanation:
@@ -170,14 +192,29 @@ class StablehloFunction:
 
         def compile_again(options: Options) -> Report:
             shapes, platform = known
-            return compile_extracted(self._module_for(shapes), options, entry=MAIN,
-                                     platform=platform, faults=self._faults)[1]
+            return compile_extracted(
+                self._module_for(shapes),
+                options,
+                entry=MAIN,
+                platform=platform,
+                faults=self._faults,
+            )[1]
 
-        return explain(report, self._options, f"@{self._name}", verbose,
-                       compile_again if known is not None else None)
+        return explain(
+            report,
+            self._options,
+            f"@{self._name}",
+            verbose,
+            compile_again if known is not None else None,
+        )
 
-    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
-             storage: str | None = None) -> Any:
+    def tune(
+        self,
+        *args: Any,
+        trials: int | None = None,
+        minutes: float | None = None,
+        storage: str | None = None,
+    ) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, for so many minutes,
         or else until next to nothing is expected of another trial; says what came of it. Calls from
         now on run what is recorded then. `storage` is as for `MlcFunction.tune`.
@@ -191,15 +228,22 @@ class StablehloFunction:
         if args:
             self._check(args, allowed=jax.ShapeDtypeStruct)
         elif self._is_dynamic:
-            raise UsageError(f"@{self._name} has dynamic shapes: say for which arguments to tune "
-                             f"it, {', '.join(map(str, self._arguments))}")
+            raise UsageError(
+                f"@{self._name} has dynamic shapes: say for which arguments to tune "
+                f"it, {', '.join(map(str, self._arguments))}"
+            )
         shapes = tuple(tuple(argument.shape) for argument in args or self._arguments)
         types_only = not args or any(isinstance(a, jax.ShapeDtypeStruct) for a in args)
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
-        report = tuning.tune_module(self._module_for(shapes), self._options, trials=trials,
-                                    minutes=minutes, storage=storage,
-                                    given=None if types_only else list(map(np.asarray, args)))
+        report = tuning.tune_module(
+            self._module_for(shapes),
+            self._options,
+            trials=trials,
+            minutes=minutes,
+            storage=storage,
+            given=None if types_only else list(map(np.asarray, args)),
+        )
         self._programs.clear()
         self._programs.of(shapes)
         return report
@@ -234,8 +278,10 @@ class StablehloFunction:
 
     def _check(self, arrays: tuple[Any, ...], allowed: type | tuple[()] = ()) -> None:
         if len(arrays) != len(self._arguments):
-            raise UsageError(f"@{self._name} takes {len(self._arguments)} arguments "
-                             f"({', '.join(map(str, self._arguments))}), got {len(arrays)}")
+            raise UsageError(
+                f"@{self._name} takes {len(self._arguments)} arguments "
+                f"({', '.join(map(str, self._arguments))}), got {len(arrays)}"
+            )
         for index, (expected, array) in enumerate(zip(self._arguments, arrays, strict=True)):
             if not isinstance(array, (np.ndarray, np.generic, jax.Array, allowed)):
                 raise UsageError(
@@ -245,8 +291,11 @@ class StablehloFunction:
             if not expected.accepts(array):
                 got = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
                 narrow = jax.dtypes.canonicalize_dtype(expected.dtype)
-                hint = "; JAX has 64-bit types inside of functions only with jax_enable_x64" \
-                    if isinstance(array, jax.core.Tracer) and narrow != expected.dtype else ""
+                hint = (
+                    "; JAX has 64-bit types inside of functions only with jax_enable_x64"
+                    if isinstance(array, jax.core.Tracer) and narrow != expected.dtype
+                    else ""
+                )
                 raise UsageError(
                     f"Argument {index} of @{self._name}: expected {expected}, got {got}{hint}"
                 )
@@ -255,21 +304,25 @@ class StablehloFunction:
 
     def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
-        compiled, report = compile_extracted(_extract_main(module, MAIN), options, entry=MAIN,
-                                             platform=platform, faults=self._faults)
+        compiled, report = compile_extracted(
+            _extract_main(module, MAIN), options, entry=MAIN, platform=platform, faults=self._faults
+        )
         try:
-            execute = self._by_jit(compiled or module, shapes) or \
-                compat.compile_for_cpu(compiled or module)
+            execute = self._by_jit(compiled or module, shapes) or compat.compile_for_cpu(
+                compiled or module
+            )
             return Compiled(execute, report, platform)
         except jax.errors.JaxRuntimeError as error:
             raise UnsupportedOpError(
-                f"@{self._name}", f"XLA cannot compile it ({error}); custom calls are registered "
-                "with jax.ffi.register_ffi_target beforehand"
+                f"@{self._name}",
+                f"XLA cannot compile it ({error}); custom calls are registered "
+                "with jax.ffi.register_ffi_target beforehand",
             ) from error
 
     def _by_jit(self, module: ir.Module, shapes: Shapes) -> Execute | None:
-        arguments = [replace(one, shape=shape)
-                     for one, shape in zip(self._arguments, shapes, strict=True)]
+        arguments = [
+            replace(one, shape=shape) for one, shape in zip(self._arguments, shapes, strict=True)
+        ]
         return compile_as_jit(self._name, module, arguments, result_types(module, MAIN, self._name))
 
     def _refine(self, shapes: Shapes) -> ir.Module:
@@ -285,8 +338,10 @@ class StablehloFunction:
         write_rounded_sizes(module, MAIN, shapes)
         function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
-            types = [ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
-                     for shape, given in zip(shapes, function.type.inputs, strict=True)]
+            types = [
+                ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
+                for shape, given in zip(shapes, function.type.inputs, strict=True)
+            ]
             pipeline = _ARGUMENTS.format(types=",".join(map(str, types)))
             try:
                 passmanager.PassManager.parse(pipeline).run(module.operation)
@@ -327,8 +382,10 @@ def _read(module: str | bytes | os.PathLike[str] | export.Exported) -> str | byt
     if isinstance(module, bytes | bytearray | memoryview):
         return _module_in(bytes(module))
     if not isinstance(module, str | os.PathLike):
-        raise UsageError("expected a StableHLO module as text, bytes or path, or an exported "
-                         f"function, got {type(module).__name__}")
+        raise UsageError(
+            "expected a StableHLO module as text, bytes or path, or an exported "
+            f"function, got {type(module).__name__}"
+        )
     try:
         return _module_in(Path(module).read_bytes())
     except OSError as error:
@@ -359,8 +416,9 @@ def _require_one_device(module: ir.Module) -> None:
 
 def _extract_main(module: ir.Module, entry: str) -> ir.Module:
     """A copy of @entry and all that it calls, where its name is @main."""
-    functions = [operation for operation in module.body.operations
-                 if isinstance(operation, func.FuncOp)]
+    functions = [
+        operation for operation in module.body.operations if isinstance(operation, func.FuncOp)
+    ]
     names = [function.name.value for function in functions]
     if entry not in names:
         found = ", ".join(f"@{name}" for name in names) or "none"

@@ -53,18 +53,23 @@ def _called_with_effects(equation: Any) -> Any | None:
     return _called(equation) if compat.has_effects(equation) else None
 
 
-def _written_out(closed_jaxpr: Any, operands: Sequence[Any], called: Callable[[Any], Any | None]
-                 ) -> list[Any]:
+def _written_out(
+    closed_jaxpr: Any, operands: Sequence[Any], called: Callable[[Any], Any | None]
+) -> list[Any]:
     jaxpr = closed_jaxpr.jaxpr
-    values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed_jaxpr.consts, *operands),
-                      strict=True))
+    values = dict(
+        zip((*jaxpr.constvars, *jaxpr.invars), (*closed_jaxpr.consts, *operands), strict=True)
+    )
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
         given, inner = [read(atom) for atom in equation.invars], called(equation)
-        results = compat.bind_again(equation, given) if inner is None \
+        results = (
+            compat.bind_again(equation, given)
+            if inner is None
             else _written_out(inner, given, called)
+        )
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

@@ -44,12 +44,14 @@ class OpenKernels:
 
 def jitted(function: Callable[..., Any], how: Mapping[str, Any]) -> MlcFunction[..., Any]:
     """The function of a file, compiled for the sizes of each call `how` the file says."""
-    return mlc_jit(function, any_rows=True, choose=how["choose"],
-                   deterministic=how["deterministic"])
+    return mlc_jit(
+        function, any_rows=True, choose=how["choose"], deterministic=how["deterministic"]
+    )
 
 
-def supply_kernel(kernel_id: str, how: Mapping[str, Any], kernel: Mapping[str, Any], code: bytes
-                  ) -> None:
+def supply_kernel(
+    kernel_id: str, how: Mapping[str, Any], kernel: Mapping[str, Any], code: bytes
+) -> None:
     """Has a kernel of a file taken where such a function needs it."""
     options = resolve_options(how["choose"], None, how["deterministic"])
     supply(kernel_id, cpu_backend(options), KernelObject.of(kernel["name"], kernel["about"], code))
@@ -60,10 +62,12 @@ def is_open(exported: jax.export.Exported) -> bool:
     return bool(compat.symbols_of(exported))
 
 
-def kernels_for_sizes(exported: jax.export.Exported, options: Options, vjp_order: int
-                      ) -> OpenKernels:
+def kernels_for_sizes(
+    exported: jax.export.Exported, options: Options, vjp_order: int
+) -> OpenKernels:
     """The kernels that a function takes for sizes such as it may be called with, compiled; and
     those of its derivatives."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return exported.call(*args, **kwargs)
 
@@ -73,12 +77,18 @@ def kernels_for_sizes(exported: jax.export.Exported, options: Options, vjp_order
     for types in _types(exported):
         args, kwargs = jax.tree.unflatten(exported.in_tree, types)
         for order in range(vjp_order + 1):
-            ours = mlc_jit(_derivative(call, order), any_rows=True, choose=options.choose,
-                           deterministic=options.deterministic)
+            ours = mlc_jit(
+                _derivative(call, order),
+                any_rows=True,
+                choose=options.choose,
+                deterministic=options.deterministic,
+            )
             reports.append(ours.report(*args, **kwargs))
             ids |= dict.fromkeys(kernel.id for kernel in reports[-1].kernels)
-    return OpenKernels(tuple(ids), reports[0] if reports else Report.untouched(
-        "no sizes were found that it is for"))
+    return OpenKernels(
+        tuple(ids),
+        reports[0] if reports else Report.untouched("no sizes were found that it is for"),
+    )
 
 
 def _types(exported: jax.export.Exported) -> Iterator[list[jax.ShapeDtypeStruct]]:
@@ -86,9 +96,13 @@ def _types(exported: jax.export.Exported) -> Iterator[list[jax.ShapeDtypeStruct]
     symbols = compat.symbols_of(exported)
     for rows in _ROWS:
         for multiple in _MULTIPLES:
-            types = compat.with_sizes(exported, {
-                name: (rows if leads else _OTHER_SIZE) * multiple
-                for name, leads in symbols.items()})
+            types = compat.with_sizes(
+                exported,
+                {
+                    name: (rows if leads else _OTHER_SIZE) * multiple
+                    for name, leads in symbols.items()
+                },
+            )
             if types is not None:
                 yield types
                 break

@@ -28,8 +28,9 @@ class Part:
     given: list[np.ndarray] | None
 
 
-def parts_of_call(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: str = CPU
-                  ) -> list[Part]:
+def parts_of_call(
+    jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: str = CPU
+) -> list[Part]:
     """What `mlc_jit` compiles of a function for such arguments on a platform: one part, none where
     it computes nothing, or several with what acts between them."""
     lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=(platform,))
@@ -40,8 +41,10 @@ def parts_of_call(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], plat
         given = given_operands(program, (*jitted.args, *args), kwargs, platform)
     symbols = ir.SymbolTable(program.operation)
     entries = [call.attributes["callee"].value for call in calls]
-    return [Part(called(program, symbols, entry, list(call.operands)), entry, given)
-            for entry, call in zip(entries, calls, strict=True)]
+    return [
+        Part(called(program, symbols, entry, list(call.operands)), entry, given)
+        for entry, call in zip(entries, calls, strict=True)
+    ]
 
 
 def called_functions(program: ir.Module) -> list[ir.Operation]:
@@ -67,14 +70,17 @@ def calls_back(program: ir.Module, entry: str) -> bool:
     """Whether @entry calls functions of this process, which only the program that JAX has made can:
     it keeps them alive."""
     symbols = ir.SymbolTable(program.operation)
-    return any(operation.name == "stablehlo.custom_call"
-               and "python" in operation.attributes["call_target_name"].value
-               for operation in _reached(symbols[entry].operation, symbols))
+    return any(
+        operation.name == "stablehlo.custom_call"
+        and "python" in operation.attributes["call_target_name"].value
+        for operation in _reached(symbols[entry].operation, symbols)
+    )
 
 
 def _acts(operation: ir.Operation) -> bool:
     return operation.name == "stablehlo.custom_call" and (
-        "has_side_effect" in operation.attributes and operation.attributes["has_side_effect"].value)
+        "has_side_effect" in operation.attributes and operation.attributes["has_side_effect"].value
+    )
 
 
 def _reached(function: ir.Operation, symbols: ir.SymbolTable) -> Iterator[ir.Operation]:
@@ -98,8 +104,9 @@ def _operations(operation: ir.Operation) -> Iterator[ir.Operation]:
                 yield from _operations(inner.operation)
 
 
-def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
-                   platform: str) -> list[np.ndarray] | None:
+def given_operands(
+    program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any], platform: str
+) -> list[np.ndarray] | None:
     """What the call in @main is given when the program is called with these arguments; None unless
     all that it takes are arrays or numbers."""
     values = matched_arrays(argument_types(program, MAIN, MAIN), jax.tree.leaves((args, kwargs)))
@@ -122,7 +129,8 @@ def _return_operands(program: ir.Module) -> None:
             func.ReturnOp(operands)
         results = [operand.type for operand in operands]
         main.attributes["function_type"] = ir.TypeAttr.get(
-            ir.FunctionType.get(main.type.inputs, results))
+            ir.FunctionType.get(main.type.inputs, results)
+        )
     for described in ("arg_attrs", "res_attrs"):
         if described in main.attributes:
             del main.attributes[described]
@@ -140,8 +148,9 @@ def matched_arrays(types: Sequence[ArgumentType], leaves: Sequence[Any]) -> list
     return first if same else None
 
 
-def _in_order(types: Iterable[ArgumentType], arrays: Iterable[np.ndarray | None]
-              ) -> list[np.ndarray] | None:
+def _in_order(
+    types: Iterable[ArgumentType], arrays: Iterable[np.ndarray | None]
+) -> list[np.ndarray] | None:
     remaining = iter(arrays)
     found = []
     for expected in types:

@@ -29,8 +29,11 @@ def gpu_backend(options: Options) -> CudaBackend:
 
 
 BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
-    CPU: cpu_backend, SHARDED: sharded_cpu_backend, ANY_ROWS: rows_cpu_backend,
-    CUDA: gpu_backend}
+    CPU: cpu_backend,
+    SHARDED: sharded_cpu_backend,
+    ANY_ROWS: rows_cpu_backend,
+    CUDA: gpu_backend,
+}
 
 
 def gpu_kernels(report: Report) -> tuple[GpuKernel, ...]:

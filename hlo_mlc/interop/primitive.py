@@ -58,8 +58,9 @@ class _BodyCache(dict):
 
 
 @no_collection()
-def _lower_call(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any,
-                function: TracedFunction) -> Any:
+def _lower_call(
+    ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, function: TracedFunction
+) -> Any:
     """Lowers a call; takes the function it calls through the compiler the first time."""
     module_context = ctx.module_context
     lower = mlir.core_call_lowering
@@ -67,8 +68,12 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any,
     if isinstance(module_context.cached_primitive_lowerings, _BodyCache):
         return lower(ctx, *operands, **arguments)
     line = compat.source_line(call_jaxpr)
-    subject = Subject(function.name, function.options, lambda: str(call_jaxpr),
-                      None if line is None or is_internal(line[0]) else line)
+    subject = Subject(
+        function.name,
+        function.options,
+        lambda: str(call_jaxpr),
+        None if line is None or is_internal(line[0]) else line,
+    )
 
     def leave(reason: str, advice: str = FAULT_ADVICE) -> None:
         function.ledger.record(module_context.module, Report.untouched(reason, advice))
@@ -81,25 +86,35 @@ def _lower_call(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any,
             cache = _body_cache(module_context, operands, function)
         else:
             leave(refusal.reason, refusal.advice)
-            say(Level.FUNCTIONS, function.options.debug,
-                [f"{function.name} stays with XLA: {refusal.reason}"])
+            say(
+                Level.FUNCTIONS,
+                function.options.debug,
+                [f"{function.name} stays with XLA: {refusal.reason}"],
+            )
     if cache is None:
         return lower(ctx, *operands, **arguments)
     if compat.has_effects(call_jaxpr):
         return _lower_around_effects(ctx, operands, call_jaxpr, function, subject, leave)
-    body_context = module_context.replace(cached_primitive_lowerings=cache,
-                                          lowering_cache=cache.operations)
+    body_context = module_context.replace(
+        cached_primitive_lowerings=cache, lowering_cache=cache.operations
+    )
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
     with function.faults.contained(subject, leave):
         (platform,) = ctx.platforms or module_context.platforms
-        _take_over(module_context, cache, results, operands, function, subject, leave, platform,
-                   mesh)
+        _take_over(
+            module_context, cache, results, operands, function, subject, leave, platform, mesh
+        )
     return results
 
 
-def _lower_around_effects(ctx: mlir.LoweringRuleContext, operands: Sequence[Any], call_jaxpr: Any,
-                          function: TracedFunction, subject: Subject, leave: Callable[[str], None]
-                          ) -> Any:
+def _lower_around_effects(
+    ctx: mlir.LoweringRuleContext,
+    operands: Sequence[Any],
+    call_jaxpr: Any,
+    function: TracedFunction,
+    subject: Subject,
+    leave: Callable[[str], None],
+) -> Any:
     """Lowers a call whose effects XLA keeps, with calls of their own for what lies between them."""
     module_context = ctx.module_context
     # In JAX's cache, as bodies are: a function is taken apart once for each program.
@@ -109,8 +124,9 @@ def _lower_around_effects(ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
         parts: list[TracedFunction] = []
 
         def call(part: Any) -> tuple[Any, dict[str, Any]]:
-            own = replace(function, name=f"{function.name}_{len(parts)}", ledger=Ledger(),
-                          settled=None)
+            own = replace(
+                function, name=f"{function.name}_{len(parts)}", ledger=Ledger(), settled=None
+            )
             parts.append(own)
             return mlc_call_p, {"call_jaxpr": part, "function": own}
 
@@ -121,31 +137,52 @@ def _lower_around_effects(ctx: mlir.LoweringRuleContext, operands: Sequence[Any]
     results = mlir.core_call_lowering(ctx, *operands, name=function.name, call_jaxpr=jaxpr)
     if effects:
         reports = [part.ledger.latest for part in parts if part.ledger.latest is not None]
-        function.ledger.record(module_context.module, Report.of_parts(
-            reports, [_kept(e.primitive.name, compat.equation_line(e)) for e in effects]))
+        function.ledger.record(
+            module_context.module,
+            Report.of_parts(
+                reports, [_kept(e.primitive.name, compat.equation_line(e)) for e in effects]
+            ),
+        )
     return results
 
 
 def _kept(name: str, location: str) -> LeftReport:
-    return LeftReport(f"jax.{name}", location, "it has side effects, whose order XLA keeps",
-                      named_at(name, short_line(location)))
+    return LeftReport(
+        f"jax.{name}",
+        location,
+        "it has side effects, whose order XLA keeps",
+        named_at(name, short_line(location)),
+    )
 
 
-def _body_cache(module_context: mlir.ModuleContext, operands: Sequence[Any],
-                function: TracedFunction) -> _BodyCache:
+def _body_cache(
+    module_context: mlir.ModuleContext, operands: Sequence[Any], function: TracedFunction
+) -> _BodyCache:
     """The cache for what a call consists of: in JAX's own, because that lives and dies with the
     module.  What is compiled for some constants is called with no others."""
     constants = _constants(operands).items()
     return module_context.cached_primitive_lowerings.setdefault(
-        (mlc_call_p, function, module_context.axis_context,
-         tuple((number, literal_identity(constant)) for number, constant in constants)),
-        _BodyCache()
+        (
+            mlc_call_p,
+            function,
+            module_context.axis_context,
+            tuple((number, literal_identity(constant)) for number, constant in constants),
+        ),
+        _BodyCache(),
     )
 
 
-def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: Any,
-               operands: Sequence[Any], function: TracedFunction, subject: Subject,
-               leave: Callable[[str], None], platform: str, mesh: Any | None) -> None:
+def _take_over(
+    module_context: mlir.ModuleContext,
+    cache: _BodyCache,
+    results: Any,
+    operands: Sequence[Any],
+    function: TracedFunction,
+    subject: Subject,
+    leave: Callable[[str], None],
+    platform: str,
+    mesh: Any | None,
+) -> None:
     """Compiles the function that a call of the program's calls, unless that was done before, and
     puts what was compiled in its place, if that is anything."""
     module, symbols = module_context.module, module_context.symbol_table
@@ -159,18 +196,30 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
         subject = replace(subject, program=lambda: extracted)
         with function.faults.contained(subject, leave):
             compiled, report = compile_function(
-                extracted, subject, function.faults, entry=symbol,
+                extracted,
+                subject,
+                function.faults,
+                entry=symbol,
                 platform=compiled_for(platform, function.options) if mesh is None else SHARDED,
-                settled=function.settled)
-            if mesh is None and function.settled is not None \
-                    and call.parent.attributes["sym_name"].value == MAIN:
+                settled=function.settled,
+            )
+            if (
+                mesh is None
+                and function.settled is not None
+                and call.parent.attributes["sym_name"].value == MAIN
+            ):
                 report = BACKGROUND.follow(function, extracted, symbol, report)
             function.ledger.record(module, report)
             if compiled is not None:
                 if mesh is not None:
                     make_partitionable(
-                        compiled, report, function.options, module_context, mesh,
-                        partial(function.faults.contained, subject, lambda _: None))
+                        compiled,
+                        report,
+                        function.options,
+                        module_context,
+                        mesh,
+                        partial(function.faults.contained, subject, lambda _: None),
+                    )
                 splice(module, symbols, symbol, compiled)
                 cache.compiled[symbol] = True
     if cache.compiled[symbol]:
@@ -186,29 +235,34 @@ class _Refusal:
     advice: str = ""
 
 
-def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction,
-             mesh: Any | None) -> _Refusal | None:
+def _why_not(
+    ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction, mesh: Any | None
+) -> _Refusal | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
     if compat.is_for_export(module_context) and not function.for_archive:
-        return _Refusal("jax.export takes no custom calls, and its files hold no machine code; "
-                        "hlo_mlc.export writes files with our kernels")
+        return _Refusal(
+            "jax.export takes no custom calls, and its files hold no machine code; "
+            "hlo_mlc.export writes files with our kernels"
+        )
     platforms = tuple(ctx.platforms or module_context.platforms)
     if len(platforms) != 1 or platforms[0] not in PLATFORMS:
-        return _Refusal(f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
-                        f"{', '.join(PLATFORMS)} alone is compiled")
+        return _Refusal(
+            f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
+            f"{', '.join(PLATFORMS)} alone is compiled"
+        )
     if not call_jaxpr.out_avals and not compat.has_effects(call_jaxpr):
         return _Refusal("it has no results")
     if ctx.dim_var_values:
-        return _Refusal("it is exported with symbolic shapes",
-                        "export it for sizes that are known")
+        return _Refusal("it is exported with symbolic shapes", "export it for sizes that are known")
     partitions = compat.partition_count(module_context.axis_context)
     if partitions > 1 and (mesh is None or platforms[0] != CPU):
         return _Refusal(
             f"it is partitioned over {partitions} devices outside shard_map, and neither its "
             "arguments nor the program's are known to be on one mesh of CPUs whose axes are all "
             "automatic",
-            "give it arguments with a NamedSharding, or use jax.shard_map and mlc_jit inside it")
+            "give it arguments with a NamedSharding, or use jax.shard_map and mlc_jit inside it",
+        )
     return None
 
 
@@ -243,8 +297,9 @@ def _constants(operands: Sequence[Any]) -> dict[int, ir.Operation]:
     return found
 
 
-def called(module: ir.Module, symbols: ir.SymbolTable, symbol: str, operands: Sequence[Any]
-           ) -> ir.Module:
+def called(
+    module: ir.Module, symbols: ir.SymbolTable, symbol: str, operands: Sequence[Any]
+) -> ir.Module:
     """A module of its own with the function @symbol as it is called with such operands: those that
     are constants are written in, those that the program may overwrite are donated."""
     extracted = extract(module, symbols, symbol)
@@ -269,8 +324,11 @@ def _placeholder(constant: ir.Value) -> ir.Value:
         return constant
     zeros = np.broadcast_to(np.zeros((), tensor.dtype.numpy), tensor.shape)
     with constant.context, constant.owner.location, ir.InsertionPoint(constant.owner):
-        return ir.Operation.create("stablehlo.constant", [constant.type],
-                                   attributes={"value": write_literal(zeros, tensor.dtype)}).result
+        return ir.Operation.create(
+            "stablehlo.constant",
+            [constant.type],
+            attributes={"value": write_literal(zeros, tensor.dtype)},
+        ).result
 
 
 def _call(result: ir.Value) -> ir.Operation:

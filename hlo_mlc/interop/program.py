@@ -45,18 +45,22 @@ class Program:
         return f"@{self.name}"
 
 
-def compile_as_jit(name: str, module: ir.Module, arguments: Sequence[ArgumentType],
-                   results: Sequence[ArgumentType]
-                   ) -> Execute | None:
+def compile_as_jit(
+    name: str, module: ir.Module, arguments: Sequence[ArgumentType], results: Sequence[ArgumentType]
+) -> Execute | None:
     """A program compiled by `jax.jit`, whose calls take a fraction of the time of those past it.
 
     None where that may run it elsewhere than on the one CPU, or with narrower types, and where
     there is so much in it that the copies of it take longer than calls will save.
     """
-    if jax.device_count() > 1 or jax.default_backend() != CPU \
-            or _constant_elements(module) > _MOST_CONSTANTS \
-            or any(jax.dtypes.canonicalize_dtype(one.dtype) != one.dtype
-                   for one in (*arguments, *results)):
+    if (
+        jax.device_count() > 1
+        or jax.default_backend() != CPU
+        or _constant_elements(module) > _MOST_CONSTANTS
+        or any(
+            jax.dtypes.canonicalize_dtype(one.dtype) != one.dtype for one in (*arguments, *results)
+        )
+    ):
         return None
     program = Program(name, lambda _: module, lambda _: tuple(results), _never_run)
 
@@ -78,8 +82,11 @@ def compile_as_jit(name: str, module: ir.Module, arguments: Sequence[ArgumentTyp
 
 def _constant_elements(module: ir.Module) -> int:
     """Those of the constants of @main, but for one that is repeated."""
-    return sum(listed_elements(op.operation) for op in function_named(module, MAIN).entry_block
-               if op.operation.name == "stablehlo.constant")
+    return sum(
+        listed_elements(op.operation)
+        for op in function_named(module, MAIN).entry_block
+        if op.operation.name == "stablehlo.constant"
+    )
 
 
 def _never_run(arrays: Sequence[Any]) -> NoReturn:
@@ -91,13 +98,16 @@ def _abstract_eval(*avals: Any, program: Program) -> list[jax.core.ShapedArray]:
     results = program.results(_shapes(avals))
     for result in results:
         if jax.dtypes.canonicalize_dtype(result.dtype) != result.dtype:
-            raise UsageError(f"@{program.name} returns {result}: inside of other functions it "
-                             "takes 64-bit types, jax.config.update('jax_enable_x64', True)")
+            raise UsageError(
+                f"@{program.name} returns {result}: inside of other functions it "
+                "takes 64-bit types, jax.config.update('jax_enable_x64', True)"
+            )
     return [jax.core.ShapedArray(result.shape, result.dtype) for result in results]
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, program: Program
-           ) -> Sequence[ir.Value]:
+def _lower(
+    ctx: mlir.LoweringRuleContext, *operands: ir.Value, program: Program
+) -> Sequence[ir.Value]:
     """A call of the program's functions, which come along once for each set of shapes."""
     module_context = ctx.module_context
     shapes = _shapes(ctx.avals_in)
@@ -108,8 +118,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, program: Program
         program.module(shapes).operation.write_bytecode(written)
         copy = ir.Module.parse(written.getvalue(), module_context.context)
         types = function_named(copy, MAIN).type.results
-        symbol = mlir.merge_mlir_modules(module_context.module, program.name, copy,
-                                         dst_symtab=module_context.symbol_table)
+        symbol = mlir.merge_mlir_modules(
+            module_context.module, program.name, copy, dst_symtab=module_context.symbol_table
+        )
         known[key] = symbol, list(types)
     symbol, types = known[key]
     return func.CallOp(types, ir.FlatSymbolRefAttr.get(symbol), list(operands)).results
@@ -118,7 +129,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, program: Program
 def _refuse_derivative(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
     raise UsageError(
         f"@{program.name} is a StableHLO program, of which there is no derivative: export that of "
-        "the function it was made of, jax.vjp or jax.value_and_grad, as a program of its own")
+        "the function it was made of, jax.vjp or jax.value_and_grad, as a program of its own"
+    )
 
 
 def _run(*args: Any, program: Program) -> Sequence[jax.Array]:

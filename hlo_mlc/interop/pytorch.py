@@ -17,8 +17,13 @@ _OPERATOR = re.compile(r"""torch\.((?:aten|prims)\.\w+)""")
 _PLACE = re.compile(r'"([^"]+)":(\d+)')
 
 
-def from_torch(module: Any, *example_args: Any, dynamic_shapes: Any = None,
-               choose: str | None = None, target: str | None = None) -> StablehloFunction:
+def from_torch(
+    module: Any,
+    *example_args: Any,
+    dynamic_shapes: Any = None,
+    choose: str | None = None,
+    target: str | None = None,
+) -> StablehloFunction:
     """A PyTorch module, compiled for CPUs and the shapes of `example_args`, tensors such as the
     module is called with.
 
@@ -39,16 +44,20 @@ def from_torch(module: Any, *example_args: Any, dynamic_shapes: Any = None,
     try:
         exported = torch.export.export(module, example_args, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # it runs the user's code, which may raise anything
-        raise UsageError(f"torch.export cannot export {name} for these arguments: "
-                         f"{type(error).__name__}: {error}") from error
-    return with_free_sizes(_lowered(exported, name), _free_sizes(exported), MAIN,
-                           resolve_options(choose, target))
+        raise UsageError(
+            f"torch.export cannot export {name} for these arguments: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return with_free_sizes(
+        _lowered(exported, name), _free_sizes(exported), MAIN, resolve_options(choose, target)
+    )
 
 
 def _free_sizes(exported: Any) -> list[FreeSize]:
     """The sizes of tensors that are symbols, with the limits that torch.export has found."""
-    tensors = {node.name: node.meta["val"] for node in exported.graph.nodes
-               if node.op == "placeholder"}
+    tensors = {
+        node.name: node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"
+    }
     found = []
     for number, name in enumerate(exported.graph_signature.user_inputs):
         for axis, size in enumerate(getattr(tensors.get(name), "shape", ())):
@@ -77,8 +86,14 @@ def _lowered(exported: Any, name: str) -> str:
     _module("torch_mlir.dialects.torch").register_dialect(context)
     handler = context.attach_diagnostic_handler(tell)
     try:
-        return str(fx.export_and_import(exported, output_type="stablehlo", func_name=MAIN,
-                                        fx_importer=importer(context=context)))
+        return str(
+            fx.export_and_import(
+                exported,
+                output_type="stablehlo",
+                func_name=MAIN,
+                fx_importer=importer(context=context),
+            )
+        )
     except Exception as error:  # of several types, none of them documented
         text = "\n".join((*told, str(error)))
         operator, place = _OPERATOR.search(text), _PLACE.search(text)
@@ -86,7 +101,8 @@ def _lowered(exported: Any, name: str) -> str:
             operator[1] if operator else name,
             "torch-mlir does not lower it to StableHLO"
             + (f", at {place[1]}:{place[2]}" if place else "")
-            + ("" if operator else f": {text}")) from error
+            + ("" if operator else f": {text}"),
+        ) from error
     finally:
         handler.detach()
 
@@ -95,5 +111,7 @@ def _module(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UsageError(f"from_torch needs {name.partition('.')[0].replace('_', '-')}, which "
-                         f"cannot be imported ({error}): pip install 'hlo-mlc[torch]'") from error
+        raise UsageError(
+            f"from_torch needs {name.partition('.')[0].replace('_', '-')}, which "
+            f"cannot be imported ({error}): pip install 'hlo-mlc[torch]'"
+        ) from error

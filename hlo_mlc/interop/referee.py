@@ -43,12 +43,15 @@ def as_near(results: Sequence[Any], expected: Sequence[Any], exact: Sequence[Any
     """
     if exact is None:
         return False
-    return all(_as_near(np.asarray(a), np.asarray(b), np.asarray(c))
-               for a, b, c in zip(results, expected, exact, strict=True))
+    return all(
+        _as_near(np.asarray(a), np.asarray(b), np.asarray(c))
+        for a, b, c in zip(results, expected, exact, strict=True)
+    )
 
 
-def exact_results(original: ir.Module, arguments: Sequence[Any], platform: str
-                  ) -> Sequence[jax.Array] | None:
+def exact_results(
+    original: ir.Module, arguments: Sequence[Any], platform: str
+) -> Sequence[jax.Array] | None:
     """What the program gives with all floats in f64, if it can be computed so."""
     wide = widened(original)
     if wide is None:
@@ -92,8 +95,9 @@ def _as_near(actual: np.ndarray, other: np.ndarray, exact: np.ndarray) -> bool:
         return True
     finite = np.isfinite(actual) & np.isfinite(other) & np.isfinite(exact)
     with np.errstate(invalid="ignore"):
-        error, error_other = (_mean_square(np.where(finite, one - exact, 0.0))
-                              for one in (actual, other))
+        error, error_other = (
+            _mean_square(np.where(finite, one - exact, 0.0)) for one in (actual, other)
+        )
     return error <= farther * error_other + step**0.5 * _mean_square(np.where(finite, exact, 0.0))
 
 

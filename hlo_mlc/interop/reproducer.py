@@ -67,21 +67,28 @@ def _program_files(program: ir.Module | str) -> dict[str, bytes]:
 
 def _description(fault: Fault, options: Options) -> str:
     settings = dataclasses.asdict(options).items()
-    return "\n".join([
-        fault.reason,
-        *([f"part: {fault.part}"] if fault.part else ()),
-        *([f"at: {fault.location}"] if fault.location else ()),
-        "", "To see it again: hlo_mlc.compile_stablehlo(<the module here>, choose=\"ours\")",
-        "", f"Python {platform.python_version()}, {platform.platform()}",
-        *(f"{package} {version(package)}" for package in _PACKAGES),
-        f"CPU: {cpu.host()}",
-        *(f"{name} = {value}" for name, value in settings),
-        "", "".join(traceback.format_exception(fault.error)),
-    ])
+    return "\n".join(
+        [
+            fault.reason,
+            *([f"part: {fault.part}"] if fault.part else ()),
+            *([f"at: {fault.location}"] if fault.location else ()),
+            "",
+            'To see it again: hlo_mlc.compile_stablehlo(<the module here>, choose="ours")',
+            "",
+            f"Python {platform.python_version()}, {platform.platform()}",
+            *(f"{package} {version(package)}" for package in _PACKAGES),
+            f"CPU: {cpu.host()}",
+            *(f"{name} = {value}" for name, value in settings),
+            "",
+            "".join(traceback.format_exception(fault.error)),
+        ]
+    )
 
 
 def _make_room(newest: Path) -> None:
-    folders = sorted((f for f in newest.parent.iterdir() if f != newest),
-                     key=lambda folder: folder.stat().st_mtime)
+    folders = sorted(
+        (f for f in newest.parent.iterdir() if f != newest),
+        key=lambda folder: folder.stat().st_mtime,
+    )
     for folder in folders[: max(0, len(folders) - _MOST_FOLDERS + 1)]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -128,7 +128,8 @@ def _replace(old: Callable[..., Any], new: Callable[..., Any]) -> None:
     """Puts one function in the place of another wherever a module has it."""
     for module_name, module in list(sys.modules.items()):
         if not isinstance(module, ModuleType) or (
-                _package(module_name) in _NOT_ROUTED and module is not jax):
+            _package(module_name) in _NOT_ROUTED and module is not jax
+        ):
             continue
         names: dict[str, Any] = object.__getattribute__(module, "__dict__")  # loads no lazy module
         for name, value in list(names.items()):

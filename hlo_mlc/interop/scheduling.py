@@ -86,8 +86,12 @@ class _Place:
         for count in threads:
             results = [aligned_empty(b.shape, b.dtype.numpy) for b in kernel.program.results]
             bind_kernel(code, operands, results, threads=count)()
-            found.append([restored(memory, value.type, orders.get(value, ()))
-                          for memory, value in zip(results, values, strict=True)])
+            found.append(
+                [
+                    restored(memory, value.type, orders.get(value, ()))
+                    for memory, value in zip(results, values, strict=True)
+                ]
+            )
         return found
 
     def renew(self) -> None:
@@ -125,10 +129,14 @@ class KernelSchedule:
         return {*object.__dir__(self), *PRIMITIVES}
 
     def __str__(self) -> str:
-        head = (f"{self.name}, nest {self.nest}: {counted(len(self.steps), 'step')} from naive "
-                "loops")
-        return "\n".join([head, *(f"  {n} {step}" for n, step in enumerate(self.steps)),
-                          str(self.schedule).rstrip()])
+        head = f"{self.name}, nest {self.nest}: {counted(len(self.steps), 'step')} from naive loops"
+        return "\n".join(
+            [
+                head,
+                *(f"  {n} {step}" for n, step in enumerate(self.steps)),
+                str(self.schedule).rstrip(),
+            ]
+        )
 
     __repr__ = __str__  # what a person sees who asks for it at a prompt
 
@@ -168,8 +176,9 @@ class KernelSchedule:
             checked = []
             for name, schedules in (("by hand", self._schedules), ("default", {})):
                 *ours, one_thread = self.place.runs(schedules, [*cores, 1])
-                checked.append(replace(held_against_f64(self.place.alone, ours, one_thread),
-                                       name=name))
+                checked.append(
+                    replace(held_against_f64(self.place.alone, ours, one_thread), name=name)
+                )
         return Verification(self.name, tuple(checked))
 
     def measure(self, seconds: float = _SECONDS) -> Measured:
@@ -183,11 +192,15 @@ class KernelSchedule:
             raise UsageError(f"The kernel is not run: {alone.refusal}")
         with jax.ensure_compile_time_eval():
             cluster = alone.cluster
-            task = Task(cluster.kernel.program, place.target, TemplateGenerator(),
-                        in_memory(cluster, cluster.operands, alone.operands),
-                        in_memory(cluster, cluster.results, alone.expected))
+            task = Task(
+                cluster.kernel.program,
+                place.target,
+                TemplateGenerator(),
+                in_memory(cluster, cluster.operands, alone.operands),
+                in_memory(cluster, cluster.results, alone.expected),
+            )
         with Supervisor(task) as supervisor:
-            built, = supervisor.build([Build(self._schedules)])
+            (built,) = supervisor.build([Build(self._schedules)])
             timed = built if isinstance(built, Failed) else supervisor.measure(built, seconds)
         if isinstance(timed, Failed):
             raise ScheduleError(f"{self.name}, scheduled by hand: {timed.reason}")
@@ -203,8 +216,9 @@ class KernelSchedule:
         place, kernel = self.place, self.place.alone.cluster.kernel
         require_say(place.options, "schedule")
         records, key = open_records(place.options), place.target.key
-        record = Record(kernel.fingerprint, key, self._schedules, self.measure(), OURS, today(),
-                        kernel.name)
+        record = Record(
+            kernel.fingerprint, key, self._schedules, self.measure(), OURS, today(), kernel.name
+        )
         kept = records.put(record, replaces=records.get(kernel.fingerprint, key))
         place.renew()
         return kept
@@ -215,8 +229,9 @@ class KernelSchedule:
         Raises: UsageError where records have no say.
         """
         require_say(self.place.options, "schedule")
-        open_records(self.place.options).remove(self.place.alone.cluster.kernel.fingerprint,
-                                                self.place.target.key)
+        open_records(self.place.options).remove(
+            self.place.alone.cluster.kernel.fingerprint, self.place.target.key
+        )
         self.place.renew()
 
     @property
@@ -224,14 +239,23 @@ class KernelSchedule:
         return {**self.place.others, self.nest: (self.template, self.steps)}
 
     def _with(self, schedule: Schedule) -> KernelSchedule:
-        if any((isinstance(s, For) and s.kind in _GPU) or (isinstance(s, Accumulate) and s.atomic)
-               for s in walk(schedule.program.body)):
+        if any(
+            (isinstance(s, For) and s.kind in _GPU) or (isinstance(s, Accumulate) and s.atomic)
+            for s in walk(schedule.program.body)
+        ):
             raise ScheduleError(f"{schedule.trace[-1]} is for GPUs; this kernel runs on a CPU")
         return replace(self, schedule=schedule)
 
 
-def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nest: int | None,
-                    args: Sequence[Any], kwargs: dict[str, Any]) -> KernelSchedule:
+def schedule_kernel(
+    function: Any,
+    options: Options,
+    name: str,
+    kernel: str,
+    nest: int | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> KernelSchedule:
     """The schedule of a nest of a kernel that `mlc_jit` makes of a function for such arguments: as
     it is recorded, or the chain of primitives that its template makes of naive loops; naive loops
     where it makes none.
@@ -240,8 +264,10 @@ def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nes
     on the CPU.
     """
     if not isinstance(kernel, str):
-        raise UsageError("schedule takes the name of a kernel first, as explain(...) shows it, got "
-                         f"{type(kernel).__name__}")
+        raise UsageError(
+            "schedule takes the name of a kernel first, as explain(...) shows it, got "
+            f"{type(kernel).__name__}"
+        )
     require_cpu(jax.tree.leaves((function.args, args, kwargs)), "scheduled")
     found: dict[str, KernelAlone] = {}
     for part in parts_of_call(function, args, kwargs):
@@ -253,13 +279,16 @@ def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nes
     kernel = next((name for name in found if is_shown_as(name, kernel)), kernel)
     if kernel not in found:
         names = dict.fromkeys(alone.cluster.kernel.name for alone in found.values())
-        raise UsageError(f"{name} has no kernel {kernel!r}{did_you_mean(kernel, names)}; there "
-                         f"are: {', '.join(names) or 'none'}")
+        raise UsageError(
+            f"{name} has no kernel {kernel!r}{did_you_mean(kernel, names)}; there "
+            f"are: {', '.join(names) or 'none'}"
+        )
     return _schedule_of(found[kernel], function, options, nest)
 
 
-def _schedule_of(alone: KernelAlone, function: Any, options: Options, nest: int | None
-                 ) -> KernelSchedule:
+def _schedule_of(
+    alone: KernelAlone, function: Any, options: Options, nest: int | None
+) -> KernelSchedule:
     kernel, target = alone.cluster.kernel, target_of(options)
     known = find_record(kernel.fingerprint, target.key, options)
     schedules: Schedules = {} if known is None else known.schedules
@@ -280,5 +309,6 @@ def _schedule_of(alone: KernelAlone, function: Any, options: Options, nest: int 
         naive = chains[0].program
     trace = tuple(step for chain in chains for step in chain.trace)
     others = {n: way for n, way in schedules.items() if n != nest}
-    return KernelSchedule(replay(naive, trace), nest, template,
-                          _Place(function, options, target, alone, others))
+    return KernelSchedule(
+        replay(naive, trace), nest, template, _Place(function, options, target, alone, others)
+    )

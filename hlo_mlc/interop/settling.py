@@ -79,8 +79,7 @@ class Settling:
 
     owner: Callable[[], Owner | None]
 
-    def __init__(self, jit: Jit, staged: Staged, alternative: Callable[[Path, str], Side]
-                 ) -> None:
+    def __init__(self, jit: Jit, staged: Staged, alternative: Callable[[Path, str], Side]) -> None:
         self._present = Side(jit, staged)
         self._other: Side | None = None
         self._asked = "xla"  # what the other side is
@@ -100,8 +99,11 @@ class Settling:
         return repr(self._present.jit)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if self._stage in (_Stage.SETTLED, _Stage.COMPILING) or not compat.is_computing() \
-                or not self._busy.acquire(blocking=False):
+        if (
+            self._stage in (_Stage.SETTLED, _Stage.COMPILING)
+            or not compat.is_computing()
+            or not self._busy.acquire(blocking=False)
+        ):
             return self._present.jit(*args, **kwargs)
         try:
             if self._stage is _Stage.TIMING and self._watched is None:
@@ -135,11 +137,15 @@ class Settling:
             threading.Thread(target=self._compile, args=described, name="hlo_mlc settles").start()
 
     def _is_broken(self) -> bool:
-        """Whether a kernel that was promised turned out not to be; the call itself waits for that.
-        """
+        """Whether a promised kernel turned out not to be; the call itself waits for that."""
         report = self._report
-        return report is not None and report.settled_at is not None and any(
-            isinstance(k.kept, PromisedKernel) and not k.kept.wait() for k in report.kernels)
+        return (
+            report is not None
+            and report.settled_at is not None
+            and any(
+                isinstance(k.kept, PromisedKernel) and not k.kept.wait() for k in report.kernels
+            )
+        )
 
     def _is_open(self) -> bool:
         """Whether there are two sides to one program, of which either may be the faster."""
@@ -158,16 +164,16 @@ class Settling:
                     return
                 other = self._alternative(self._report.settled_at, self._asked)
                 other.jit.lower(*args, **kwargs).compile()
-            is_asked_for = len(other.function.ledger) == 1 and (
-                self._asked == "ours") == bool(other.function.ledger.latest.kernels)
+            is_asked_for = len(other.function.ledger) == 1 and (self._asked == "ours") == bool(
+                other.function.ledger.latest.kernels
+            )
             if is_asked_for and self._kind.context == compat.context():  # threads begin without any
                 self._other, self._stage = other, _Stage.TIMING
             else:
                 self._end()
 
     def _timed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call of either side in turns; as before, and not timed, where it is of another kind.
-        """
+        """A call of either side in turns; as before, and not timed, where it is of another kind."""
         side = None
         with self._contained():
             if _Kind.of(args, kwargs) == self._kind:
@@ -195,11 +201,13 @@ class Settling:
             self._note(side, time.perf_counter() - began)
         else:
             self._watched = smallest
-            threading.Thread(target=self._watch, args=(side, smallest, began, waits_for),
-                             name="hlo_mlc watches").start()
+            threading.Thread(
+                target=self._watch, args=(side, smallest, began, waits_for), name="hlo_mlc watches"
+            ).start()
 
-    def _watch(self, side: Side, result: jax.Array, began: float, waits_for: list[jax.Array]
-               ) -> None:
+    def _watch(
+        self, side: Side, result: jax.Array, began: float, waits_for: list[jax.Array]
+    ) -> None:
         """Notes what passes between the last argument and a result; runs in a thread of its own."""
         ended = None
         with contextlib.suppress(Exception):  # given away to another call, or the caller's to see
@@ -232,8 +240,11 @@ class Settling:
             found, winner = Comparison("ours", other_us, present_us, 1 / ratio), "xla"
         winner = self._asked if is_other else winner
         self._say(f"{found}; {'XLA' if winner == 'xla' else 'ours'} from now on")
-        kernels = {k.id for side in (self._present, self._other)
-                   for k in side.function.ledger.latest.kernels}
+        kernels = {
+            k.id
+            for side in (self._present, self._other)
+            for k in side.function.ledger.latest.kernels
+        }
         if is_other:
             self._replace(self._other)
         self._present.function.ledger.settle(found)
@@ -281,8 +292,7 @@ def is_open(report: Report) -> bool:
             return False
     if report.comparisons or any(kernel.fault for kernel in report.kernels):
         return False
-    return predicted is None \
-        or 1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR
+    return predicted is None or 1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR
 
 
 def _is_gone(leaf: Any) -> bool:

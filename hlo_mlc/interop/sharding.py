@@ -61,25 +61,30 @@ class PartitionedKernel:
     factors: tuple[Factor, ...]
     keeps: list[BuiltKernel] = field(default_factory=list)
 
-    def partition(self, mesh: Any, operands: Sequence[Any], results: Sequence[Any]
-                  ) -> tuple[Any, Any, Any, Any]:
+    def partition(
+        self, mesh: Any, operands: Sequence[Any], results: Sequence[Any]
+    ) -> tuple[Any, Any, Any, Any]:
         """What `custom_partitioning` asks for: the function of a device's parts, and how results
         and operands are to be sharded for it."""
         program = self.kernel.kernel.program
         (local, computed), names = self._built(program, {}), {}
         with self.contained():  # where it fails, each device computes all
-            assigned = _assigned(self.factors, mesh.shape, program, _names(operands),
-                                 _names(results))
-            local, computed = self._built(program, {
-                f: prod(mesh.shape[name] for name in chosen) for f, chosen in assigned.items()})
+            assigned = _assigned(
+                self.factors, mesh.shape, program, _names(operands), _names(results)
+            )
+            local, computed = self._built(
+                program,
+                {f: prod(mesh.shape[name] for name in chosen) for f, chosen in assigned.items()},
+            )
             names = assigned
 
         def run(*arrays: jax.Array) -> list[jax.Array]:
             known = dict(zip(local.operands, arrays, strict=True))
             for piece, kernel in computed:
                 given = [known[buffer] for buffer in piece.operands]
-                known.update(zip(piece.results, _call(kernel, self.backend.variant, given),
-                                 strict=True))
+                known.update(
+                    zip(piece.results, _call(kernel, self.backend.variant, given), strict=True)
+                )
                 for buffer, over, combiner in piece.joins:
                     chosen = tuple(name for factor in over for name in names[factor])
                     known[buffer] = _JOINED_BY[combiner](known[buffer], chosen)
@@ -88,35 +93,49 @@ class PartitionedKernel:
 
         def shardings(given: Sequence[Any], places: str) -> list[Any]:
             cut = {place: chosen for f, chosen in names.items() for place in getattr(f, places)}
-            return [jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(
-                *(cut.get((number, d)) for d in range(len(one.shape)))))
-                for number, one in enumerate(given)]
+            return [
+                jax.sharding.NamedSharding(
+                    mesh,
+                    jax.sharding.PartitionSpec(
+                        *(cut.get((number, d)) for d in range(len(one.shape)))
+                    ),
+                )
+                for number, one in enumerate(given)
+            ]
 
         return mesh, run, shardings(results, "results"), tuple(shardings(operands, "operands"))
 
-    def _built(self, program: TensorProgram, parts: Mapping[Factor, int]
-               ) -> tuple[TensorProgram, list[tuple[Piece, Kernel]]]:
+    def _built(
+        self, program: TensorProgram, parts: Mapping[Factor, int]
+    ) -> tuple[TensorProgram, list[tuple[Piece, Kernel]]]:
         """What a device computes of factors in so many parts, and the kernels of its pieces."""
         local, found = pieces(program, parts)
         kernels = [make_kernel(p.steps, p.operands, p.results, p.aliases) for p in found]
         new = [k for k in kernels if k.fingerprint != self.kernel.kernel.fingerprint]
         if new:
             options = self.options.replace(choose="ours")  # what fails is raised
-            self.keeps.extend(build_kernels(new, options, self.backend, Recorder(None)
-                                            ).built.values())
+            self.keeps.extend(
+                build_kernels(new, options, self.backend, Recorder(None)).built.values()
+            )
         return local, list(zip(found, kernels, strict=True))
 
 
-def _assigned(found: Sequence[Factor], sizes: Mapping[str, int], program: TensorProgram,
-              operands: Sequence[Sequence[tuple[str, ...]]],
-              results: Sequence[Sequence[tuple[str, ...]]]) -> dict[Factor, tuple[str, ...]]:
+def _assigned(
+    found: Sequence[Factor],
+    sizes: Mapping[str, int],
+    program: TensorProgram,
+    operands: Sequence[Sequence[tuple[str, ...]]],
+    results: Sequence[Sequence[tuple[str, ...]]],
+) -> dict[Factor, tuple[str, ...]]:
     """The axes of the mesh that each factor is cut along: as the arrays are sharded, evenly, and
     each axis for one factor alone, that of which most bytes lie so already."""
     weighed = []
     for factor in found:
         cut: dict[tuple[str, ...], int] = {}
-        for borders, places, buffers in ((operands, factor.operands, program.operands),
-                                         (results, factor.results, program.results)):
+        for borders, places, buffers in (
+            (operands, factor.operands, program.operands),
+            (results, factor.results, program.results),
+        ):
             for number, d in places:
                 names = borders[number][d]
                 cut[names] = cut.get(names, 0) + buffers[number].bytes
@@ -138,6 +157,7 @@ def _assigned(found: Sequence[Factor], sizes: Mapping[str, int], program: Tensor
 
 def _names(arrays: Sequence[Any]) -> list[list[tuple[str, ...]]]:
     """The axes of the mesh along which each dimension of some arrays is sharded."""
+
     def listed(names: Any) -> tuple[str, ...]:
         return () if names is None else (names,) if isinstance(names, str) else tuple(names)
 
@@ -152,12 +172,19 @@ def _call(kernel: Kernel, variant: str, arrays: Sequence[jax.Array]) -> list[jax
         types.append(jax.ShapeDtypeStruct((0,), np.uint8))
     aliases = {program.operands.index(o): program.results.index(r) for r, o in program.aliases}
     outs = jax.ffi.ffi_call(KERNEL_TARGET, types, input_output_aliases=aliases)(
-        *arrays, id=kernel.fingerprint + variant, dims=np.zeros(0, np.int64))
-    return list(outs)[:len(program.results)]
+        *arrays, id=kernel.fingerprint + variant, dims=np.zeros(0, np.int64)
+    )
+    return list(outs)[: len(program.results)]
 
 
-def make_partitionable(module: ir.Module, report: Report, options: Options, module_context: Any,
-                       mesh: Any, contained: Callable[[], Contained]) -> None:
+def make_partitionable(
+    module: ir.Module,
+    report: Report,
+    options: Options,
+    module_context: Any,
+    mesh: Any,
+    contained: Callable[[], Contained],
+) -> None:
     """Has calls of kernels in a compiled module partitioned over a mesh by their rules; what fails
     then is `contained`."""
     backend = sharded_cpu_backend(options)
@@ -165,8 +192,9 @@ def make_partitionable(module: ir.Module, report: Report, options: Options, modu
     known: dict[str, dict[str, ir.Attribute]] = {}
     for operation in _operations(module, "stablehlo.custom_call"):
         attributes = operation.attributes
-        if ir.StringAttr(attributes["call_target_name"]).value != KERNEL_TARGET \
-                or _is_of_a_device(operation):
+        if ir.StringAttr(attributes["call_target_name"]).value != KERNEL_TARGET or _is_of_a_device(
+            operation
+        ):
             continue
         kernel_id = attributes["backend_config"]["id"].value
         built = kernels[kernel_id]
@@ -175,15 +203,20 @@ def make_partitionable(module: ir.Module, report: Report, options: Options, modu
         with module.context, operation.location, ir.InsertionPoint(operation):
             if kernel_id not in known:
                 known[kernel_id] = compat.partitioned_call(
-                    module_context, mesh,
+                    module_context,
+                    mesh,
                     PartitionedKernel(built, backend, options, contained, found).partition,
-                    len(operation.operands), len(operation.results))
+                    len(operation.operands),
+                    len(operation.results),
+                )
             unread = [ir.RankedTensorType.get((), ir.IntegerType.get_unsigned(8))]
             types = [r.type for r in operation.results]
             call = ir.Operation.create(
-                "stablehlo.custom_call", results=types[:-1] + unread if several else types,
+                "stablehlo.custom_call",
+                results=types[:-1] + unread if several else types,
                 operands=list(operation.operands),
-                attributes=known[kernel_id])
+                attributes=known[kernel_id],
+            )
             if operation.operands:  # Shardy takes no rules of others
                 call.attributes["sdy.sharding_rule"] = _rule(found, built.kernel.program, several)
         for old, new in zip(operation.results, call.results, strict=True):
@@ -215,8 +248,13 @@ def _rule(found: Sequence[Factor], program: TensorProgram, several: bool) -> ir.
     operands, results = mapped(program.operands, "operands"), mapped(program.results, "results")
     unread = [sdy.TensorMappingAttr.get([])] if several else []
     return sdy.OpShardingRuleAttr.get(
-        sizes, operands, results + unread, is_custom=True, need_replication_factors=whole,
-        reduction_factors=[n for n, f in enumerate(found) if f.folds and not f.results])
+        sizes,
+        operands,
+        results + unread,
+        is_custom=True,
+        need_replication_factors=whole,
+        reduction_factors=[n for n, f in enumerate(found) if f.folds and not f.results],
+    )
 
 
 def _is_of_a_device(operation: ir.Operation) -> bool:

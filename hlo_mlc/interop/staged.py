@@ -36,8 +36,12 @@ class Staged:
 
     __slots__ = ("__weakref__", "_find", "function", "traces")
 
-    def __init__(self, find: Callable[[], Callable[..., Any]], function: TracedFunction,
-                 traces: Traces | None = None) -> None:
+    def __init__(
+        self,
+        find: Callable[[], Callable[..., Any]],
+        function: TracedFunction,
+        traces: Traces | None = None,
+    ) -> None:
         self._find = find
         self.function = function
         self.traces = traces or Traces()
@@ -76,8 +80,11 @@ class Staged:
             self.traces.keep(given, closed_jaxpr, result)
             register_sparse_rule(mlc_call_p)
             call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, given.operands))
-            return result(mlc_call_p.bind(*constants, *given.operands, call_jaxpr=call_jaxpr,
-                                          function=self.function))
+            return result(
+                mlc_call_p.bind(
+                    *constants, *given.operands, call_jaxpr=call_jaxpr, function=self.function
+                )
+            )
 
 
 _known: weakref.WeakKeyDictionary[Callable[..., Any], dict[Options, Staged]] = (
@@ -114,8 +121,9 @@ def staged_as_settled(like: Staged, path: Path, choose: str) -> Staged:
     """The same function as JAX has never seen it, as it was traced before; the program of `path` is
     left to XLA, or all of it is compiled that can be.  Nobody is told of faults of ours meanwhile.
     """
-    function = dataclasses.replace(like.function, ledger=Ledger(), faults=Faults(are_told=False),
-                                   settled={path: choose})
+    function = dataclasses.replace(
+        like.function, ledger=Ledger(), faults=Faults(are_told=False), settled={path: choose}
+    )
     return Staged(like._find, function, like.traces.alone())
 
 

@@ -39,11 +39,22 @@ from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import architecture
 
 _C_TYPES = {
-    "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
-    "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
+    "i1": "bool",
+    "i8": "int8_t",
+    "i16": "int16_t",
+    "i32": "int32_t",
+    "i64": "int64_t",
+    "ui8": "uint8_t",
+    "ui16": "uint16_t",
+    "ui32": "uint32_t",
+    "ui64": "uint64_t",
     **dict.fromkeys((d.name for d in (*FLOATS_OF_A_BYTE, *PACKED)), "uint8_t"),
-    "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
-    "complex<f32>": "float", "complex<f64>": "double",  # two for a number
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
+    "f32": "float",
+    "f64": "double",
+    "complex<f32>": "float",
+    "complex<f64>": "double",  # two for a number
 }
 
 
@@ -58,16 +69,27 @@ class LibraryReport:
     total_bytes: int  # of the buffers in the workspace, if each had memory of its own
 
     def __str__(self) -> str:
-        shared = f" ({byte_size(self.total_bytes)} if no two buffers shared memory)" \
-            if self.total_bytes > self.workspace_bytes else ""
-        workspace = f"a workspace of {byte_size(self.workspace_bytes)}{shared}" \
-            if self.workspace_bytes else "no workspace"
+        shared = (
+            f" ({byte_size(self.total_bytes)} if no two buffers shared memory)"
+            if self.total_bytes > self.workspace_bytes
+            else ""
+        )
+        workspace = (
+            f"a workspace of {byte_size(self.workspace_bytes)}{shared}"
+            if self.workspace_bytes
+            else "no workspace"
+        )
         return f"{self.library}, {self.header}: {counted(self.kernels, 'kernel')}; {workspace}"
 
 
-def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[str],
-             target: str = "host", embed: int | Sequence[int] = (),
-             **kwargs: Any) -> LibraryReport:
+def export_c(
+    function: Callable[..., Any],
+    *args: Any,
+    path: str | os.PathLike[str],
+    target: str = "host",
+    embed: int | Sequence[int] = (),
+    **kwargs: Any,
+) -> LibraryReport:
     """Writes a function as a library with a header: plain C, for one thread, without Python, JAX
     or XLA.
 
@@ -95,24 +117,27 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
         return plain(*(values.get(n, args[n]) for n in range(len(args))), **keywords)
 
     described = [args[n] for n in given], dict(kwargs)
-    lowered = compat.jit(called, keep_unused=True).trace(*described).lower(
-        lowering_platforms=("cpu",))
+    lowered = (
+        compat.jit(called, keep_unused=True).trace(*described).lower(lowering_platforms=("cpu",))
+    )
     # There is nobody in such a library whom kernels with checks could tell what they find.
     options = Options.from_environment(choose="ours", check=False)
     _, plan = clusters_of(lowered.compiler_ir(), options)
     for node, reason in plan.left.items():
         raise UnsupportedOpError(node.op, reason, location=node.location or None)
     names = _parameters(function, len(args))
-    leaves = [_name_of(where, [names[n] for n in given]) for where, _ in
-              jax.tree_util.tree_flatten_with_path(described)[0]]
+    leaves = [
+        _name_of(where, [names[n] for n in given])
+        for where, _ in jax.tree_util.tree_flatten_with_path(described)[0]
+    ]
     prototype = _prototype(name, plan.graph, leaves)
     made = (_as_source if library.suffix == ".c" else _as_code)(
-        library, name, prototype, plan, options, chosen)
+        library, name, prototype, plan, options, chosen
+    )
     memory, header = made.memory, library.with_name(f"{name}.h")
     write_for_others(library, made.content, "a library")
     write_for_others(header, _header(name, prototype, memory).encode(), "a header")
-    return LibraryReport(library, header, made.kernels, memory.workspace_bytes,
-                         memory.total_bytes)
+    return LibraryReport(library, header, made.kernels, memory.workspace_bytes, memory.total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +149,52 @@ class _Library:
     kernels: int
 
 
-def _as_code(library: Path, name: str, prototype: str, plan: Plan, options: Options,
-             target: cpu.CpuTarget) -> _Library:
+def _as_code(
+    library: Path, name: str, prototype: str, plan: Plan, options: Options, target: cpu.CpuTarget
+) -> _Library:
     """One object: libraries with the same kernel, for other targets maybe, are linked into one
     program, and each calls its own."""
-    kernels = {c.kernel.fingerprint: kernel_source(c.kernel, options, CpuBackend(target))
-               for c, _ in plan.taken}
+    kernels = {
+        c.kernel.fingerprint: kernel_source(c.kernel, options, CpuBackend(target))
+        for c, _ in plan.taken
+    }
     memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in kernels.items()})
-    entry = print_entry(name, memory, {key: made.symbol for key, made in kernels.items()},
-                        len(plan.graph.parameters), len(plan.graph.results), target)
+    entry = print_entry(
+        name,
+        memory,
+        {key: made.symbol for key, made in kernels.items()},
+        len(plan.graph.parameters),
+        len(plan.graph.results),
+        target,
+    )
     code = compile_ir(entry, target, static=[made.text for made in kernels.values()])
-    content = shared_library(library.name, code, architecture(target)) \
-        if library.suffix == ".so" else static_library([Member(f"{name[:10]}.o", name, code)])
+    content = (
+        shared_library(library.name, code, architecture(target))
+        if library.suffix == ".so"
+        else static_library([Member(f"{name[:10]}.o", name, code)])
+    )
     return _Library(content, memory, len(kernels))
 
 
-def _as_source(library: Path, name: str, prototype: str, plan: Plan, options: Options,
-               target: cpu.CpuTarget) -> _Library:
+def _as_source(
+    library: Path, name: str, prototype: str, plan: Plan, options: Options, target: cpu.CpuTarget
+) -> _Library:
     """A file of C with a function for each kernel, by the name that people call it."""
     clusters = {c.kernel.fingerprint: c for c, _ in plan.taken}
     backend = CBackend(target)
     loops = {key: proved_loops(c.kernel, options, backend) for key, c in clusters.items()}
     symbols = {key: f"{name}_{identifier(c.kernel.name)}" for key, c in clusters.items()}
     memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in loops.items()})
-    texts = {key: (symbols[key], f"/* {c.kernel.name} */\n" + print_program(
-        loops[key], symbols[key], {b: short_line(at) for b, at in c.locations.items()}))
-             for key, c in clusters.items()}
+    texts = {
+        key: (
+            symbols[key],
+            f"/* {c.kernel.name} */\n"
+            + print_program(
+                loops[key], symbols[key], {b: short_line(at) for b, at in c.locations.items()}
+            ),
+        )
+        for key, c in clusters.items()
+    }
     text = print_standalone(name, memory, texts, prototype)
     return _Library(text.encode(), memory, len(texts))
 
@@ -159,11 +204,14 @@ def _library_and_name(path: Path) -> tuple[Path, str]:
     library = path if path.suffix else path.with_suffix(".a")
     name = library.stem.removeprefix("lib") if path.suffix else library.stem
     if library.suffix not in (".a", ".so", ".c"):
-        raise UsageError(f"{path}: the name of a library ends in .a (static) or .so (shared), or "
-                         "in .c (source)")
+        raise UsageError(
+            f"{path}: the name of a library ends in .a (static) or .so (shared), or in .c (source)"
+        )
     if reason := why_no_name(name):
-        raise UsageError(f"{path}: a function in C cannot be called {name!r}: {reason}; the last "
-                         "part of the path is its name")
+        raise UsageError(
+            f"{path}: a function in C cannot be called {name!r}: {reason}; the last "
+            "part of the path is its name"
+        )
     return library, name
 
 
@@ -186,8 +234,10 @@ def _name_of(where: Sequence[Any], names: Sequence[str]) -> str:
 
 def _prototype(name: str, graph: Graph, leaves: Sequence[str]) -> str:
     """How the function is declared, without what follows."""
-    operands = [_declared(v.type, f"a{n}", leaf, "const ")
-                for n, (v, leaf) in enumerate(zip(graph.parameters, leaves, strict=True))]
+    operands = [
+        _declared(v.type, f"a{n}", leaf, "const ")
+        for n, (v, leaf) in enumerate(zip(graph.parameters, leaves, strict=True))
+    ]
     results = [_declared(v.type, f"r{n}", "result") for n, v in enumerate(graph.results)]
     parameters = "\n    ".join([*operands, *results])
     return f"void {name}(\n    {parameters}\n    void* workspace)"

@@ -18,27 +18,48 @@ Shape = Sequence[int]
 DType = np.typing.DTypeLike
 
 # What hands indices on as they are, or nearly: jnp.take adds a size to negative ones and selects.
-_PASSING = frozenset(f"stablehlo.{name}" for name in (
-    "add", "broadcast_in_dim", "clamp", "concatenate", "convert", "maximum", "minimum", "reshape",
-    "select", "slice", "sort", "subtract", "transpose"))
+_PASSING = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "add",
+        "broadcast_in_dim",
+        "clamp",
+        "concatenate",
+        "convert",
+        "maximum",
+        "minimum",
+        "reshape",
+        "select",
+        "slice",
+        "sort",
+        "subtract",
+        "transpose",
+    )
+)
 
 
 def synthetic_arguments(module: ir.Module) -> list[np.ndarray]:
     """Arguments for the function @main, see `synthetic_values`."""
     graph = import_function(module, MAIN)
-    return synthetic_values(graph, graph.parameters, [
-        (given.shape, given.dtype) for given in argument_types(module, MAIN, MAIN)])
+    return synthetic_values(
+        graph,
+        graph.parameters,
+        [(given.shape, given.dtype) for given in argument_types(module, MAIN, MAIN)],
+    )
 
 
-def synthetic_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
-                    ) -> list[np.ndarray]:
+def synthetic_values(
+    graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
+) -> list[np.ndarray]:
     """Arrays of these types for values of a graph: integers that index something stay within it and
     reach all of it; matrices that loops multiply with are so small that states neither grow nor
     become chaotic; for the rest see `made_up`."""
     extents, terms = index_extents(graph), _terms_in_loops(graph)
     rng = np.random.default_rng(0)
-    made = [made_up(shape, dtype, rng, below=extents.get(value))
-            for (shape, dtype), value in zip(types, values, strict=True)]
+    made = [
+        made_up(shape, dtype, rng, below=extents.get(value))
+        for (shape, dtype), value in zip(types, values, strict=True)
+    ]
     for array, value in zip(made, values, strict=True):
         if value in terms and not np.issubdtype(array.dtype, np.integer):
             array *= np.asarray(terms[value] ** -0.5).astype(array.dtype)
@@ -54,8 +75,11 @@ def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
             body = node.regions[1]
             inside = _terms_in_loops(body, True)
             carried = zip(node.operands, body.parameters, strict=True)
-            known = [(given, inside[value]) for given, value in (
-                *carried, *((value, value) for value in body.captures)) if value in inside]
+            known = [
+                (given, inside[value])
+                for given, value in (*carried, *((value, value) for value in body.captures))
+                if value in inside
+            ]
         elif node.op == "stablehlo.dot_general" and in_loop and not node.opaque:
             dimensions = node.attributes["lhs_contracting_dimensions"]
             count = math.prod(node.operands[0].type.shape[d] for d in dimensions)
@@ -92,14 +116,18 @@ def _indexed(node: Node) -> Iterator[tuple[Value, int]]:
             yield operands[1], min(rooms, default=1)
         case "stablehlo.scatter" if len(operands) == 3:
             sizes = operands[0].type.shape
-            rooms = [sizes[d] if d in a["inserted_window_dims"] else 1
-                     for d in a["scatter_dims_to_operand_dims"]]
+            rooms = [
+                sizes[d] if d in a["inserted_window_dims"] else 1
+                for d in a["scatter_dims_to_operand_dims"]
+            ]
             yield operands[1], min(rooms, default=1)
         case "stablehlo.dynamic_slice":
-            for start, size, length in zip(operands[1:], operands[0].type.shape, a["slice_sizes"],
-                                           strict=True):
+            for start, size, length in zip(
+                operands[1:], operands[0].type.shape, a["slice_sizes"], strict=True
+            ):
                 yield start, size - length + 1
         case "stablehlo.dynamic_update_slice":
-            for start, size, length in zip(operands[2:], operands[0].type.shape,
-                                           operands[1].type.shape, strict=True):
+            for start, size, length in zip(
+                operands[2:], operands[0].type.shape, operands[1].type.shape, strict=True
+            ):
                 yield start, size - length + 1

@@ -49,13 +49,24 @@ def take_trials(url: str, options: Options, progress: TuningProgress) -> Iterato
             study = optuna.load_study(study_name=name, storage=storage)
             known, ended = study.user_attrs, study.get_trials(deepcopy=False, states=_ENDED)
         kernel = SharedKernel.read(known)
-        if kernel is None or kernel.target not in platforms or (
+        if (
+            kernel is None
+            or kernel.target not in platforms
+            or (
                 len(ended) >= kernel.trials
-                and records.get(kernel.fingerprint, kernel.target) is not None):
+                and records.get(kernel.fingerprint, kernel.target) is not None
+            )
+        ):
             continue
         with jax.enable_x64(kernel.x64), keeping():
-            session = Session(parse_module(kernel.module), kernel.entry,
-                              options.replace(choose=kernel.choose), kernel.trials, None, None,
-                              storage=url, platform=platforms[kernel.target])
+            session = Session(
+                parse_module(kernel.module),
+                kernel.entry,
+                options.replace(choose=kernel.choose),
+                kernel.trials,
+                None,
+                None,
+                storage=url,
+                platform=platforms[kernel.target],
+            )
             yield from session.kernels(progress, {kernel.fingerprint: 1.0})
-

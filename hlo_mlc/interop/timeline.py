@@ -72,19 +72,29 @@ class Timeline:
         calls = counted(len(self.calls_ns), "call")
         each = duration(statistics.median(self.calls_ns) / 1e3)
         xla = "" if self.without_xla else f", {self.xla_ns / total:.0%} in operations of XLA's"
-        lines = [*wrapped(f"{calls} of {self.name}, {each} each (median), on "
-                          f"{counted(self.threads, 'thread')}: {self.kernels_ns / total:.0%} of "
-                          f"the time in kernels of ours{xla}", "")]
+        lines = [
+            *wrapped(
+                f"{calls} of {self.name}, {each} each (median), on "
+                f"{counted(self.threads, 'thread')}: {self.kernels_ns / total:.0%} of "
+                f"the time in kernels of ours{xla}",
+                "",
+            )
+        ]
         if self.kernels:
             lines.append(f"{'a run':>9} {'runs':>6} {'tasks':>7} {'at once':>8}  kernel")
-        lines += [f"{duration(kernel.ns / kernel.runs / 1e3):>9} {kernel.runs:>6} "
-                  f"{kernel.tasks:>7} {kernel.busy_threads:>8.1f}  {kernel.name}"
-                  for kernel in self.kernels[:_MOST_NAMED]]
+        lines += [
+            f"{duration(kernel.ns / kernel.runs / 1e3):>9} {kernel.runs:>6} "
+            f"{kernel.tasks:>7} {kernel.busy_threads:>8.1f}  {kernel.name}"
+            for kernel in self.kernels[:_MOST_NAMED]
+        ]
         if more := len(self.kernels) - _MOST_NAMED:
             lines += [f"{'':33}  and {counted(more, 'kernel')} more"] if more > 0 else []
         if self.lost:
-            lines += wrapped(f"{self.lost:,} kernels or tasks are not in it: their threads had no "
-                             "room for more; trace fewer calls", "")
+            lines += wrapped(
+                f"{self.lost:,} kernels or tasks are not in it: their threads had no "
+                "room for more; trace fewer calls",
+                "",
+            )
         if self.without_xla:
             lines += wrapped(f"XLA's operations are not in it: {self.without_xla}", "")
         return "\n".join([*lines, f"{self.path}: open it at https://ui.perfetto.dev"])
@@ -92,9 +102,16 @@ class Timeline:
     __repr__ = __str__  # what a person sees who asks for it at a prompt
 
 
-def record_timeline(name: str, run: Callable[..., Any], report: Callable[[], Report],
-                    args: Sequence[Any], kwargs: Mapping[str, Any], path: str | os.PathLike[str],
-                    calls: int, donates: bool) -> Timeline:
+def record_timeline(
+    name: str,
+    run: Callable[..., Any],
+    report: Callable[[], Report],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    path: str | os.PathLike[str],
+    calls: int,
+    donates: bool,
+) -> Timeline:
     """Calls a function, of which `report()` says what was compiled, and writes what ran when.
 
     One call goes before those that are recorded. Where it `donates`, each gets copies.
@@ -116,17 +133,28 @@ def record_timeline(name: str, run: Callable[..., Any], report: Callable[[], Rep
     tracks = _tracks(lanes, xla.threads)
     kernels = {kernel.id: kernel for kernel in report().kernels}
     events = list(_events(name, times, tracks, kernels))
-    content = {"traceEvents": events, "displayTimeUnit": "ns",
-               "otherData": {"function": name, "calls": calls,
-                             "lost": sum(lane.lost for lane in lanes),
-                             "without_xla": xla.unavailable}}
+    content = {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {
+            "function": name,
+            "calls": calls,
+            "lost": sum(lane.lost for lane in lanes),
+            "without_xla": xla.unavailable,
+        },
+    }
     write_for_others(file, json.dumps(content, separators=(",", ":")).encode(), "a trace")
-    return Timeline(file, name, tuple(end - begin for begin, end in times),
-                    tuple(_runs(lanes, kernels)),
-                    _covered(_within(times, _kernel_spans(lanes))),
-                    _covered(_within(times, (op for track in tracks for op in track.operations))),
-                    len({track.number for track in tracks if track.spans or track.operations}),
-                    sum(lane.lost for lane in lanes), xla.unavailable)
+    return Timeline(
+        file,
+        name,
+        tuple(end - begin for begin, end in times),
+        tuple(_runs(lanes, kernels)),
+        _covered(_within(times, _kernel_spans(lanes))),
+        _covered(_within(times, (op for track in tracks for op in track.operations))),
+        len({track.number for track in tracks if track.spans or track.operations}),
+        sum(lane.lost for lane in lanes),
+        xla.unavailable,
+    )
 
 
 def _check(args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> None:
@@ -135,11 +163,14 @@ def _check(args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> None:
     leaves = jax.tree.leaves((tuple(args), dict(kwargs)))
     for leaf in leaves:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
-            raise UsageError("A trace is of calls that run, so it takes arrays, not "
-                             f"{type(leaf).__name__}")
+            raise UsageError(
+                f"A trace is of calls that run, so it takes arrays, not {type(leaf).__name__}"
+            )
     if (platform := platform_of(leaves)) != CPU:
-        raise UsageError(f"The function runs on {platform} with these arguments, and kernels are "
-                         "traced on CPUs only so far: jax.profiler.trace shows those of GPUs")
+        raise UsageError(
+            f"The function runs on {platform} with these arguments, and kernels are "
+            "traced on CPUs only so far: jax.profiler.trace shows those of GPUs"
+        )
 
 
 def _copied(tree: Any) -> Any:
@@ -169,18 +200,28 @@ def _tracks(lanes: Sequence[Lane], threads: Sequence[XlaThread]) -> list[_Track]
     by_number.setdefault(caller, _Track(caller, "Python"))
     free = max(by_number) + 1
     for thread in threads:
-        runs = {number: _calls_of_kernels(thread.operations, track.spans)
-                for number, track in by_number.items() if not track.operations}
+        runs = {
+            number: _calls_of_kernels(thread.operations, track.spans)
+            for number, track in by_number.items()
+            if not track.operations
+        }
         number = caller if thread.is_caller else max(runs, key=lambda n: len(runs[n]), default=free)
         found = runs.get(number, {})
         if not found and not thread.is_caller:
             number, free = free, free + 1
         track = by_number.get(number, _Track(number, ""))
-        by_number[number] = replace(track, name=_named(thread.name),
-                                    operations=_aligned(thread.operations, found))
+        by_number[number] = replace(
+            track, name=_named(thread.name), operations=_aligned(thread.operations, found)
+        )
     caller_track = replace(by_number.pop(caller), name="Python, which calls")
-    others = sorted(by_number.values(), key=lambda track: (
-        not track.operations, all(span.task is not None for span in track.spans), track.number))
+    others = sorted(
+        by_number.values(),
+        key=lambda track: (
+            not track.operations,
+            all(span.task is not None for span in track.spans),
+            track.number,
+        ),
+    )
     return [caller_track, *others]
 
 
@@ -189,8 +230,9 @@ def _named(name: str) -> str:
     return name.partition("/")[0].removeprefix("tf_") or "thread"
 
 
-def _calls_of_kernels(operations: Sequence[Operation], spans: Sequence[Span]
-                      ) -> dict[Operation, Span]:
+def _calls_of_kernels(
+    operations: Sequence[Operation], spans: Sequence[Span]
+) -> dict[Operation, Span]:
     """The operations during which a kernel ran, and no shorter one that it ran in."""
     found: dict[Operation, Span] = {}
     whole = [span for span in spans if span.task is None]
@@ -208,45 +250,88 @@ def _calls_of_kernels(operations: Sequence[Operation], spans: Sequence[Span]
     return found
 
 
-def _aligned(operations: Sequence[Operation], calls: Mapping[Operation, Span]
-             ) -> tuple[Operation, ...]:
+def _aligned(
+    operations: Sequence[Operation], calls: Mapping[Operation, Span]
+) -> tuple[Operation, ...]:
     """The operations but for calls of kernels, moved by what it takes for those to be around their
     kernels: the two clocks were read one after the other."""
     earliest = max((span.end_ns - op.end_ns for op, span in calls.items()), default=0)
     latest = min((span.begin_ns - op.begin_ns for op, span in calls.items()), default=0)
     move = min(max(0, earliest), latest) if earliest <= latest else 0
-    return tuple(replace(op, begin_ns=op.begin_ns + move, end_ns=op.end_ns + move)
-                 for op in operations if op not in calls)
+    return tuple(
+        replace(op, begin_ns=op.begin_ns + move, end_ns=op.end_ns + move)
+        for op in operations
+        if op not in calls
+    )
 
 
-def _events(name: str, calls: Sequence[Interval], tracks: Sequence[_Track],
-            kernels: Mapping[str, KernelReport]) -> Iterator[JsonEvent]:
+def _events(
+    name: str,
+    calls: Sequence[Interval],
+    tracks: Sequence[_Track],
+    kernels: Mapping[str, KernelReport],
+) -> Iterator[JsonEvent]:
     """The events of the file; times are microseconds since the first call."""
     pid, zero = os.getpid(), calls[0][0]
 
-    def event(track: _Track, what: str, category: str, begin_ns: int, end_ns: int,
-              about: Mapping[str, object]) -> JsonEvent:
-        return {"ph": "X", "pid": pid, "tid": track.number, "name": what, "cat": category,
-                "ts": (begin_ns - zero) / 1e3, "dur": (end_ns - begin_ns) / 1e3,
-                "args": dict(about)}
+    def event(
+        track: _Track,
+        what: str,
+        category: str,
+        begin_ns: int,
+        end_ns: int,
+        about: Mapping[str, object],
+    ) -> JsonEvent:
+        return {
+            "ph": "X",
+            "pid": pid,
+            "tid": track.number,
+            "name": what,
+            "cat": category,
+            "ts": (begin_ns - zero) / 1e3,
+            "dur": (end_ns - begin_ns) / 1e3,
+            "args": dict(about),
+        }
 
     yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
     for position, track in enumerate(tracks):
-        yield {"ph": "M", "pid": pid, "tid": track.number, "name": "thread_name",
-               "args": {"name": track.name}}
-        yield {"ph": "M", "pid": pid, "tid": track.number, "name": "thread_sort_index",
-               "args": {"sort_index": position}}
+        yield {
+            "ph": "M",
+            "pid": pid,
+            "tid": track.number,
+            "name": "thread_name",
+            "args": {"name": track.name},
+        }
+        yield {
+            "ph": "M",
+            "pid": pid,
+            "tid": track.number,
+            "name": "thread_sort_index",
+            "args": {"sort_index": position},
+        }
     for number, (begin, end) in enumerate(calls, 1):
         yield event(tracks[0], f"{name}, call {number}", _CALL, begin, end, {})
     for track in tracks:
         for span in track.spans:
             kernel = _kernel_name(span.kernel_id, kernels)
             if span.task is None:
-                yield event(track, kernel, _KERNEL, span.begin_ns, span.end_ns,
-                            _about(span.kernel_id, kernels))
+                yield event(
+                    track,
+                    kernel,
+                    _KERNEL,
+                    span.begin_ns,
+                    span.end_ns,
+                    _about(span.kernel_id, kernels),
+                )
             else:
-                yield event(track, f"{kernel} [{span.task}]", _TASK, span.begin_ns, span.end_ns,
-                            {"task": span.task})
+                yield event(
+                    track,
+                    f"{kernel} [{span.task}]",
+                    _TASK,
+                    span.begin_ns,
+                    span.end_ns,
+                    {"task": span.task},
+                )
         for operation in track.operations:
             yield event(track, operation.name, _XLA, operation.begin_ns, operation.end_ns, {})
 
@@ -265,8 +350,13 @@ def _about(kernel_id: str, kernels: Mapping[str, KernelReport]) -> dict[str, obj
     kernel = kernels.get(kernel_id.partition("-")[0])
     if kernel is None:
         return {"id": kernel_id}
-    return {"id": kernel_id, "ops": op_counts(kernel.ops), "at": lines_of(kernel.locations),
-            "read and written, bytes": kernel.bytes, "predicted, us": round(kernel.ours_us, 3)}
+    return {
+        "id": kernel_id,
+        "ops": op_counts(kernel.ops),
+        "at": lines_of(kernel.locations),
+        "read and written, bytes": kernel.bytes,
+        "predicted, us": round(kernel.ours_us, 3),
+    }
 
 
 def _runs(lanes: Sequence[Lane], kernels: Mapping[str, KernelReport]) -> list[KernelRuns]:
@@ -279,8 +369,15 @@ def _runs(lanes: Sequence[Lane], kernels: Mapping[str, KernelReport]) -> list[Ke
     for kernel_id, group in spans.items():
         ns = sum(span.end_ns - span.begin_ns for span in group if span.task is None)
         tasks = [span.end_ns - span.begin_ns for span in group if span.task is not None]
-        found.append(KernelRuns(_kernel_name(kernel_id, kernels), len(group) - len(tasks),
-                                len(tasks), ns, sum(tasks) / ns if tasks and ns else 1.0))
+        found.append(
+            KernelRuns(
+                _kernel_name(kernel_id, kernels),
+                len(group) - len(tasks),
+                len(tasks),
+                ns,
+                sum(tasks) / ns if tasks and ns else 1.0,
+            )
+        )
     return sorted((kernel for kernel in found if kernel.runs), key=lambda kernel: -kernel.ns)
 
 
@@ -290,8 +387,12 @@ def _kernel_spans(lanes: Sequence[Lane]) -> Iterator[Span]:
 
 def _within(calls: Sequence[Interval], spans: Iterable[Span | Operation]) -> list[Interval]:
     """The parts of spans that lie in one of the calls, which do not overlap."""
-    return [(max(begin, span.begin_ns), min(end, span.end_ns)) for span in spans
-            for begin, end in calls if span.begin_ns < end and span.end_ns > begin]
+    return [
+        (max(begin, span.begin_ns), min(end, span.end_ns))
+        for span in spans
+        for begin, end in calls
+        if span.begin_ns < end and span.end_ns > begin
+    ]
 
 
 def _covered(intervals: Iterable[Interval]) -> int:

@@ -37,8 +37,9 @@ class Traces:
 
     def keep(self, given: Arguments, closed_jaxpr: Any, result: Result) -> None:
         """Keeps one that belongs to no trace around it."""
-        if self.are_kept and not any(isinstance(value, jax.core.Tracer)
-                                     for value in closed_jaxpr.consts):
+        if self.are_kept and not any(
+            isinstance(value, jax.core.Tracer) for value in closed_jaxpr.consts
+        ):
             self._latest = _kind(given), closed_jaxpr, result
 
     def alone(self) -> Traces:

@@ -93,9 +93,17 @@ _QUEUED = 16  # calls that a GPU is given at a time: how long it takes to start 
 _FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
 
 
-def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *,
-              trials: int | None, minutes: float | None, storage: str | None = None,
-              target: str | None = None) -> TuningReport:
+def tune_call(
+    jitted: Any,
+    options: Options,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    trials: int | None,
+    minutes: float | None,
+    storage: str | None = None,
+    target: str | None = None,
+) -> TuningReport:
     """Tunes what `mlc_jit` made of a function, for arguments of these types; for a GPU
     architecture (`target`) by a model, here where there need be none.
 
@@ -110,25 +118,47 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     if modelled:
         _require_modelled(target, storage)
         options = options.replace(target=target)
-    platform = CUDA if modelled else \
-        _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
+    platform = (
+        CUDA if modelled else _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
+    )
     types = jax.tree.map(_type_of, (args, kwargs)) if modelled else (args, kwargs)
     parts = parts_of_call(jitted, *types, platform)
     if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
-    reports = [tune_module(part.module, options, entry=part.entry, trials=trials,
-                           minutes=minutes and minutes / len(parts), given=part.given,
-                           storage=storage, platform=platform, modelled=modelled)
-               for part in parts]
+    reports = [
+        tune_module(
+            part.module,
+            options,
+            entry=part.entry,
+            trials=trials,
+            minutes=minutes and minutes / len(parts),
+            given=part.given,
+            storage=storage,
+            platform=platform,
+            modelled=modelled,
+        )
+        for part in parts
+    ]
     jitted.clear_cache()  # what is compiled from now on follows the records
-    return reports[0] if len(reports) == 1 else TuningReport(
-        tuple(kernel for report in reports for kernel in report.kernels), None)
+    return (
+        reports[0]
+        if len(reports) == 1
+        else TuningReport(tuple(kernel for report in reports for kernel in report.kernels), None)
+    )
 
 
-def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
-                trials: int | None = None, minutes: float | None = None,
-                given: Sequence[np.ndarray] | None = None, storage: str | None = None,
-                platform: str = CPU, modelled: bool = False) -> TuningReport:
+def tune_module(
+    module: ir.Module,
+    options: Options,
+    *,
+    entry: str = MAIN,
+    trials: int | None = None,
+    minutes: float | None = None,
+    given: Sequence[np.ndarray] | None = None,
+    storage: str | None = None,
+    platform: str = CPU,
+    modelled: bool = False,
+) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
     for so many minutes altogether; if neither is given, each kernel until next to nothing is
     expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
@@ -146,8 +176,17 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     require_say(options, "tune")
     if not modelled:
         register_handler(platform)
-    session = Session(module, entry, options, trials, minutes, given, storage=storage,
-                      platform=platform, modelled=modelled)
+    session = Session(
+        module,
+        entry,
+        options,
+        trials,
+        minutes,
+        given,
+        storage=storage,
+        platform=platform,
+        modelled=modelled,
+    )
     kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
@@ -166,10 +205,19 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
 class Session:
     """The tuning of one module; what it measures, it measures when `moment` says so."""
 
-    def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
-                 minutes: float | None, given: Sequence[np.ndarray] | None,
-                 moment: Moment = at_once, storage: str | None = None, platform: str = CPU,
-                 modelled: bool = False) -> None:
+    def __init__(
+        self,
+        module: ir.Module,
+        entry: str,
+        options: Options,
+        trials: int | None,
+        minutes: float | None,
+        given: Sequence[np.ndarray] | None,
+        moment: Moment = at_once,
+        storage: str | None = None,
+        platform: str = CPU,
+        modelled: bool = False,
+    ) -> None:
         """`modelled`: nothing runs, since the GPU that the options name need not be here."""
         self._given, self._moment = given, moment
         self._module, self._entry, self._options = module, entry, options
@@ -183,19 +231,24 @@ class Session:
         self._storage = open_studies(storage or journal_path(options))
         self._modelled = modelled
         self._generator = ModelledGenerator() if modelled else generator_for(self._target)
-        self._forest = Forest.load(model_path(options.cache_dir, self._target)) \
-            if isinstance(self._target, CpuTarget) else None
+        self._forest = (
+            Forest.load(model_path(options.cache_dir, self._target))
+            if isinstance(self._target, CpuTarget)
+            else None
+        )
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
         self._helpers: Sequence[Worker] = ()
         self._studies: dict[str, KernelStudy] = {}  # by the kernels' fingerprints
 
-    def kernels(self, progress: TuningProgress, spent: Mapping[str, float] | None = None
-                ) -> Iterator[TunedKernel]:
+    def kernels(
+        self, progress: TuningProgress, spent: Mapping[str, float] | None = None
+    ) -> Iterator[TunedKernel]:
         """Tunes every kernel, each for its share of the time; where it is known what calls have
         `spent` in which kernels, these alone."""
-        graph, plan = clusters_of(self._module, self._options, entry=self._entry,
-                                  backend=self._backend)
+        graph, plan = clusters_of(
+            self._module, self._options, entry=self._entry, backend=self._backend
+        )
         plan = self._backend.divided(plan, graph, {})
         for cluster, _ in plan.taken:
             _require_whole(cluster)
@@ -217,12 +270,18 @@ class Session:
         self._waiting = [_untuned(found[fingerprint]) for fingerprint in costliest]
         with helpers() as self._helpers:
             for number, fingerprint in enumerate(costliest, 1):
-                budget = self._budget(weights[fingerprint] / remaining,
-                                      len(costliest) - number + 1)
+                budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
                 remaining -= weights[fingerprint]
                 label = f"{number}/{len(costliest)} {found[fingerprint][0].kernel.name}"
-                tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
-                                     least_us[fingerprint], xla_us[fingerprint])
+                tuned = self._kernel(
+                    graph,
+                    found[fingerprint],
+                    budget,
+                    progress,
+                    label,
+                    least_us[fingerprint],
+                    xla_us[fingerprint],
+                )
                 del self._waiting[0]
                 if tuned.record is not None:
                     spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
@@ -233,8 +292,10 @@ class Session:
 
     def unfinished(self) -> list[TunedKernel]:
         """What an interrupt left over."""
-        return [dataclasses.replace(kernel, reason="interrupted before its winner was known")
-                for kernel in self._waiting]
+        return [
+            dataclasses.replace(kernel, reason="interrupted before its winner was known")
+            for kernel in self._waiting
+        ]
 
     def whole(self) -> Comparison | None:
         """The function as it is compiled now in turns with XLA's; None where it cannot be run by
@@ -244,8 +305,9 @@ class Session:
         original = standalone(self._module, self._entry)
         remembered = choice_path(str(original), self._options, self._platform)
         remembered.unlink(missing_ok=True)  # of slower kernels
-        compiled, report = compile_extracted(self._module, self._options, entry=self._entry,
-                                             platform=self._compiled_for)
+        compiled, report = compile_extracted(
+            self._module, self._options, entry=self._entry, platform=self._compiled_for
+        )
         if compiled is None:
             return None
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
@@ -253,8 +315,7 @@ class Session:
         ours = standalone(compiled, self._entry)
         arguments = synthetic_arguments(original) if self._given is None else self._given
         times = self._times(original, ours, arguments)
-        return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
-                          times.speedup)
+        return Comparison(self._options.choose, times.b.median_us, times.a.median_us, times.speedup)
 
     def _least_us(self, estimate: Estimate) -> float:
         """The time below which no kernel can do this; 0 if that is not known."""
@@ -274,9 +335,16 @@ class Session:
         left = self._deadline - now - kernels * _FINISH_S
         return Budget(self._trials, now + share * max(left, 0.0))
 
-    def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
-                progress: TuningProgress, label: str, least_us: float, xla_us: float
-                ) -> TunedKernel:
+    def _kernel(
+        self,
+        graph: Graph,
+        clusters: Sequence[Cluster],
+        budget: Budget,
+        progress: TuningProgress,
+        label: str,
+        least_us: float,
+        xla_us: float,
+    ) -> TunedKernel:
         cluster = clusters[0]
         kernel = cluster.kernel
         tuned = _untuned(clusters)
@@ -289,47 +357,83 @@ class Session:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands, expected = ([], ()) if self._modelled else \
-            self._operands_and_results(graph, cluster, program)
+        operands, expected = (
+            ([], ()) if self._modelled else self._operands_and_results(graph, cluster, program)
+        )
         space = self._generator.space(kernel.program, self._target)
         standing = known and space.configuration(known.schedules)
-        study = KernelStudy(self._storage, self._study_name(cluster), space,
-                            [standing] if standing else [])
-        study.describe({
-            "name": kernel.name, "kernel": program_text(kernel.program),
-            "ops": op_counts(tuned.ops),
-            "target": f"{self._target.name}, by a model" if self._modelled
-            else _machine(self._target),
-            "default": schedules_text(space.schedules(space.default)),
-            **(self._shared(kernel.fingerprint) if self._is_shared else {})})
+        study = KernelStudy(
+            self._storage, self._study_name(cluster), space, [standing] if standing else []
+        )
+        study.describe(
+            {
+                "name": kernel.name,
+                "kernel": program_text(kernel.program),
+                "ops": op_counts(tuned.ops),
+                "target": f"{self._target.name}, by a model"
+                if self._modelled
+                else _machine(self._target),
+                "default": schedules_text(space.schedules(space.default)),
+                **(self._shared(kernel.fingerprint) if self._is_shared else {}),
+            }
+        )
         self._studies[kernel.fingerprint] = study
         progress.begin(label, study, space, budget, least_us, xla_us)
-        task = Task(kernel.program, self._target, self._generator,
-                    in_memory(cluster, cluster.operands, operands),
-                    in_memory(cluster, cluster.results, expected))
+        task = Task(
+            kernel.program,
+            self._target,
+            self._generator,
+            in_memory(cluster, cluster.operands, operands),
+            in_memory(cluster, cluster.results, expected),
+        )
         try:
-            winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
-                                 on_interrupt=progress.on_interrupt, moment=self._moment,
-                                 forest=self._forest, helpers=self._helpers)
+            winner = tune_kernel(
+                task,
+                study,
+                space,
+                budget,
+                known,
+                progress.on_trial,
+                on_interrupt=progress.on_interrupt,
+                moment=self._moment,
+                forest=self._forest,
+                helpers=self._helpers,
+            )
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
-        record = self._keep_modelled(cluster, winner, known) if self._modelled else \
-            self._keep(cluster, winner, known, original_program(graph, self._module, cluster),
-                       operands)
+        record = (
+            self._keep_modelled(cluster, winner, known)
+            if self._modelled
+            else self._keep(
+                cluster, winner, known, original_program(graph, self._module, cluster), operands
+            )
+        )
         progress.end(record.measured)
         of_limit = least_us / record.measured.ours_us
-        study.describe({
-            "best": schedules_text(record.schedules), "us": record.measured.ours_us,
-            "speedup over the default": record.measured.speedup,
-            "speedup over XLA": record.measured.xla_ratio,
-            "choice": "modelled" if record.measured.modelled else record.choice,
-            OF_LIMIT: of_limit})
-        return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
-                                   noise=winner.noise, given=program is not None,
-                                   interrupted=winner.interrupted, of_limit=of_limit)
+        study.describe(
+            {
+                "best": schedules_text(record.schedules),
+                "us": record.measured.ours_us,
+                "speedup over the default": record.measured.speedup,
+                "speedup over XLA": record.measured.xla_ratio,
+                "choice": "modelled" if record.measured.modelled else record.choice,
+                OF_LIMIT: of_limit,
+            }
+        )
+        return dataclasses.replace(
+            tuned,
+            record=record,
+            tried=winner.tried,
+            failed=winner.failed,
+            noise=winner.noise,
+            given=program is not None,
+            interrupted=winner.interrupted,
+            of_limit=of_limit,
+        )
 
-    def _operands_and_results(self, graph: Graph, cluster: Cluster, program: ir.Module | None
-                              ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+    def _operands_and_results(
+        self, graph: Graph, cluster: Cluster, program: ir.Module | None
+    ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
         """What a kernel is given, and what XLA computes of that."""
         operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
         original = original_program(graph, self._module, cluster)
@@ -342,11 +446,17 @@ class Session:
         if measured.speedup < _SURELY_FASTER:
             us = measured.default_us
             measured, schedules = Measured(us, us, 1.0), {}
-        record = Record(cluster.kernel.fingerprint, self._target.key, schedules,
-                        dataclasses.replace(measured, modelled=True), made=today(),
-                        name=cluster.kernel.name)
-        return self._records.put(record, replaces=known if known and known.measured.modelled
-                                 else None)
+        record = Record(
+            cluster.kernel.fingerprint,
+            self._target.key,
+            schedules,
+            dataclasses.replace(measured, modelled=True),
+            made=today(),
+            name=cluster.kernel.name,
+        )
+        return self._records.put(
+            record, replaces=known if known and known.measured.modelled else None
+        )
 
     def _shared(self, fingerprint: str) -> dict[str, str]:
         """What others need to take trials of a kernel.
@@ -355,36 +465,59 @@ class Session:
         """
         module = io.BytesIO()
         self._module.operation.write_bytecode(module)
-        return SharedKernel(fingerprint, self._target.key, module.getvalue(), self._entry,
-                            self._options.choose, jax.config.jax_enable_x64,
-                            self._trials or DEFAULT_TRIALS).attributes()
+        return SharedKernel(
+            fingerprint,
+            self._target.key,
+            module.getvalue(),
+            self._entry,
+            self._options.choose,
+            jax.config.jax_enable_x64,
+            self._trials or DEFAULT_TRIALS,
+        ).attributes()
 
     def _study_name(self, cluster: Cluster) -> str:
         """Begins with what a person may recognize the kernel by; its line, which changes with what
         is written above it, is not a part of what the study is found by."""
         shape = cluster.kernel.program.results[0]
-        return " ".join((role(cluster.kernel.program),
-                         f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
-                         f"{cluster.kernel.fingerprint}-{self._target.key}"
-                         f"{'-modelled' * self._modelled}"))
+        return " ".join(
+            (
+                role(cluster.kernel.program),
+                f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
+                f"{cluster.kernel.fingerprint}-{self._target.key}{'-modelled' * self._modelled}",
+            )
+        )
 
-    def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
-              operands: Sequence[np.ndarray]) -> Record:
+    def _keep(
+        self,
+        cluster: Cluster,
+        winner: Winner,
+        known: Record | None,
+        original: ir.Module,
+        operands: Sequence[np.ndarray],
+    ) -> Record:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
-        record = Record(cluster.kernel.fingerprint, self._target.key, winner.schedules,
-                        winner.measured, made=today(), name=cluster.kernel.name)
+        record = Record(
+            cluster.kernel.fingerprint,
+            self._target.key,
+            winner.schedules,
+            winner.measured,
+            made=today(),
+            name=cluster.kernel.name,
+        )
         kept = self._records.put(record, replaces=known)
         built = rebuild_kernel(cluster.kernel, self._options, self._backend)
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
         program = kernel_program(self._module, cluster, self._backend, built)
         times = self._moment(lambda: self._times(original, program, operands))
-        measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
-                                       xla_ratio=times.speedup)
+        measured = dataclasses.replace(
+            record.measured, xla_us=times.a.median_us, xla_ratio=times.speedup
+        )
         sure = times.sure_speedup
         choice = OURS if sure >= _FASTER else XLA if sure <= 1 / _FASTER else ""
-        return self._records.put(dataclasses.replace(record, measured=measured, choice=choice),
-                                 replaces=record)
+        return self._records.put(
+            dataclasses.replace(record, measured=measured, choice=choice), replaces=record
+        )
 
     def _times(self, original: ir.Module, ours: ir.Module, operands: Sequence[Any]) -> PairedTimes:
         arrays = [compat.place_on(self._platform, array) for array in operands]
@@ -406,20 +539,26 @@ class Session:
 def _require_budget(trials: object, minutes: object) -> None:
     """Raises: UsageError for a budget that is none."""
     if not (_is_at_least(trials, int, 1) and _is_at_least(minutes, (int, float), math.ulp(0.0))):
-        raise UsageError("Tuning takes at least one trial, and some time, or neither: expected "
-                         "trials of 1, 2, … and finite minutes above 0, got "
-                         f"trials={trials!r}, minutes={minutes!r}")
+        raise UsageError(
+            "Tuning takes at least one trial, and some time, or neither: expected "
+            "trials of 1, 2, … and finite minutes above 0, got "
+            f"trials={trials!r}, minutes={minutes!r}"
+        )
 
 
 def _require_modelled(target: str, storage: str | None) -> None:
     """Raises: UsageError where no model tunes for a target, or not for a team."""
     if target not in gpu_names():
-        raise UsageError(f"target={target!r}: a model tunes kernels for GPUs that are not here, "
-                         f"for {' or '.join(gpu_names())}; all others are tuned by running them, "
-                         "where they run")
+        raise UsageError(
+            f"target={target!r}: a model tunes kernels for GPUs that are not here, "
+            f"for {' or '.join(gpu_names())}; all others are tuned by running them, "
+            "where they run"
+        )
     if storage is not None:
-        raise UsageError("A team measures, and by a model there is nothing to share: leave out "
-                         "storage, or target")
+        raise UsageError(
+            "A team measures, and by a model there is nothing to share: leave out "
+            "storage, or target"
+        )
 
 
 def _type_of(leaf: Any) -> Any:
@@ -430,8 +569,9 @@ def _type_of(leaf: Any) -> Any:
 
 def _is_at_least(given: object, kind: type | tuple[type, ...], least: float) -> bool:
     """Whether a budget is one, if there is any."""
-    return given is None or (isinstance(given, kind) and not isinstance(given, bool)
-                             and least <= given < math.inf)
+    return given is None or (
+        isinstance(given, kind) and not isinstance(given, bool) and least <= given < math.inf
+    )
 
 
 def _require_whole(cluster: Cluster) -> None:
@@ -441,7 +581,8 @@ def _require_whole(cluster: Cluster) -> None:
     raise UsageError(
         f"{cluster.kernel.name} has {cluster.blocks.rows} rows here, which any_rows=True "
         f"computes in blocks of {', '.join(map(str, cluster.blocks.calls[0].kernels))}: tune it "
-        "for arguments with so many rows, one number after the other")
+        "for arguments with so many rows, one number after the other"
+    )
 
 
 def _is_in_pieces(blocks: RowBlocks) -> bool:
@@ -458,9 +599,11 @@ def _tunable(platform: str) -> str:
         return CPU
     if platform in (CUDA, "gpu") and first_gpu() is not None:  # JAX has both names
         return CUDA
-    raise UsageError(f"The function runs on {platform} here, and kernels can be tuned for CPUs and "
-                     "NVIDIA GPUs: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a "
-                     "CPU, do it")
+    raise UsageError(
+        f"The function runs on {platform} here, and kernels can be tuned for CPUs and "
+        "NVIDIA GPUs: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a "
+        "CPU, do it"
+    )
 
 
 def _machine(target: Target) -> str:

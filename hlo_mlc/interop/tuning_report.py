@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime.records import OURS, XLA, Record, schedule_text
 
-_HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "of limit",
-             "taken")
+_HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "of limit", "taken")
 _BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
 
 
@@ -35,17 +34,23 @@ class TunedKernel:
         what = f"{self.name}{uses}: {op_counts(self.ops)}"
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
-        lines = [what, f"  {counted(self.tried, 'configuration')} known, {self.failed} of them "
-                 "failed"]
+        lines = [
+            what,
+            f"  {counted(self.tried, 'configuration')} known, {self.failed} of them failed",
+        ]
         if self.interrupted:
             lines.append("  interrupted: this is the winner so far")
         if self.noise > _BUSY:
-            lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
-                         "shortest time; tune again when it is not")
+            lines.append(
+                f"  the machine was busy: the same code took {self.noise:.1f} times its "
+                "shortest time; tune again when it is not"
+            )
         if self.record.measured.modelled:
             lines.append(f"  by a model of {self.record.target}: nothing was run")
-        lines += [f"  nest {position}: {schedule_text(way)}"
-                  for position, way in sorted(self.record.schedules.items())]
+        lines += [
+            f"  nest {position}: {schedule_text(way)}"
+            for position, way in sorted(self.record.schedules.items())
+        ]
         if not self.record.schedules:
             lines.append("  none is faster than the default schedule")
         return "\n".join(lines)
@@ -59,8 +64,15 @@ class TunedKernel:
         ratio = f"{best.xla_ratio:.2f}" if best.xla_ratio else "-"
         taken = {OURS: "ours", XLA: "XLA's", "": "as predicted"}[self.record.choice]
         limit = f"{min(self.of_limit, 1.0):.0%}" if self.of_limit else "-"
-        return (self.name, f"{best.default_us:.1f}", f"{best.ours_us:.1f}", f"{best.speedup:.2f}",
-                ratio, limit, taken)
+        return (
+            self.name,
+            f"{best.default_us:.1f}",
+            f"{best.ours_us:.1f}",
+            f"{best.speedup:.2f}",
+            ratio,
+            limit,
+            taken,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +93,16 @@ class TuningReport:
         recorded = [k for k in self.kernels if k.record is not None]
         modelled = sum(k.record.measured.modelled for k in recorded)
         if modelled:
-            lines.append(f"{counted(modelled, 'kernel')} by a model: nothing was run, tune where "
-                         "there is such a GPU to measure")
+            lines.append(
+                f"{counted(modelled, 'kernel')} by a model: nothing was run, tune where "
+                "there is such a GPU to measure"
+            )
         invented = sum(not (k.given or k.record.measured.modelled) for k in recorded)
         if invented:
-            lines.append(f"{counted(invented, 'kernel')} measured on made-up operands: without "
-                         "arrays in the call, and in loops of XLA's, there are no others")
+            lines.append(
+                f"{counted(invented, 'kernel')} measured on made-up operands: without "
+                "arrays in the call, and in loops of XLA's, there are no others"
+            )
         return "\n".join(lines)
 
 
@@ -94,13 +110,17 @@ class TuningInterrupted(KeyboardInterrupt):
     """Ctrl-C while tuning. `report` says what was found until then, which is kept."""
 
     def __init__(self, report: TuningReport) -> None:
-        super().__init__("tuning was interrupted; what was found until then is kept, and tuning "
-                         "again goes on from there")
+        super().__init__(
+            "tuning was interrupted; what was found until then is kept, and tuning "
+            "again goes on from there"
+        )
         self.report = report
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines with the first and the last column to the left, and numbers to the right."""
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]])
-            for row in rows]
+    return [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]])
+        for row in rows
+    ]

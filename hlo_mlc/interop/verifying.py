@@ -78,10 +78,16 @@ class VerifiedKernel:
             return (self.name, *("-",) * (len(_HEADINGS) - 1))
         theirs = self.by_xla or Accuracy(None, None, 0, 0)
         wrong = self.ours.specials + self.ours.differing
-        return (self.name, _number(self.ours.ulp, ".1f"), _number(theirs.ulp, ".1f"),
-                _number(self.ours.error, ".1e"), _number(theirs.error, ".1e"),
-                f"{wrong} differ" if wrong else "same", "same" if self.repeats else "differs",
-                "same" if self.one_thread else "rounds")
+        return (
+            self.name,
+            _number(self.ours.ulp, ".1f"),
+            _number(theirs.ulp, ".1f"),
+            _number(self.ours.error, ".1e"),
+            _number(theirs.error, ".1e"),
+            f"{wrong} differ" if wrong else "same",
+            "same" if self.repeats else "differs",
+            "same" if self.one_thread else "rounds",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +106,19 @@ class Verification:
         if not self.kernels:
             return f"{self.name}: there are no kernels of ours to verify; explain(...) says why"
         table = table_lines([_HEADINGS, *(kernel.row() for kernel in self.kernels)])
-        return "\n".join([*table, *(line for remark in self._remarks()
-                                    for line in wrapped(remark, ""))])
+        return "\n".join(
+            [*table, *(line for remark in self._remarks() for line in wrapped(remark, ""))]
+        )
 
     __repr__ = __str__  # what a person sees who asks for it at a prompt
 
     def as_dict(self) -> dict[str, object]:
         """The same for machines: of what JSON knows only."""
-        return {"function": self.name, "is_right": self.is_right,
-                "kernels": [asdict(kernel) for kernel in self.kernels]}
+        return {
+            "function": self.name,
+            "is_right": self.is_right,
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+        }
 
     def _remarks(self) -> Iterator[str]:
         ran = [kernel for kernel in self.kernels if not kernel.skipped]
@@ -116,8 +126,10 @@ class Verification:
             yield f"{counted(len(ran), 'kernel')}: as near to f64 as rounding allows"
         for kernel in self.kernels:
             if kernel.fault:
-                yield (f"{kernel.name}: {kernel.fault}; that is a fault of ours, which we would "
-                       "like to see")
+                yield (
+                    f"{kernel.name}: {kernel.fault}; that is a fault of ours, which we would "
+                    "like to see"
+                )
             if not kernel.repeats:
                 yield f"{kernel.name}: runs of ours differ"
             if not kernel.xla_repeats:
@@ -128,8 +140,15 @@ class Verification:
             yield f"{counted(made_up, 'kernel')} on made-up operands"
 
 
-def verify_call(jitted: Any, options: Options, name: str, args: Sequence[Any],
-                kwargs: dict[str, Any], *, runs: int) -> Verification:
+def verify_call(
+    jitted: Any,
+    options: Options,
+    name: str,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    runs: int,
+) -> Verification:
     """Verifies every kernel that a function may run for such arguments, `runs` times each.
 
     Raises: UsageError for fewer than one run, and where the function does not run on the CPU.
@@ -148,12 +167,15 @@ def verify_call(jitted: Any, options: Options, name: str, args: Sequence[Any],
     return Verification(name, tuple(found.values()))
 
 
-def _checks(part: Part, options: Options, runs: int
-            ) -> Iterator[tuple[str, Callable[[], VerifiedKernel]]]:
+def _checks(
+    part: Part, options: Options, runs: int
+) -> Iterator[tuple[str, Callable[[], VerifiedKernel]]]:
     graph, plan = clusters_of(part.module, options, entry=part.entry)
     for cluster, _ in plan.taken:
-        yield cluster.kernel.fingerprint, functools.partial(
-            _verified, KernelAlone(graph, cluster, part), options, runs)
+        yield (
+            cluster.kernel.fingerprint,
+            functools.partial(_verified, KernelAlone(graph, cluster, part), options, runs),
+        )
 
 
 def _verified(alone: KernelAlone, options: Options, runs: int) -> VerifiedKernel:
@@ -169,24 +191,30 @@ def _verified(alone: KernelAlone, options: Options, runs: int) -> VerifiedKernel
     return held_against_f64(alone, _results(call, alone.operands, runs), one_thread)
 
 
-def held_against_f64(alone: KernelAlone, ours: Sequence[Sequence[np.ndarray]],
-                     one_thread: Sequence[np.ndarray]) -> VerifiedKernel:
+def held_against_f64(
+    alone: KernelAlone, ours: Sequence[Sequence[np.ndarray]], one_thread: Sequence[np.ndarray]
+) -> VerifiedKernel:
     """What there is to say of a kernel's results in several runs, and of those on one thread; XLA
     runs as often."""
     theirs = _results(alone.original, alone.operands, len(ours))
     exact = _exact(alone.original, alone.operands, ours[0])
     reference = theirs[0] if exact is None else exact
-    fault = disagreement(ours[0], [_narrow(e, r.dtype) for e, r in
-                                   zip(reference, ours[0], strict=True)])
+    fault = disagreement(
+        ours[0], [_narrow(e, r.dtype) for e, r in zip(reference, ours[0], strict=True)]
+    )
     if fault and as_near(ours[0], theirs[0], exact):
         fault = ""
     return VerifiedKernel(
-        alone.cluster.kernel.name, alone.given, ours=accuracy(ours[0], reference),
+        alone.cluster.kernel.name,
+        alone.given,
+        ours=accuracy(ours[0], reference),
         by_xla=None if exact is None else accuracy(theirs[0], exact),
-        exact_known=exact is not None, fault=fault,
+        exact_known=exact is not None,
+        fault=fault,
         repeats=all(_same_bits(ours[0], one) for one in ours),
         xla_repeats=all(_same_bits(theirs[0], one) for one in theirs),
-        one_thread=_same_bits(ours[0], one_thread))
+        one_thread=_same_bits(ours[0], one_thread),
+    )
 
 
 def accuracy(results: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> Accuracy:
@@ -230,14 +258,16 @@ def _narrow(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return exact.astype(dtype)
 
 
-def _results(program: ir.Module, operands: Sequence[np.ndarray], runs: int
-             ) -> list[list[np.ndarray]]:
+def _results(
+    program: ir.Module, operands: Sequence[np.ndarray], runs: int
+) -> list[list[np.ndarray]]:
     run = compat.compile_for_cpu(program)
     return [[np.asarray(r) for r in run(operands)] for _ in range(runs)]
 
 
-def _exact(original: ir.Module, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
-           ) -> list[np.ndarray] | None:
+def _exact(
+    original: ir.Module, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+) -> list[np.ndarray] | None:
     """What the operations give in f64; None where they are in f64 already, or that is not to be
     had."""
     if any(r.dtype in (np.float64, np.complex128) for r in results):

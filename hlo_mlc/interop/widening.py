@@ -11,12 +11,22 @@ from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.types import read_literal, read_type, write_literal, write_type
 
-_WIDE = {**dict.fromkeys(dtypes.FLOATS_OF_A_BYTE, dtypes.F64),
-         dtypes.F16: dtypes.F64, dtypes.BF16: dtypes.F64, dtypes.F32: dtypes.F64,
-         dtypes.C64: dtypes.C128}
+_WIDE = {
+    **dict.fromkeys(dtypes.FLOATS_OF_A_BYTE, dtypes.F64),
+    dtypes.F16: dtypes.F64,
+    dtypes.BF16: dtypes.F64,
+    dtypes.F32: dtypes.F64,
+    dtypes.C64: dtypes.C128,
+}
 # What is about the bits of floats, or done by a function for one type, is done in that type.
-_OF_ONE_TYPE = frozenset(("stablehlo.bitcast_convert", "stablehlo.custom_call",
-                          "stablehlo.reduce_precision", "stablehlo.rng"))
+_OF_ONE_TYPE = frozenset(
+    (
+        "stablehlo.bitcast_convert",
+        "stablehlo.custom_call",
+        "stablehlo.reduce_precision",
+        "stablehlo.rng",
+    )
+)
 
 
 def widened(module: ir.Module) -> ir.Module | None:
@@ -33,8 +43,11 @@ def widened(module: ir.Module) -> ir.Module | None:
         copy.operation.walk(visit)
         if any("called_computations" in operation.attributes for operation in operations):
             return None
-        kept = [(operation, [value.type for value in (*operation.operands, *operation.results)])
-                for operation in operations if operation.name in _OF_ONE_TYPE]
+        kept = [
+            (operation, [value.type for value in (*operation.operands, *operation.results)])
+            for operation in operations
+            if operation.name in _OF_ONE_TYPE
+        ]
         for operation in operations:
             _widen(operation)
         for operation, types in kept:
@@ -64,8 +77,9 @@ def _widen(operation: ir.Operation) -> None:
         _widen_constant(operation)
     if operation.name == "func.func":
         old = ir.FunctionType(ir.TypeAttr(operation.attributes["function_type"]).value)
-        operation.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(
-            list(map(_wide, old.inputs)), list(map(_wide, old.results))))
+        operation.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(list(map(_wide, old.inputs)), list(map(_wide, old.results)))
+        )
     if "algorithm" in operation.attributes:  # of a dot product: the types that it is computed in
         del operation.attributes["algorithm"]
     arguments = (a for region in operation.regions for block in region for a in block.arguments)

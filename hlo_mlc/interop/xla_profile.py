@@ -74,16 +74,32 @@ def _threads(folder: Path, readings: list[tuple[int, int]]) -> Iterator[XlaThrea
     """The threads in the one file that the profiler wrote."""
     for file in folder.rglob("*.xplane.pb"):
         data = jax.profiler.ProfileData.from_file(str(file))
-        lines = [(line.name, [(event.name, event.start_ns, event.end_ns,
-                               any(key == "hlo_op" for key, _ in event.stats))
-                              for event in line.events])
-                 for plane in data.planes for line in plane.lines]
-        clocks = [(begin, end) for _, events in lines for name, begin, end, _ in events
-                  if name == _CLOCK]
+        lines = [
+            (
+                line.name,
+                [
+                    (
+                        event.name,
+                        event.start_ns,
+                        event.end_ns,
+                        any(key == "hlo_op" for key, _ in event.stats),
+                    )
+                    for event in line.events
+                ],
+            )
+            for plane in data.planes
+            for line in plane.lines
+        ]
+        clocks = [
+            (begin, end) for _, events in lines for name, begin, end, _ in events if name == _CLOCK
+        ]
         offset = _offset(readings, sorted(clocks))
         for name, events in lines:
-            operations = tuple(Operation(op, round(begin + offset), round(end + offset))
-                               for op, begin, end, is_operation in events if is_operation)
+            operations = tuple(
+                Operation(op, round(begin + offset), round(end + offset))
+                for op, begin, end, is_operation in events
+                if is_operation
+            )
             is_caller = any(op == _CLOCK for op, *_ in events)
             if operations or is_caller:
                 yield XlaThread(name, operations, is_caller)

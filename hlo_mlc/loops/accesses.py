@@ -51,13 +51,29 @@ class Access:
 
     def at(self, indices: tuple[Expr, ...]) -> Access:
         """The same access, its place told in other words."""
-        return Access(self.stmt, self.buffer, indices, self.writes, self.guards, self.path,
-                      self.home, self.called)
+        return Access(
+            self.stmt,
+            self.buffer,
+            indices,
+            self.writes,
+            self.guards,
+            self.path,
+            self.home,
+            self.called,
+        )
 
     def within(self, depth: int) -> Access:
         """The same access, seen from inside of the outermost `depth` statements of its path."""
-        return Access(self.stmt, self.buffer, self.indices, self.writes, self.guards,
-                      self.path[depth:], max(-1, self.home - depth), self.called)
+        return Access(
+            self.stmt,
+            self.buffer,
+            self.indices,
+            self.writes,
+            self.guards,
+            self.path[depth:],
+            max(-1, self.home - depth),
+            self.called,
+        )
 
     def facts(self) -> Facts:
         """What is known where the access happens, about the loops and branches of its path."""
@@ -77,8 +93,11 @@ def is_always_entered(path: Path) -> bool:
 
 def is_full(loop: For) -> bool:
     """Whether the variable takes every value of its range, and there is one."""
-    return loop.var.extent is not None and loop.var.extent > 0 \
+    return (
+        loop.var.extent is not None
+        and loop.var.extent > 0
         and constant_extent(loop) == loop.var.extent
+    )
 
 
 def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
@@ -104,8 +123,7 @@ class Inside:
 
     @classmethod
     def of(cls, statements: tuple[Stmt, ...], only: Buffer | None = None) -> Inside:
-        """What happens in statements, to one buffer or to all, what is around them being left out.
-        """
+        """What happens in statements, to one buffer or to all; what is around them is left out."""
         if only is None:
             return cls.at(_Walk(True).over(statements).found, 0)
         return cls(accesses(statements, only), frozenset(_written(statements)))
@@ -113,8 +131,11 @@ class Inside:
     @classmethod
     def at(cls, found: list[Access], depth: int) -> Inside:
         """What happens at these places, which are all there are at that depth."""
-        return cls([a for a in found if a.home < depth],
-                   frozenset(a.buffer for a in found if a.writes), depth)
+        return cls(
+            [a for a in found if a.home < depth],
+            frozenset(a.buffer for a in found if a.writes),
+            depth,
+        )
 
 
 def _written(statements: tuple[Stmt, ...]) -> Iterator[Buffer]:
@@ -174,14 +195,16 @@ class _Walk:
         self._body(statements, (), {}, False)
         return self
 
-    def _body(self, statements: tuple[Stmt, ...], path: Path, homes: dict[Buffer, int],
-              called: bool) -> None:
+    def _body(
+        self, statements: tuple[Stmt, ...], path: Path, homes: dict[Buffer, int], called: bool
+    ) -> None:
         read: set[tuple[Load, tuple[Expr, ...]]] = set()
         for stmt in statements:
             begin, depth = len(self.found), len(path)
             if isinstance(stmt, Call):
-                if self.called or any(isinstance(s, For) and s.kind in SIDE_BY_SIDE
-                                      for s, _ in path):
+                if self.called or any(
+                    isinstance(s, For) and s.kind in SIDE_BY_SIDE for s, _ in path
+                ):
                     self._body(inlined(stmt), path, homes, True)
             else:
                 self._own(stmt, path, homes, called, read)
@@ -192,11 +215,19 @@ class _Walk:
 
     def _once(self, buffer: Buffer) -> bool:
         """Whether equal reads of a body count once: no store to another buffer changes it."""
-        return self.overwritten is not None and (buffer.scope in ("stack", "register") or (
-            buffer.scope == "operand" and buffer not in self.overwritten))
+        return self.overwritten is not None and (
+            buffer.scope in ("stack", "register")
+            or (buffer.scope == "operand" and buffer not in self.overwritten)
+        )
 
-    def _own(self, stmt: Stmt, path: Path, homes: dict[Buffer, int], called: bool,
-             read: set[tuple[Load, tuple[Expr, ...]]]) -> None:
+    def _own(
+        self,
+        stmt: Stmt,
+        path: Path,
+        homes: dict[Buffer, int],
+        called: bool,
+        read: set[tuple[Load, tuple[Expr, ...]]],
+    ) -> None:
         """Takes a statement; `read` is what those before it in the same body have read.  Of that
         once is enough for proofs where no alias matters: what holds of the first read holds of
         those behind it, which find at least as much written.  Unrolled, a body reads elements
@@ -218,13 +249,32 @@ class _Walk:
                 if (load, outer) not in seen:
                     seen.add((load, outer))
                     own = () if load.guard is None else (load.guard,)
-                    self.found.append(Access(stmt, load.source, load.indices, False,
-                                             (*outer, *own), path, homes.get(load.source, -1),
-                                             called))
+                    self.found.append(
+                        Access(
+                            stmt,
+                            load.source,
+                            load.indices,
+                            False,
+                            (*outer, *own),
+                            path,
+                            homes.get(load.source, -1),
+                            called,
+                        )
+                    )
         for buffer in written:
             if self.only is None or buffer == self.only:
-                self.found.append(Access(stmt, buffer, stmt.indices, True, guards, path,
-                                         homes.get(buffer, -1), called))
+                self.found.append(
+                    Access(
+                        stmt,
+                        buffer,
+                        stmt.indices,
+                        True,
+                        guards,
+                        path,
+                        homes.get(buffer, -1),
+                        called,
+                    )
+                )
 
 
 def frame(path: Path) -> tuple[tuple[Expr, ...], ...]:
@@ -242,4 +292,5 @@ def is_own_part(buffer: Buffer, indices: Sequence[Expr], threads: Sequence[Var])
     """Whether the first indices of a buffer are variables of loops over threads, all of them."""
     return 0 < len(threads) <= len(indices) and all(
         size == v.extent and (i is v or (size == 1 and i is index.constant(0)))
-        for size, i, v in zip(buffer.shape, indices, threads, strict=False))
+        for size, i, v in zip(buffer.shape, indices, threads, strict=False)
+    )

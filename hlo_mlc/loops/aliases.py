@@ -30,25 +30,30 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
         for n, write in writes:
             for m, read in reads:
                 if _comes_after(write, read, n < m, memory, written):
-                    yield (f"{operand!r}, whose memory {result!r} takes over, is read before it is "
-                           f"overwritten: {read} may come after {write}")
+                    yield (
+                        f"{operand!r}, whose memory {result!r} takes over, is read before it is "
+                        f"overwritten: {read} may come after {write}"
+                    )
                     return
 
 
-def _comes_after(write: Access, read: Access, textually: bool, memory: Memory,
-                 written: frozenset[Buffer]) -> bool:
+def _comes_after(
+    write: Access, read: Access, textually: bool, memory: Memory, written: frozenset[Buffer]
+) -> bool:
     """Whether an element may be read by `read` after `write` has overwritten it; `written` are the
     buffers whose elements may change in between."""
     common = 0
-    while common < min(len(write.path), len(read.path)) \
-            and write.path[common] == read.path[common]:
+    while common < min(len(write.path), len(read.path)) and write.path[common] == read.path[common]:
         common += 1
     for n, (stmt, _) in enumerate(write.path[:common]):
         if isinstance(stmt, While):
             return True
         # That iterations side by side are independent is asked anyway.
-        if isinstance(stmt, For) and stmt.kind not in SIDE_BY_SIDE and carried(
-                stmt, memory, inside=Inside([write, read], written, n + 1)) is not None:
+        if (
+            isinstance(stmt, For)
+            and stmt.kind not in SIDE_BY_SIDE
+            and carried(stmt, memory, inside=Inside([write, read], written, n + 1)) is not None
+        ):
             return True
     if not textually or write.stmt is read.stmt:
         return False
@@ -64,5 +69,4 @@ def _are_apart(write: Access, read: Access) -> bool:
     if not all(isinstance(d, int) for d in write.buffer.shape):
         return False
     first, second = reached(write), reached(read)
-    return first is not None and second is not None \
-        and disjoint(first, second, write.buffer.shape)
+    return first is not None and second is not None and disjoint(first, second, write.buffer.shape)

@@ -31,8 +31,11 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
     found: dict[Place, str] = {}
     around: dict[Path, Facts] = {}
     for access in survey.own:
-        outside = [(i, d) for i, d in zip(access.indices, access.buffer.shape, strict=True)
-                   if isinstance(d, int) and not _is_within(i, d)]
+        outside = [
+            (i, d)
+            for i, d in zip(access.indices, access.buffer.shape, strict=True)
+            if isinstance(d, int) and not _is_within(i, d)
+        ]
         if not outside or (access.buffer, access.indices) in found:
             continue
         if access.path not in around:
@@ -40,16 +43,20 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
         known = around[access.path]
         facts = (*known, *(f for g in access.guards for f in of_condition(g)))
         for i, extent in outside:
-            if within(i, extent, facts) or _is_seen(access, i, extent, known) \
-                    or impossible(facts) \
-                    or within_in_numbers(i, extent, facts, _extents(access.path)):
+            if (
+                within(i, extent, facts)
+                or _is_seen(access, i, extent, known)
+                or impossible(facts)
+                or within_in_numbers(i, extent, facts, _extents(access.path))
+            ):
                 continue
             if _is_refuted(access, i, extent, facts):
                 low, high = index.bounds(i)
                 raise VerifyError(
                     f"kernel {program.name}: {i} takes values from {low} to {high}, which is "
                     f"outside of {access.buffer!r} in {access}",
-                    context=trail([s for s, _ in access.path], access.stmt))
+                    context=trail([s for s, _ in access.path], access.stmt),
+                )
             found[access.buffer, access.indices] = f"{i} is within {access.buffer!r} in {access}"
     return found
 
@@ -64,10 +71,14 @@ def _is_seen(access: Access, i: Expr, extent: int, around: Facts) -> bool:
 
 def _is_refuted(access: Access, i: Expr, extent: int, facts: Facts) -> bool:
     terms, _ = index.affine(i)
-    always = never_positive(index.add(i, index.constant(1)), facts) \
-        or never_positive(index.subtract(index.constant(extent), i), facts)
-    attained = all(isinstance(atom, Var) for atom in terms) and access.is_reached and not any(
-        exactly(g) is None or not g.free.isdisjoint(i.free) for g in access.guards)
+    always = never_positive(index.add(i, index.constant(1)), facts) or never_positive(
+        index.subtract(index.constant(extent), i), facts
+    )
+    attained = (
+        all(isinstance(atom, Var) for atom in terms)
+        and access.is_reached
+        and not any(exactly(g) is None or not g.free.isdisjoint(i.free) for g in access.guards)
+    )
     return always or attained
 
 

@@ -56,27 +56,34 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
             if path not in frames:
                 frames[path] = numbers.setdefault(frame(path), len(numbers))
             reads.setdefault(name, {}).setdefault(
-                (access.indices, access.guards, frames[path]), access)
+                (access.indices, access.guards, frames[path]), access
+            )
     for result in program.results:
         if all(isinstance(d, int) for d in result.shape) and 0 not in result.shape:
             written = stores.get(result.name, _Stores(result.shape))
             if not written.cover_all(certainly=True):
-                yield Gap(f"every element of {result!r} is written",
-                          not written.cover_all(certainly=False))
+                yield Gap(
+                    f"every element of {result!r} is written",
+                    not written.cover_all(certainly=False),
+                )
     for name, places in reads.items():
         first = next(iter(places.values()))
-        yield from _unwritten(list(places.values()),
-                              stores.get(name, _Stores(first.buffer.shape)), order)
+        yield from _unwritten(
+            list(places.values()), stores.get(name, _Stores(first.buffer.shape)), order
+        )
 
 
-def _unwritten(reads: Sequence[Access], stores: _Stores, order: Mapping[Access, int]
-               ) -> Iterator[Gap]:
+def _unwritten(
+    reads: Sequence[Access], stores: _Stores, order: Mapping[Access, int]
+) -> Iterator[Gap]:
     """Reads of what nothing writes before; `order` are positions in the program."""
     groups: dict[tuple[Access, ...], list[Access]] = {}
     for access in reads:
         place = around(access)
-        if stores.filled or any(contains(stores.solid(w), place)
-                                and _may_come_before(w, access, order) for w in stores.found):
+        if stores.filled or any(
+            contains(stores.solid(w), place) and _may_come_before(w, access, order)
+            for w in stores.found
+        ):
             continue
         before = tuple([w for w in stores.found if _may_come_before(w, access, order)])
         groups.setdefault(before, []).append(access)
@@ -84,8 +91,11 @@ def _unwritten(reads: Sequence[Access], stores: _Stores, order: Mapping[Access, 
         earlier = _Stores(stores.shape, list(before), stores.filled, stores.boxes, stores.solids)
         if earlier.cover_all(certainly=False):
             continue
-        found = [(access, boxes) for access in group
-                 if (boxes := _touched(access)) is not None and len(boxes.owners)]
+        found = [
+            (access, boxes)
+            for access in group
+            if (boxes := _touched(access)) is not None and len(boxes.owners)
+        ]
         if earlier.cover([boxes for _, boxes in found], certainly=False):
             continue
         for access, boxes in found:
@@ -97,8 +107,7 @@ def _may_come_before(write: Access, read: Access, order: Mapping[Access, int]) -
     """Whether a store may be executed before a read of memory that has kept its value since."""
     if order[write] < order[read]:
         return True
-    common = [s for (s, n), (t, m) in zip(write.path, read.path, strict=False)
-              if s is t and n == m]
+    common = [s for (s, n), (t, m) in zip(write.path, read.path, strict=False) if s is t and n == m]
     for stmt in reversed(common):
         if isinstance(stmt, Allocate) and stmt.buffer == read.buffer:
             return False  # what an earlier iteration wrote is gone
@@ -107,8 +116,7 @@ def _may_come_before(write: Access, read: Access, order: Mapping[Access, int]) -
     return False
 
 
-def _summarized(program: LoopProgram, survey: Survey
-                ) -> dict[str, tuple[Shape, bool]] | None:
+def _summarized(program: LoopProgram, survey: Survey) -> dict[str, tuple[Shape, bool]] | None:
     """The buffers that calls write as a whole, with whether they always do; None where one of the
     calls does less than that: then it counts what the programs do that are called."""
     found: dict[str, tuple[Shape, bool]] = {}
@@ -123,9 +131,11 @@ def _summarized(program: LoopProgram, survey: Survey
             whole[callee] = not any(True for _ in gaps(callee))
         if not whole[callee]:
             return None
-        always = all(isinstance(s, Allocate) or (isinstance(s, For) and index.bounds(s.extent)[0])
-                     for s in outer)
-        for buffer in stmt.buffers[len(callee.operands):]:
+        always = all(
+            isinstance(s, Allocate) or (isinstance(s, For) and index.bounds(s.extent)[0])
+            for s in outer
+        )
+        for buffer in stmt.buffers[len(callee.operands) :]:
             _, before = found.get(buffer.name, (buffer.shape, False))
             found[buffer.name] = buffer.shape, always or before
     return found
@@ -158,10 +168,17 @@ class _Stores:
     def cover_all(self, certainly: bool) -> bool:
         """Whether every element is certainly written, or else may be written."""
         sides = tuple((0, d - 1) for d in self.shape)
-        return any(contains(self.solid(w), sides) for w in self.found) \
-            or self.cover([box(sides)], certainly) \
-            or (certainly and any(len(ways) == 2 and all(way.cover_all(certainly) for way in ways)
-                                  for ways in self._branches()))
+        return (
+            any(contains(self.solid(w), sides) for w in self.found)
+            or self.cover([box(sides)], certainly)
+            or (
+                certainly
+                and any(
+                    len(ways) == 2 and all(way.cover_all(certainly) for way in ways)
+                    for ways in self._branches()
+                )
+            )
+        )
 
     def _branches(self) -> Iterator[Sequence[_Stores]]:
         """Of each outermost branch that is always come to, what is stored on either side of it."""
@@ -172,7 +189,8 @@ class _Stores:
                 continue
             branch, side = access.path[depth]
             found.setdefault(branch, {}).setdefault(side, _Stores(self.shape)).found.append(
-                access.within(depth + 1))
+                access.within(depth + 1)
+            )
         return ([*ways.values()] for ways in found.values())
 
     def cover(self, wanted: Sequence[Boxes], certainly: bool) -> bool:

@@ -31,8 +31,19 @@ from hlo_mlc.loops.regions import (
 from hlo_mlc.loops.rewrite import inlined
 from hlo_mlc.tensor.combine import merging
 
-__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "commutes", "lane_invariant",
-           "meetings", "pairs", "same_reduction", "variables"]
+__all__ = [
+    "Access",
+    "Conflict",
+    "Memory",
+    "accesses",
+    "carried",
+    "commutes",
+    "lane_invariant",
+    "meetings",
+    "pairs",
+    "same_reduction",
+    "variables",
+]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +59,22 @@ class Conflict:
         name = self.first.buffer.name
         if self.first.stmt is self.second.stmt:
             return f"iterations {verb} the same element of {name} in {self.first}"
-        return (f"{self.first} and {self.second} {verb} the same element of {name} "
-                "in different iterations")
+        return (
+            f"{self.first} and {self.second} {verb} the same element of {name} "
+            "in different iterations"
+        )
 
 
 def same_reduction(a: Access, b: Access) -> bool:
     """True where both are updates of one declared reduction, whose order is free."""
-    return (isinstance(a.stmt, Accumulate) and isinstance(b.stmt, Accumulate) and a.writes
-            and b.writes and a.stmt.buffers == b.stmt.buffers
-            and a.stmt.combiner == b.stmt.combiner)
+    return (
+        isinstance(a.stmt, Accumulate)
+        and isinstance(b.stmt, Accumulate)
+        and a.writes
+        and b.writes
+        and a.stmt.buffers == b.stmt.buffers
+        and a.stmt.combiner == b.stmt.combiner
+    )
 
 
 def commutes(stmt: Accumulate) -> bool:
@@ -73,8 +91,9 @@ class Memory:
 
     @staticmethod
     def of(program: LoopProgram) -> Memory:
-        return Memory(dict(program.aliases),
-                      {b: (offset, offset + b.bytes) for b, offset in program.scratch})
+        return Memory(
+            dict(program.aliases), {b: (offset, offset + b.bytes) for b, offset in program.scratch}
+        )
 
     def block(self, buffer: Buffer) -> Buffer:
         """The buffer that stands for `buffer` and its alias."""
@@ -100,12 +119,17 @@ class Memory:
 
     def comparable(self, a: Buffer, b: Buffer) -> bool:
         """True where equal elements have equal indices."""
-        return a == b or (self.block(a) == self.block(b) and a.shape == b.shape
-                          and a.dtype is b.dtype and a.strides == b.strides)
+        return a == b or (
+            self.block(a) == self.block(b)
+            and a.shape == b.shape
+            and a.dtype is b.dtype
+            and a.strides == b.strides
+        )
 
 
-def pairs(memory: Memory, first: Iterable[Access],
-          second: Iterable[Access]) -> Iterator[tuple[Access, Access]]:
+def pairs(
+    memory: Memory, first: Iterable[Access], second: Iterable[Access]
+) -> Iterator[tuple[Access, Access]]:
     """Pairs that may touch the same memory, at least one of the two writing."""
     second = list(second)
     for a in first:
@@ -114,8 +138,9 @@ def pairs(memory: Memory, first: Iterable[Access],
                 yield a, b
 
 
-def meetings(memory: Memory, first: Collection[Access], second: Collection[Access],
-             varying: set[Var]) -> Iterator[tuple[Access, Access, set[Var]]]:
+def meetings(
+    memory: Memory, first: Collection[Access], second: Collection[Access], varying: set[Var]
+) -> Iterator[tuple[Access, Access, set[Var]]]:
     """Pairs that may touch the same element, whose order matters (that of updates by one declared
     reduction that commutes does not), and those of the `varying` variables that then agree."""
     unstable = {a.buffer for a in (*first, *second) if a.writes}
@@ -143,8 +168,14 @@ def lane_invariant(stmt: Accumulate, var: Var) -> bool:
     return all(var not in i.free for i in stmt.indices)
 
 
-def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
-            only: Buffer | None = None, inside: Inside | None = None) -> Conflict | None:
+def carried(
+    loop: For,
+    memory: Memory,
+    *,
+    reductions_are_free: bool = False,
+    only: Buffer | None = None,
+    inside: Inside | None = None,
+) -> Conflict | None:
     """A dependence between different iterations of `loop`, or None if there is provably none.
 
     With `reductions_are_free`, updates of one element by all iterations, through the same
@@ -157,9 +188,14 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     question = _Question.about(loop, memory, inside, only)
     for first, second in question.open():
         for a, b in ((a, b) for a in first for b in second if a.writes or b.writes):
-            if same_reduction(a, b) and ((a.stmt.atomic and b.stmt.atomic) or (
-                    reductions_are_free and lane_invariant(a.stmt, loop.var)
-                    and lane_invariant(b.stmt, loop.var))):
+            if same_reduction(a, b) and (
+                (a.stmt.atomic and b.stmt.atomic)
+                or (
+                    reductions_are_free
+                    and lane_invariant(a.stmt, loop.var)
+                    and lane_invariant(b.stmt, loop.var)
+                )
+            ):
                 continue
             if not memory.comparable(a.buffer, b.buffer):
                 return Conflict(a, b, False)
@@ -189,8 +225,15 @@ class _Question:
             owner = owners[a.buffer]
             if owner in written:
                 groups.setdefault(owner, {}).setdefault((a.buffer, a.indices), []).append(a)
-        varying = {loop.var, *(s.var for path in {a.path for a in touched}
-                               for s, _ in path[inside.depth:] if isinstance(s, For))}
+        varying = {
+            loop.var,
+            *(
+                s.var
+                for path in {a.path for a in touched}
+                for s, _ in path[inside.depth :]
+                if isinstance(s, For)
+            ),
+        }
         return cls(loop, memory, tuple(groups.values()), varying, inside.written)
 
     def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
@@ -204,8 +247,9 @@ class _Question:
         constants alone: what settles two of them settles all that are as far apart."""
         forms: dict[tuple, int] = {}
         settled: dict[tuple, bool] = {}
-        whole = [(place, any(x.writes for x in place), *_numbered(place[0], forms))
-                 for place in places]
+        whole = [
+            (place, any(x.writes for x in place), *_numbered(place[0], forms)) for place in places
+        ]
         for n, (first, writes, form, offsets) in enumerate(whole):
             for second, also_writes, other, others in whole[n:]:
                 a, b = first[0], second[0]
@@ -225,31 +269,44 @@ class _Question:
         buffers, indices = zip(*places, strict=True)
         return all(b == buffers[0] for b in buffers[1:]) and any(
             all(i is column[0] for i in column[1:]) and self._counts(column[0])
-            for column in zip(*indices, strict=True))
+            for column in zip(*indices, strict=True)
+        )
 
     def _counts(self, i: Expr) -> bool:
         terms, _ = index.affine(i)
         return self.loop.var in terms and all(
-            atom is self.loop.var or (atom.free.isdisjoint(self.varying) and not any(
-                load.source in self.unstable for load in loads(atom))) for atom in terms)
+            atom is self.loop.var
+            or (
+                atom.free.isdisjoint(self.varying)
+                and not any(load.source in self.unstable for load in loads(atom))
+            )
+            for atom in terms
+        )
 
-    def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset(),
-                 highest: Mapping[Expr, int] = MappingProxyType({})) -> bool:
+    def _settled(
+        self,
+        a: Access,
+        b: Access,
+        known: Set[Expr] = frozenset(),
+        highest: Mapping[Expr, int] = MappingProxyType({}),
+    ) -> bool:
         settled = solve(a, b, self.varying, self.unstable, known, highest)
         return settled is None or self.loop.var in settled
 
     def _differ(self, a: Access, b: Access) -> bool:
         """Whether the loops around alone, which both are in the same iteration of, tell the places
         apart: rooms that are read and written in turns."""
-        return any(i is not j and (i.free | j.free).isdisjoint(self.varying) and never_equal(i, j)
-                   for i, j in zip(a.indices, b.indices, strict=True)
-                   if not loads(i) and not loads(j))
+        return any(
+            i is not j and (i.free | j.free).isdisjoint(self.varying) and never_equal(i, j)
+            for i, j in zip(a.indices, b.indices, strict=True)
+            if not loads(i) and not loads(j)
+        )
 
     def apart(self, a: Access, b: Access) -> bool:
         """Whether the accesses miss each other in different iterations, by all that is known about
         bounds of loops, branches and guards.  Slower than `solve`, so asked last."""
         loop, varying = self.loop, self.varying
-        outer, = learned(loop)
+        (outer,) = learned(loop)
         ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
         if self._in_numbers(a, b, ours, theirs):
             return True
@@ -260,17 +317,23 @@ class _Question:
         highest = _highest((*a.indices, *b.indices), ours, theirs)
         if highest and self._settled(a, b, fixed, highest):
             return True
-        if any(load.source in self.unstable for i in (*a.indices, *b.indices, *ours, *theirs)
-               for load in loads(i)):
+        if any(
+            load.source in self.unstable
+            for i in (*a.indices, *b.indices, *ours, *theirs)
+            for load in loads(i)
+        ):
             return False
         other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
         facts = (*ours, *(build.substitute(f, other) for f in theirs))
-        differences = [index.subtract(i, build.substitute(j, other))
-                       for i, j in zip(a.indices, b.indices, strict=True)]
+        differences = [
+            index.subtract(i, build.substitute(j, other))
+            for i, j in zip(a.indices, b.indices, strict=True)
+        ]
         here, there = loop.var, other[loop.var]
-        return all(any(_never_zero(d, (*facts, order)) for d in differences)
-                   or impossible((*facts, order))
-                   for order in (below(here, there), below(there, here)))
+        return all(
+            any(_never_zero(d, (*facts, order)) for d in differences) or impossible((*facts, order))
+            for order in (below(here, there), below(there, here))
+        )
 
     def _in_numbers(self, a: Access, b: Access, ours: Facts, theirs: Facts) -> bool:
         """Whether the accesses miss each other, seen by putting in the numbers of the iterations,
@@ -280,8 +343,11 @@ class _Question:
         around = {v for i in (*a.indices, *b.indices) for v in i.free} - self.varying
         inner = loop.body[0] if len(loop.body) == 1 else None
         inside = [s.var for s in (loop, inner) if isinstance(s, For) and s.var.extent is not None]
-        if loop.var not in inside or not all(isinstance(d, int) for d in shape) \
-                or any(v.extent is None for v in around):
+        if (
+            loop.var not in inside
+            or not all(isinstance(d, int) for d in shape)
+            or any(v.extent is None for v in around)
+        ):
             return False
         common = tuple(sorted(around, key=lambda v: v.name))
         places = parted_axes(merged_axes(shape, (a.indices, b.indices))[1], (ours, theirs))
@@ -289,8 +355,9 @@ class _Question:
             values = enumerated({v: v.extent for v in (*common, *inside)})
             parts = []
             for access, facts, place in zip((a, b), (ours, theirs), places, strict=True):
-                extents = {s.var: s.extent for s, _ in ((loop, 0), *access.path)
-                           if isinstance(s, For)}
+                extents = {
+                    s.var: s.extent for s, _ in ((loop, 0), *access.path) if isinstance(s, For)
+                }
                 points = Points(values, extents)
                 parts.append(points.boxes((*place, *common), facts, values[loop.var]))
         except Unknown:
@@ -317,7 +384,8 @@ def _fixed(access: Access, facts: Facts) -> set[Expr]:
             quotient = index.floordiv(node.args[0], node.args[1].value)
             _, high = index.bounds(quotient)
             if high < index.INFINITY and never_positive(
-                    index.subtract(index.constant(int(high)), quotient), facts):
+                index.subtract(index.constant(int(high)), quotient), facts
+            ):
                 found.add(quotient)
     return found
 
@@ -327,8 +395,7 @@ def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
     found: dict[Expr, int] = {}
     for atom in {atom for i in indices for atom in index.affine(i)[0]}:
         low, high = index.bounds(atom)
-        if not isinstance(atom, Apply) or atom.op != "floordiv" \
-                or index.INFINITY in (-low, high):
+        if not isinstance(atom, Apply) or atom.op != "floordiv" or index.INFINITY in (-low, high):
             continue
 
         def covers(most: int, atom: Expr = atom) -> bool:
@@ -342,14 +409,15 @@ def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
 
 def _never_zero(e: Expr, facts: Facts) -> bool:
     one = index.constant(1)
-    return never_positive(index.add(e, one), facts) \
-        or never_positive(index.subtract(one, e), facts)
+    return never_positive(index.add(e, one), facts) or never_positive(index.subtract(one, e), facts)
 
 
 def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:
     """Whether every iteration of `loop` touches one same element, whatever else happens."""
     _, trips = index.bounds(loop.extent)
-    fixed = all(i is j and i.free.isdisjoint(varying) and not loads(i)
-                for i, j in zip(a.indices, b.indices, strict=True))
+    fixed = all(
+        i is j and i.free.isdisjoint(varying) and not loads(i)
+        for i, j in zip(a.indices, b.indices, strict=True)
+    )
     unconditional = loop.body.count(a.stmt) and loop.body.count(b.stmt)
     return bool(fixed and unconditional and trips > 1 and not a.guards and not b.guards)

@@ -27,9 +27,14 @@ class Place(Protocol):
     indices: tuple[Expr, ...]
 
 
-def solve(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
-           known: Set[Expr] = frozenset(), highest: Mapping[Expr, int] = MappingProxyType({})
-           ) -> set[Var] | None:
+def solve(
+    a: Place,
+    b: Place,
+    varying: set[Var],
+    unstable: Set[Buffer],
+    known: Set[Expr] = frozenset(),
+    highest: Mapping[Expr, int] = MappingProxyType({}),
+) -> set[Var] | None:
     """The variables that are equal whenever an instance of `a` and one of `b` touch the same
     element; None where they never do.
 
@@ -44,8 +49,15 @@ def solve(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
 class _Equation:
     """The difference of two index tuples, term by term, being solved for equal variables."""
 
-    def __init__(self, a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
-                 known: Set[Expr], highest: Mapping[Expr, int]) -> None:
+    def __init__(
+        self,
+        a: Place,
+        b: Place,
+        varying: set[Var],
+        unstable: Set[Buffer],
+        known: Set[Expr],
+        highest: Mapping[Expr, int],
+    ) -> None:
         self.highest = highest
         self.open = set(varying)
         self.unstable = unstable
@@ -60,8 +72,11 @@ class _Equation:
         if not self._advance():
             return None
         shape, indices = self.a.buffer.shape, (*self.a.indices, *self.b.indices)
-        if len(shape) > 1 and all(isinstance(d, int) for d in shape) \
-                and any(not i.free.isdisjoint(self.open) for i in indices):
+        if (
+            len(shape) > 1
+            and all(isinstance(d, int) for d in shape)
+            and any(not i.free.isdisjoint(self.open) for i in indices)
+        ):
             # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
             self.forms.append(_paired(_address(self.a), _address(self.b)))
             if not self._advance():
@@ -109,8 +124,9 @@ class _Equation:
         others that stay below it, as in `(i + j) * 16 + k` with k < 16; () where there are none."""
         terms, offset = form
         for unit in sorted({abs(c) for both in terms.values() for c in both} - {0}, reverse=True):
-            large = {atom: both for atom, both in terms.items()
-                     if both[0] % unit == both[1] % unit == 0}
+            large = {
+                atom: both for atom, both in terms.items() if both[0] % unit == both[1] % unit == 0
+            }
             small = {atom: both for atom, both in terms.items() if atom not in large}
             ranges = [self._range(atom, *both) for atom, both in small.items()]
             low, high = offset + sum(r[0] for r in ranges), offset + sum(r[1] for r in ranges)
@@ -133,8 +149,9 @@ class _Equation:
             x, divisor = atom.args
             quotient, _ = index.affine(index.floordiv(x, divisor.value))
             remainder, _ = index.affine(index.floormod(x, divisor.value))
-            if all(part in self.equal or not self._is_open(part)
-                   for part in (*quotient, *remainder)):
+            if all(
+                part in self.equal or not self._is_open(part) for part in (*quotient, *remainder)
+            ):
                 self.parts.remove(atom)
                 self.forms.append(_paired(x, x))
                 return True
@@ -184,8 +201,11 @@ def _groups(least: Apply) -> Iterator[Form]:
         large = {atom: c // size for atom, c in terms.items() if c % size == 0}
         small = [_scaled(*index.bounds(atom), c) for atom, c in terms.items() if atom not in large]
         most = sum(_scaled(*index.bounds(atom), c)[1] for atom, c in large.items())
-        if offset + sum(r[0] for r in small) >= 0 and offset + sum(r[1] for r in small) < size \
-                and most * size <= limit.value:
+        if (
+            offset + sum(r[0] for r in small) >= 0
+            and offset + sum(r[1] for r in small) < size
+            and most * size <= limit.value
+        ):
             yield {atom: (c, c) for atom, c in large.items()}, 0
 
 

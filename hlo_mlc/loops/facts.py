@@ -20,19 +20,37 @@ from hlo_mlc.expr.facts import (
 )
 from hlo_mlc.loops.core import For, If, Stmt, bodies
 
-__all__ = ["Facts", "below", "cases", "exactly", "impossible", "learned", "least",
-           "never_positive", "of_condition", "resolved", "within"]
+__all__ = [
+    "Facts",
+    "below",
+    "cases",
+    "exactly",
+    "impossible",
+    "learned",
+    "least",
+    "never_positive",
+    "of_condition",
+    "resolved",
+    "within",
+]
 
 
 def learned(stmt: Stmt) -> tuple[Facts, ...]:
     """What holds in each statement list inside of a statement, as long as it is in there."""
     match stmt:
         case For():
-            return (_lasting(below(stmt.var, bound) for bound in least(stmt.extent)
-                             if bound.free or _narrows(stmt.var, bound)),)
+            return (
+                _lasting(
+                    below(stmt.var, bound)
+                    for bound in least(stmt.extent)
+                    if bound.free or _narrows(stmt.var, bound)
+                ),
+            )
         case If():
-            return (_lasting(of_condition(stmt.condition)),
-                    _lasting(of_condition(stmt.condition, holds=False)))
+            return (
+                _lasting(of_condition(stmt.condition)),
+                _lasting(of_condition(stmt.condition, holds=False)),
+            )
     return tuple(() for _ in bodies(stmt))
 
 

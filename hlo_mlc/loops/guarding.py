@@ -28,8 +28,9 @@ def with_guards(program: LoopProgram, places: Set[Place]) -> LoopProgram:
         inside = _inside(node.source, node.indices)
         if node.guard is None:
             return build.load(node.source, node.indices, inside, _zero(node.source))
-        return build.load(node.source, node.indices, build.apply("and", node.guard, inside),
-                          node.default)
+        return build.load(
+            node.source, node.indices, build.apply("and", node.guard, inside), node.default
+        )
 
     def write(stmt: Stmt) -> Body | None:
         if isinstance(stmt, Store):
@@ -52,10 +53,18 @@ def with_guards(program: LoopProgram, places: Set[Place]) -> LoopProgram:
 
 def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Whether an element is in its buffer."""
-    limits = [(i, index.constant(d)) for i, d in zip(indices, buffer.shape, strict=True)
-              if isinstance(d, int)]
-    return build.all_of(*(part for i, extent in limits for part in (
-        build.apply("ge", i, index.constant(0)), build.apply("lt", i, extent))))
+    limits = [
+        (i, index.constant(d))
+        for i, d in zip(indices, buffer.shape, strict=True)
+        if isinstance(d, int)
+    ]
+    return build.all_of(
+        *(
+            part
+            for i, extent in limits
+            for part in (build.apply("ge", i, index.constant(0)), build.apply("lt", i, extent))
+        )
+    )
 
 
 def _zero(buffer: Buffer) -> Expr:

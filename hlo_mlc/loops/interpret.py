@@ -38,8 +38,14 @@ Update = Callable[[Sequence, Sequence], tuple]
 Value = np.generic | int
 
 
-def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int = 0,
-              aliased: bool = True, blank: int = 0xFF) -> list[np.ndarray]:
+def interpret(
+    program: LoopProgram,
+    operands: Sequence[np.ndarray],
+    *,
+    seed: int = 0,
+    aliased: bool = True,
+    blank: int = 0xFF,
+) -> list[np.ndarray]:
     """The results of running `program`; `seed` chooses the order of parallel iterations, `blank`
     is what every byte of memory holds that was not written yet.
 
@@ -61,24 +67,30 @@ def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int
 class _Memory:
     """The arrays behind the buffers of a program."""
 
-    def __init__(self, program: LoopProgram, operands: Sequence[np.ndarray],
-                 aliased: bool, blank: int) -> None:
+    def __init__(
+        self, program: LoopProgram, operands: Sequence[np.ndarray], aliased: bool, blank: int
+    ) -> None:
         self.blank = blank
         self.arrays: dict[tuple[Buffer, Var | None], np.ndarray] = {}
         self.dims: dict[str, int] = {}
         if len(operands) != len(program.operands):
-            raise VerifyError(f"kernel {program.name}: expected {len(program.operands)} operands, "
-                              f"got {len(operands)}")
+            raise VerifyError(
+                f"kernel {program.name}: expected {len(program.operands)} operands, "
+                f"got {len(operands)}"
+            )
         for buffer, given in zip(program.operands, operands, strict=True):
             self.arrays[buffer, None] = self._fitting(buffer, np.array(given, order="C"))
         twins = dict(program.aliases) if aliased else {}
         for buffer in program.results:
-            self.arrays[buffer, None] = self._as(buffer, self.arrays[twins[buffer], None]) \
-                if buffer in twins else self._blank(buffer)
+            self.arrays[buffer, None] = (
+                self._as(buffer, self.arrays[twins[buffer], None])
+                if buffer in twins
+                else self._blank(buffer)
+            )
         arena = np.full(program.scratch_bytes, blank, np.uint8)
         for buffer, offset in program.scratch:
             size = self._blank(buffer).nbytes
-            self.arrays[buffer, None] = self._as(buffer, arena[offset:offset + size])
+            self.arrays[buffer, None] = self._as(buffer, arena[offset : offset + size])
         self._add_private(program.body, None)
 
     def shape(self, buffer: Buffer) -> tuple[int, ...]:
@@ -90,8 +102,10 @@ class _Memory:
             if isinstance(extent, str):
                 self.dims.setdefault(extent, actual)
         if given.dtype != buffer.dtype.numpy or given.shape != self.shape(buffer):
-            raise VerifyError(f"expected an array for {buffer!r}, got "
-                              f"{'x'.join(map(str, (*given.shape, given.dtype)))}")
+            raise VerifyError(
+                f"expected an array for {buffer!r}, got "
+                f"{'x'.join(map(str, (*given.shape, given.dtype)))}"
+            )
         return given
 
     def _as(self, buffer: Buffer, memory: np.ndarray) -> np.ndarray:
@@ -196,8 +210,10 @@ class _Machine:
         def same(frame: Frame) -> Value:
             values = {r[0] for r in lanes(function, frame)}
             if len(values) != 1:
-                raise VerifyError(f"expected one value in all lanes of {vector.var.name}, got "
-                                  f"{sorted(values)} in: {headline(stmt)}")
+                raise VerifyError(
+                    f"expected one value in all lanes of {vector.var.name}, got "
+                    f"{sorted(values)} in: {headline(stmt)}"
+                )
             return values.pop()
 
         return same
@@ -218,8 +234,9 @@ class _Machine:
     def _for(self, stmt: For, vector: For | None) -> Run:
         if _is_vector(stmt):
             if vector is not None or constant_extent(stmt) is None:
-                raise VerifyError(f"expected a vector of constant extent outside of any other: "
-                                  f"{headline(stmt)}")
+                raise VerifyError(
+                    f"expected a vector of constant extent outside of any other: {headline(stmt)}"
+                )
             return self.block(stmt.body, stmt)
         extent = self._uniform(stmt.extent, stmt, vector)
         update = folding(stmt)
@@ -239,9 +256,9 @@ class _Machine:
 
     def _fold(self, stmt: For, update: Accumulate, extent: Callable[[Frame], Value]) -> Run:
         """One update of an element by all threads of a loop."""
-        function = self.compiler.compile(update.terms, update.guard,
-                                         (update.buffers[0], update.indices),
-                                         where=headline(update))
+        function = self.compiler.compile(
+            update.terms, update.guard, (update.buffers[0], update.indices), where=headline(update)
+        )
         combiner = combine(update.combiner.results, update.combiner.lhs, update.combiner.rhs)
         arrays, slot = [self._array(b, None) for b in update.buffers], self.slots[stmt.var]
 
@@ -287,10 +304,12 @@ class _Machine:
 
     def _store(self, stmt: Store, vector: For | None) -> Run:
         where = headline(stmt)
-        function = self.compiler.compile([stmt.value], stmt.guard, (stmt.buffer, stmt.indices),
-                                         _lane(vector), where)
+        function = self.compiler.compile(
+            [stmt.value], stmt.guard, (stmt.buffer, stmt.indices), _lane(vector), where
+        )
         array = self._array(stmt.buffer, vector)
         if vector is None:
+
             def run(frame: Frame) -> None:
                 result = function(frame)
                 if result is not None:
@@ -307,8 +326,9 @@ class _Machine:
 
     def _accumulate(self, stmt: Accumulate, vector: For | None) -> Run:
         where = headline(stmt)
-        function = self.compiler.compile(stmt.terms, stmt.guard, (stmt.buffers[0], stmt.indices),
-                                         _lane(vector), where)
+        function = self.compiler.compile(
+            stmt.terms, stmt.guard, (stmt.buffers[0], stmt.indices), _lane(vector), where
+        )
         update = combine(stmt.combiner.results, stmt.combiner.lhs, stmt.combiner.rhs)
         arrays = [self._array(b, vector) for b in stmt.buffers]
 
@@ -325,8 +345,10 @@ class _Machine:
         if vector is None:
             return run
         lanes = self._lanes(vector)
-        shared = all(vector.var not in i.free for i in stmt.indices) \
+        shared = (
+            all(vector.var not in i.free for i in stmt.indices)
             and (stmt.buffers[0], vector.var) not in self.arrays
+        )
 
         def run_lanes(frame: Frame) -> None:
             results = lanes(function, frame)

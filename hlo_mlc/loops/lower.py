@@ -39,8 +39,7 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
         others = tuple(v for v in stage.axes if v is not stage.scan.axis)
         return _nest(stage, others, _scan(stage))
     if stage.sort is not None:
-        others = tuple(v for v in stage.axes
-                       if v is not stage.sort.place or stage.sort.at is not v)
+        others = tuple(v for v in stage.axes if v is not stage.sort.place or stage.sort.at is not v)
         return _nest(stage, others, _sort(stage))
     if stage.procedure is not None:
         return _nest(stage, stage.axes, _steps(stage))
@@ -62,22 +61,29 @@ def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tu
     return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
 
 
-def lower_branch(step: Branch, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]
-                 ) -> tuple[Stmt, ...]:
+def lower_branch(
+    step: Branch, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]
+) -> tuple[Stmt, ...]:
     """The branch of a step between what its two sides do."""
     return (If(step.condition, then, otherwise),) if then or otherwise else ()
 
 
 def _steps(stage: Stage) -> tuple[Stmt, ...]:
-    results = tuple(_nest(stage, tuple(v for v in stage.reduce_axes if v in assign.indices),
-                          stores_at((assign,), {})) for assign in stage.along)
+    results = tuple(
+        _nest(
+            stage,
+            tuple(v for v in stage.reduce_axes if v in assign.indices),
+            stores_at((assign,), {}),
+        )
+        for assign in stage.along
+    )
     body = (*procedure_loops(stage.procedure.body), *(s for loops in results for s in loops))
     return rewrite.allocated(stage.procedure.arrays, body)
 
 
-def procedure_loops(body: Sequence[Move],
-                    put: Callable[[Sequence[Put]], tuple[Stmt, ...]] | None = None
-                    ) -> tuple[Stmt, ...]:
+def procedure_loops(
+    body: Sequence[Move], put: Callable[[Sequence[Put]], tuple[Stmt, ...]] | None = None
+) -> tuple[Stmt, ...]:
     """The loops of a procedure; `put` says how some puts, one after the other, are done."""
     put = put or (lambda puts: tuple(Store(p.array, p.indices, p.value) for p in puts))
     found: list[Stmt] = []
@@ -85,8 +91,9 @@ def procedure_loops(body: Sequence[Move],
         if kind is Put:
             found += put(tuple(moves))
         else:
-            found += (For(m.var, m.extent, LoopKind.SERIAL, procedure_loops(m.body, put))
-                      for m in moves)
+            found += (
+                For(m.var, m.extent, LoopKind.SERIAL, procedure_loops(m.body, put)) for m in moves
+            )
     return tuple(found)
 
 
@@ -103,11 +110,12 @@ def _reduction(stage: Stage) -> tuple[Stmt, ...]:
 def _scan(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
     axis, extent = stage.scan.axis, _extent(stage, stage.scan.axis)
-    step = (Accumulate(buffers, (), stage.combiner, stage.terms),
-            *stores_at(stage.assigns, results))
+    step = (
+        Accumulate(buffers, (), stage.combiner, stage.terms),
+        *stores_at(stage.assigns, results),
+    )
     if stage.scan.reverse:
-        step = rewrite.substitute(
-            step, {axis: index.subtract(index.constant(extent - 1), axis)})
+        step = rewrite.substitute(step, {axis: index.subtract(index.constant(extent - 1), axis)})
     return rewrite.allocated(buffers, (*start, *_nest(stage, (axis,), step)))
 
 
@@ -130,10 +138,14 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
     before = index.compare("lt", other, element)
     for key in reversed(stage.sort.keys):
         mine, theirs = build.substitute(key, here), build.substitute(key, there)
-        before = build.apply("or", build.apply("lt", theirs, mine),
-                             build.apply("and", build.apply("eq", theirs, mine), before))
-    count = Accumulate((rank,), (), named_combiner("add", U32),
-                       (build.apply("convert", before, dtype=U32),))
+        before = build.apply(
+            "or",
+            build.apply("lt", theirs, mine),
+            build.apply("and", build.apply("eq", theirs, mine), before),
+        )
+    count = Accumulate(
+        (rank,), (), named_combiner("add", U32), (build.apply("convert", before, dtype=U32),)
+    )
     taken = build.as_index(Load(rank, ()))
     if stage.sort.at is place:
         stores = stores_at(stage.assigns, {**here, place: taken})
@@ -141,18 +153,23 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
     else:
         stores = stores_at(stage.assigns, here)
         fits = build.apply("eq", taken, stage.sort.at)
-    body = (Store(rank, (), build.const(0, U32)), *_nest(stage, (other,), (count,)),
-            *(rewrite.guarded(s, fits) for s in stores))
+    body = (
+        Store(rank, (), build.const(0, U32)),
+        *_nest(stage, (other,), (count,)),
+        *(rewrite.guarded(s, fits) for s in stores),
+    )
     return _nest(stage, (element,), (Allocate(rank, body),))
 
 
 def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], dict[Var, Expr]]:
     """Registers for the accumulators, the stores that start them, and how to read them."""
-    buffers = tuple(Buffer(f"{stage.name}.{var.name}", var.dtype, (), "register")
-                    for var in stage.accumulators)
+    buffers = tuple(
+        Buffer(f"{stage.name}.{var.name}", var.dtype, (), "register") for var in stage.accumulators
+    )
     start = tuple(Store(b, (), value) for b, value in zip(buffers, stage.initial, strict=True))
     results: dict[Var, Expr] = {
-        var: Load(buffer, ()) for var, buffer in zip(stage.accumulators, buffers, strict=True)}
+        var: Load(buffer, ()) for var, buffer in zip(stage.accumulators, buffers, strict=True)
+    }
     return buffers, start, results
 
 
@@ -164,9 +181,14 @@ def stores_at(assigns: Iterable[Assign], point: Mapping[Var, Expr]) -> tuple[Sto
         return build.substitute(e, point, memo) if point else e
 
     return tuple(
-        Store(a.buffer, tuple(map(finish, a.indices)), finish(a.value),
-              None if a.guard is None else finish(a.guard))
-        for a in assigns)
+        Store(
+            a.buffer,
+            tuple(map(finish, a.indices)),
+            finish(a.value),
+            None if a.guard is None else finish(a.guard),
+        )
+        for a in assigns
+    )
 
 
 def _nest(stage: Stage, axes: tuple[Var, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -177,6 +199,8 @@ def _nest(stage: Stage, axes: tuple[Var, ...], body: tuple[Stmt, ...]) -> tuple[
 
 def _extent(stage: Stage, axis: Var) -> int:
     if axis.extent is None:
-        raise VerifyError(f"stage {stage.name}: expected an axis of known extent, got {axis.name}; "
-                          "give its variable an extent (expr.build.variable)")
+        raise VerifyError(
+            f"stage {stage.name}: expected an axis of known extent, got {axis.name}; "
+            "give its variable an extent (expr.build.variable)"
+        )
     return axis.extent

@@ -36,20 +36,26 @@ def depth_of(dtype: DType) -> int:
 
 def row(lane: Expr, e: Expr) -> Expr:
     """The row of a lane's element."""
-    return index.add(index.floordiv(lane, 4), index.multiply(index.floordiv(e, 2),
-                                                             index.constant(8)))
+    return index.add(
+        index.floordiv(lane, 4), index.multiply(index.floordiv(e, 2), index.constant(8))
+    )
 
 
 def column(lane: Expr, e: Expr) -> Expr:
     """The column of a lane's element."""
-    return index.add(index.multiply(index.floormod(lane, 4), index.constant(2)),
-                     index.floormod(e, 2))
+    return index.add(
+        index.multiply(index.floormod(lane, 4), index.constant(2)), index.floormod(e, 2)
+    )
 
 
 def product(sums: Accumulate, e: Var, k: Var) -> For:
     """The loop that says what one lane does."""
-    return For(e, index.constant(LANE_ELEMENTS), LoopKind.TENSOR, (
-        For(k, index.constant(k.extent), LoopKind.SERIAL, (sums,)),))
+    return For(
+        e,
+        index.constant(LANE_ELEMENTS),
+        LoopKind.TENSOR,
+        (For(k, index.constant(k.extent), LoopKind.SERIAL, (sums,)),),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +72,19 @@ class Product:
 def parts(loop: For) -> Product | None:
     """What the loop multiplies, or None where it is not of the form that is expected."""
     inner = loop.body[0] if loop.body else None
-    if constant_extent(loop) != LANE_ELEMENTS or not isinstance(inner, For) \
-            or (len(loop.body), len(inner.body)) != (1, 1):
+    if (
+        constant_extent(loop) != LANE_ELEMENTS
+        or not isinstance(inner, For)
+        or (len(loop.body), len(inner.body)) != (1, 1)
+    ):
         return None
     update = inner.body[0]
-    if not isinstance(update, Accumulate) or update.combiner.name != "add" \
-            or update.guard is not None or update.terms[0].dtype is not F32:
+    if (
+        not isinstance(update, Accumulate)
+        or update.combiner.name != "add"
+        or update.guard is not None
+        or update.terms[0].dtype is not F32
+    ):
         return None
     term = update.terms[0]
     if not isinstance(term, Apply) or term.op != "mul":
@@ -80,8 +93,11 @@ def parts(loop: For) -> Product | None:
     if not all(isinstance(f, Load) and f.guard is None for f in factors):
         return None
     kinds = {f.dtype for f in factors}
-    if len(kinds) != 1 or kinds.pop() not in (BF16, F16, F32) \
-            or constant_extent(inner) != depth_of(factors[0].dtype):
+    if (
+        len(kinds) != 1
+        or kinds.pop() not in (BF16, F16, F32)
+        or constant_extent(inner) != depth_of(factors[0].dtype)
+    ):
         return None
     return Product(loop.var, inner.var, update, *factors)
 
@@ -93,6 +109,11 @@ def is_tf32(e: Expr) -> bool:
     if e.op == "convert":
         return e.args[0].dtype in (BF16, F16)
     bits = e.args[0]
-    return e.op == "bitcast" and isinstance(bits, Apply) and bits.op == "and" \
-        and bits.dtype is U32 and isinstance(bits.args[1], Const) \
+    return (
+        e.op == "bitcast"
+        and isinstance(bits, Apply)
+        and bits.op == "and"
+        and bits.dtype is U32
+        and isinstance(bits.args[1], Const)
         and bits.args[1].value & _DROPPED == 0
+    )

@@ -50,11 +50,18 @@ def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:
             # Guards are for the buffers of the calls.
             program = with_body(program, inline_calls(program.body))
         else:
-            inner = {place: text for place, text in report.unbounded.items()
-                     if not any((load.source, load.indices) in report.unbounded
-                                for i in place[1] for load in loads(i))}
+            inner = {
+                place: text
+                for place, text in report.unbounded.items()
+                if not any(
+                    (load.source, load.indices) in report.unbounded
+                    for i in place[1]
+                    for load in loads(i)
+                )
+            }
             guarded.update(dict.fromkeys(inner.values()))
             program = with_guards(program, inner.keys())
         survey = surveyed(program)
-    raise VerifyError(f"kernel {program.name}: could not prove that {next(iter(guarded))}, nor "
-                      "guard it")
+    raise VerifyError(
+        f"kernel {program.name}: could not prove that {next(iter(guarded))}, nor guard it"
+    )

@@ -126,14 +126,16 @@ def _factors(e: Expr, fact: Expr) -> set[int]:
     """How many times a fact is to be added to an expression so that terms of both go away."""
     terms, _ = index.affine(e)
     known, _ = index.affine(fact)
-    return {abs(terms[atom] // k) for atom, k in known.items()
-            if atom in terms and terms[atom] % k == 0}
+    return {
+        abs(terms[atom] // k) for atom, k in known.items() if atom in terms and terms[atom] % k == 0
+    }
 
 
 def box(sides: Iterable[tuple[int, int]]) -> Boxes:
     """One box, its first and last index along each axis given."""
-    low, high = ([np.array([end]) for end in ends] for ends in
-                 (tuple(zip(*sides, strict=True)) or ((), ())))
+    low, high = (
+        [np.array([end]) for end in ends] for ends in (tuple(zip(*sides, strict=True)) or ((), ()))
+    )
     return Boxes(tuple(low), tuple(high), np.zeros(1, np.int64))
 
 
@@ -141,8 +143,10 @@ def joined(parts: Sequence[Boxes]) -> Boxes:
     """All of some boxes together."""
     if len(parts) == 1:
         return parts[0]
-    low, high = (tuple(map(np.concatenate, zip(*sides, strict=True)))
-                 for sides in ([p.low for p in parts], [p.high for p in parts]))
+    low, high = (
+        tuple(map(np.concatenate, zip(*sides, strict=True)))
+        for sides in ([p.low for p in parts], [p.high for p in parts])
+    )
     return Boxes(low, high, np.concatenate([p.owners for p in parts]))
 
 
@@ -220,8 +224,14 @@ def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int
         return not wanted
     low = [min(int(b.low[axis].min()) for b in wanted) for axis in range(len(shape))]
     high = [max(int(b.high[axis].max()) for b in wanted) for axis in range(len(shape))]
-    if any(len(b.owners) == 1 and all(b.low[axis][0] <= low[axis] and high[axis] <= b.high[axis][0]
-                                      for axis in range(len(shape))) for b in boxes):
+    if any(
+        len(b.owners) == 1
+        and all(
+            b.low[axis][0] <= low[axis] and high[axis] <= b.high[axis][0]
+            for axis in range(len(shape))
+        )
+        for b in boxes
+    ):
         return True
     boxes.sort(key=lambda b: len(b.owners))
     while boxes:
@@ -244,9 +254,11 @@ def disjoint(first: Boxes, second: Boxes, shape: Sequence[int]) -> bool:
 def _cuts(boxes: Sequence[Boxes], shape: Sequence[int]) -> dict[int, np.ndarray] | None:
     """Where boxes begin and end along each axis that not all of them span; None where that makes
     too many cells."""
-    cuts = {axis: _borders(extent, [(b.low[axis], b.high[axis]) for b in boxes])
-            for axis, extent in enumerate(shape)
-            if not all(_spans(b, axis, extent) for b in boxes)}
+    cuts = {
+        axis: _borders(extent, [(b.low[axis], b.high[axis]) for b in boxes])
+        for axis, extent in enumerate(shape)
+        if not all(_spans(b, axis, extent) for b in boxes)
+    }
     return None if math.prod(len(c) - 1 for c in cuts.values()) > MOST_CELLS else cuts
 
 
@@ -273,8 +285,12 @@ def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarr
     for axis, c in cuts.items():
         low = np.concatenate([b.low[axis] for b in boxes])
         high = np.concatenate([b.high[axis] for b in boxes])
-        ends.append((np.searchsorted(c, np.clip(low, 0, c[-1])),
-                     np.searchsorted(c, np.clip(high + 1, 0, c[-1]))))
+        ends.append(
+            (
+                np.searchsorted(c, np.clip(low, 0, c[-1])),
+                np.searchsorted(c, np.clip(high + 1, 0, c[-1])),
+            )
+        )
     for corner in range(1 << len(cuts)):
         chosen = [corner >> axis & 1 for axis in range(len(cuts))]
         place = tuple(ends[axis][side] for axis, side in enumerate(chosen))
@@ -284,8 +300,9 @@ def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarr
     return total[(slice(-1),) * len(cuts)] > 0
 
 
-def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
-                ) -> tuple[list[tuple[int, ...]], list[tuple[Expr, ...]]]:
+def merged_axes(
+    shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[Expr, ...]]]:
     """The same elements by fewer indices, where axes that were taken apart by divisions are put
     together again, and the extents of what each new axis is made of: `[f // n, f % n]` is `[f]`."""
     if not shape:
@@ -298,18 +315,21 @@ def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
         while next_ + 1 < len(columns) and math.prod(extents[next_]) == 1:
             next_ += 1
         wide = index.constant(math.prod(extents[next_]))
-        joined = tuple(index.add(index.multiply(i, wide), j)
-                       for i, j in zip(columns[axis], columns[next_], strict=True))
+        joined = tuple(
+            index.add(index.multiply(i, wide), j)
+            for i, j in zip(columns[axis], columns[next_], strict=True)
+        )
         if _divisions(joined) < _divisions((*columns[axis], *columns[next_])):
-            columns[axis:next_ + 1] = [joined]
-            extents[axis:next_ + 1] = [tuple(itertools.chain(*extents[axis:next_ + 1]))]
+            columns[axis : next_ + 1] = [joined]
+            extents[axis : next_ + 1] = [tuple(itertools.chain(*extents[axis : next_ + 1]))]
         else:
             axis += 1
     return extents, list(zip(*columns, strict=True))
 
 
-def parted_axes(places: Sequence[tuple[Expr, ...]], known: Sequence[Facts]
-                ) -> list[tuple[Expr, ...]]:
+def parted_axes(
+    places: Sequence[tuple[Expr, ...]], known: Sequence[Facts]
+) -> list[tuple[Expr, ...]]:
     """Indices that are equal where these are, with an axis for each part of one that counts in
     steps of what the parts below it never reach: `[r * 128 + c]` with c < 128 is `[r, c]`.
     `known` are facts that hold where each of the places is touched."""
@@ -317,7 +337,7 @@ def parted_axes(places: Sequence[tuple[Expr, ...]], known: Sequence[Facts]
     axis = 0
     while axis < len(columns):
         parts = _parted(columns[axis], known)
-        columns[axis:axis + 1] = parts
+        columns[axis : axis + 1] = parts
         axis += len(parts) == 1
     return list(zip(*columns, strict=True)) if columns else list(places)
 
@@ -328,14 +348,19 @@ def _parted(column: tuple[Expr, ...], known: Sequence[Facts]) -> list[tuple[Expr
         large, small = [], []
         for terms, offset in forms:
             steps, rest = divmod(offset, step)
-            large.append(index.from_affine(
-                {atom: k // step for atom, k in terms.items() if k % step == 0}, steps))
-            small.append(index.from_affine(
-                {atom: k for atom, k in terms.items() if k % step}, rest))
+            large.append(
+                index.from_affine(
+                    {atom: k // step for atom, k in terms.items() if k % step == 0}, steps
+                )
+            )
+            small.append(
+                index.from_affine({atom: k for atom, k in terms.items() if k % step}, rest)
+            )
         if any(index.bounds(e)[1] for e in small) and all(
-                index.bounds(e)[0] >= 0 and never_positive(
-                    index.subtract(e, index.constant(step - 1)), facts)
-                for e, facts in zip(small, known, strict=True)):
+            index.bounds(e)[0] >= 0
+            and never_positive(index.subtract(e, index.constant(step - 1)), facts)
+            for e, facts in zip(small, known, strict=True)
+        ):
             return [tuple(large), tuple(small)]
     return [column]
 
@@ -352,22 +377,33 @@ def split_axes(boxes: Boxes, extents: Sequence[tuple[int, ...]]) -> Boxes:
     pieces = [  # the first row, those between, the last one
         (first, first, begin, np.where(one, end, edge), first <= last),
         (first + 1, last - 1, np.zeros_like(low), np.full_like(low, edge), first + 1 < last),
-        (last, last, np.zeros_like(low), end, ~one)]
+        (last, last, np.zeros_like(low), end, ~one),
+    ]
     kept = [where for *_, where in pieces]
-    sides = [np.concatenate([part[n][where] for part, where in zip(pieces, kept, strict=True)])
-             for n in range(4)]
+    sides = [
+        np.concatenate([part[n][where] for part, where in zip(pieces, kept, strict=True)])
+        for n in range(4)
+    ]
 
     def spread(x: np.ndarray) -> np.ndarray:
         return np.concatenate([x[where] for where in kept])
 
     def around(ends: tuple[np.ndarray, ...], *new: np.ndarray) -> tuple[np.ndarray, ...]:
-        return (*map(spread, ends[:axis]), *new, *map(spread, ends[axis + 1:]))
+        return (*map(spread, ends[:axis]), *new, *map(spread, ends[axis + 1 :]))
 
-    return split_axes(Boxes(around(boxes.low, sides[0], sides[2]),
-                            around(boxes.high, sides[1], sides[3]), spread(boxes.owners)),
-                      (*extents[:axis], tuple(rows), (row,), *extents[axis + 1:]))
+    return split_axes(
+        Boxes(
+            around(boxes.low, sides[0], sides[2]),
+            around(boxes.high, sides[1], sides[3]),
+            spread(boxes.owners),
+        ),
+        (*extents[:axis], tuple(rows), (row,), *extents[axis + 1 :]),
+    )
 
 
 def _divisions(places: Iterable[Expr]) -> int:
-    return sum(isinstance(atom, Apply) and atom.op in ("floordiv", "floormod")
-               for e in places for atom in index.affine(e)[0])
+    return sum(
+        isinstance(atom, Apply) and atom.op in ("floordiv", "floormod")
+        for e in places
+        for atom in index.affine(e)[0]
+    )

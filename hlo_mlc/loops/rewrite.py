@@ -107,12 +107,12 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             guard = None if stmt.guard is None else rule(stmt.guard)
             if indices == stmt.indices and terms == stmt.terms and guard is stmt.guard:
                 return stmt
-            return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms, None,
-                                      stmt.atomic), guard)
+            return guarded(
+                Accumulate(stmt.buffers, indices, stmt.combiner, terms, None, stmt.atomic), guard
+            )
         case Prefetch():
             indices = tuple(map(rule, stmt.indices))
-            return stmt if indices == stmt.indices else \
-                Prefetch(stmt.buffer, indices, stmt.ahead)
+            return stmt if indices == stmt.indices else Prefetch(stmt.buffer, indices, stmt.ahead)
         case Allocate():
             return with_bodies(stmt, (map_expressions(stmt.body, rule),))
         case While():
@@ -154,8 +154,11 @@ def _substituted(mapping: tuple[tuple[Var, Expr], ...]) -> dict[Expr, Expr]:
     return dict(mapping)
 
 
-def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
-             place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None) -> Body:
+def redirect(
+    statements: Body,
+    buffers: Mapping[Buffer, Buffer],
+    place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None,
+) -> Body:
     """Let every access `old[i]` be `buffers[old][place(i)]`; without a `place` other buffers stand
     for some, with all that is said of these."""
     memo: dict[Expr, Expr] = {}
@@ -171,17 +174,34 @@ def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
     def visit(stmt: Stmt) -> Body | None:
         match stmt:
             case Store() if stmt.buffer in buffers:
-                return (Store(buffers[stmt.buffer], at(stmt.indices), stmt.value, stmt.guard,
-                              stmt.streaming),)
+                return (
+                    Store(
+                        buffers[stmt.buffer],
+                        at(stmt.indices),
+                        stmt.value,
+                        stmt.guard,
+                        stmt.streaming,
+                    ),
+                )
             case Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
                 assert place is None or buffers.keys() >= {*stmt.buffers}, "they share indices"
-                return (Accumulate(tuple(buffers.get(b, b) for b in stmt.buffers),
-                                   at(stmt.indices), stmt.combiner, stmt.terms, stmt.guard,
-                                   stmt.atomic),)
+                return (
+                    Accumulate(
+                        tuple(buffers.get(b, b) for b in stmt.buffers),
+                        at(stmt.indices),
+                        stmt.combiner,
+                        stmt.terms,
+                        stmt.guard,
+                        stmt.atomic,
+                    ),
+                )
             case Prefetch() if stmt.buffer in buffers:
                 # Where it has moved, what lies behind it is elsewhere now.
-                return (Prefetch(buffers[stmt.buffer], stmt.indices, stmt.ahead),) \
-                    if place is None else ()
+                return (
+                    (Prefetch(buffers[stmt.buffer], stmt.indices, stmt.ahead),)
+                    if place is None
+                    else ()
+                )
             case Allocate() if stmt.buffer in buffers:
                 return (Allocate(buffers[stmt.buffer], transform(stmt.body, visit)),)
         return None
@@ -232,8 +252,9 @@ def transform_loops(statements: Body, name: str, rewrite: Callable[[For], Body |
             continue
         replacement = rewrite(stmt) if kind is For and stmt.var.name == name else None
         if replacement is None:
-            new = with_bodies(stmt, tuple([transform_loops(body, name, rewrite)
-                                           for body in bodies(stmt)]))
+            new = with_bodies(
+                stmt, tuple([transform_loops(body, name, rewrite) for body in bodies(stmt)])
+            )
             if new is stmt:
                 if result is not None:
                     result.append(stmt)
@@ -247,8 +268,10 @@ def transform_loops(statements: Body, name: str, rewrite: Callable[[For], Body |
 
 def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
     """Rewrite every statement list, innermost first."""
-    result = [with_bodies(s, tuple(transform_lists(body, visit) for body in bodies(s)))
-              for s in statements]
+    result = [
+        with_bodies(s, tuple(transform_lists(body, visit) for body in bodies(s)))
+        for s in statements
+    ]
     return visit(_same(statements, result))
 
 
@@ -266,9 +289,14 @@ def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
 
 def on_one_thread(statements: Body) -> Body:
     """The statements with tasks that are done one after the other."""
-    return transform(statements, lambda s: (For(
-        s.var, s.extent, LoopKind.SERIAL, on_one_thread(s.body)),)
-        if isinstance(s, For) and s.kind is LoopKind.PARALLEL else None)
+    return transform(
+        statements,
+        lambda s: (
+            (For(s.var, s.extent, LoopKind.SERIAL, on_one_thread(s.body)),)
+            if isinstance(s, For) and s.kind is LoopKind.PARALLEL
+            else None
+        ),
+    )
 
 
 def inline_calls(statements: Body) -> Body:
@@ -279,14 +307,23 @@ def inline_calls(statements: Body) -> Body:
 def inlined(call: Call) -> Body:
     """The body of the called program, on the buffers of the call."""
     program = call.program
-    return redirect(inline_calls(program.body), dict(zip(
-        (*program.operands, *program.results), call.buffers, strict=True)))
+    return redirect(
+        inline_calls(program.body),
+        dict(zip((*program.operands, *program.results), call.buffers, strict=True)),
+    )
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:
     """`program` doing something else."""
-    return LoopProgram(program.name, program.operands, program.results, body, program.scratch,
-                       program.aliases, program.dims)
+    return LoopProgram(
+        program.name,
+        program.operands,
+        program.results,
+        body,
+        program.scratch,
+        program.aliases,
+        program.dims,
+    )
 
 
 @functools.lru_cache(maxsize=2)  # of what is being rewritten

@@ -22,26 +22,46 @@ from hlo_mlc.support.errors import VerifyError
 Frame = list[int]
 Compiled = Callable[[Frame], tuple | None]
 
-_SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
-            "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-            "floordiv": "//", "floormod": "%"}
+_SYMBOLS = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "floordiv": "//",
+    "floormod": "%",
+}
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 class Compiler:
     """Turns expressions into functions of a frame; one for a whole program."""
 
-    def __init__(self, arrays: Mapping[tuple[Buffer, Var | None], np.ndarray],
-                 slots: Mapping[Var, int]) -> None:
+    def __init__(
+        self, arrays: Mapping[tuple[Buffer, Var | None], np.ndarray], slots: Mapping[Var, int]
+    ) -> None:
         """`arrays`: the memory of a buffer; with a lane variable, of one that every lane has for
         itself, the lanes being its first axis."""
         self._arrays, self._slots = arrays, slots
         self._lane: Var | None = None
         self._names: dict[str, object] = {}
 
-    def compile(self, values: Sequence[Expr], guard: Expr | None = None,
-                target: tuple[Buffer, tuple[Expr, ...]] | None = None, lane: Var | None = None,
-                where: str = "") -> Compiled:
+    def compile(
+        self,
+        values: Sequence[Expr],
+        guard: Expr | None = None,
+        target: tuple[Buffer, tuple[Expr, ...]] | None = None,
+        lane: Var | None = None,
+        where: str = "",
+    ) -> Compiled:
         """A function that gives the place in the array of `target`, then `values`; None where
         `guard` is false, and then nothing else is evaluated.  `lane` is the variable of the
         vector loop around.
@@ -67,8 +87,9 @@ class Compiler:
         exec(compile(source, "<loops>", "exec"), self._names)
         return self._names["function"]
 
-    def _emit(self, roots: Sequence[Expr], texts: dict[Expr, str], lines: list[str],
-              where: str) -> None:
+    def _emit(
+        self, roots: Sequence[Expr], texts: dict[Expr, str], lines: list[str], where: str
+    ) -> None:
         for node in walk(*roots):
             if node in texts:
                 continue
@@ -101,12 +122,18 @@ class Compiler:
     def _load(self, node: Load, name: str, texts: Mapping[Expr, str], where: str) -> list[str]:
         parts = [texts[i] for i in node.indices]
         array = self._bind(self._find(node.source, where)[0])
-        lines = [*self._check(node.source, parts, where),
-                 f"{name} = {array}[{self._place(node.source, parts, where)}]"]
+        lines = [
+            *self._check(node.source, parts, where),
+            f"{name} = {array}[{self._place(node.source, parts, where)}]",
+        ]
         if node.guard is None:
             return lines
-        return [f"if {texts[node.guard]}:", *("  " + line for line in lines),
-                "else:", f"  {name} = {texts[node.default]}"]
+        return [
+            f"if {texts[node.guard]}:",
+            *("  " + line for line in lines),
+            "else:",
+            f"  {name} = {texts[node.default]}",
+        ]
 
     def _find(self, buffer: Buffer, where: str) -> tuple[np.ndarray, bool]:
         """The array behind a buffer, and whether each lane has its own part of it."""
@@ -189,25 +216,36 @@ def _fma(x: np.float32, y: np.float32, z: np.float32) -> np.float32:
     total = product + addend
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
-    if error != 0 and math.isfinite(total) \
-            and struct.unpack("<q", struct.pack("<d", total))[0] & 1 == 0:
+    if (
+        error != 0
+        and math.isfinite(total)
+        and struct.unpack("<q", struct.pack("<d", total))[0] & 1 == 0
+    ):
         total = math.nextafter(total, math.copysign(math.inf, error))
     return np.float32(total)
 
 
 _FLOAT: dict[str, Callable[..., object]] = {
-    "max": _maximum, "min": _minimum, "larger": lambda x, y: y if y > x else x,
-    "neg": lambda x: -x, "abs": abs, "fma": _fma}
+    "max": _maximum,
+    "min": _minimum,
+    "larger": lambda x, y: y if y > x else x,
+    "neg": lambda x: -x,
+    "abs": abs,
+    "fma": _fma,
+}
 
 
 def _out_of_bounds(access: tuple[Buffer, str], indices: tuple[int, ...]) -> None:
     buffer, where = access
-    raise VerifyError(f"access outside of {buffer!r}: expected indices below "
-                      f"{buffer.shape}, got {tuple(map(int, indices))} in: {where}")
+    raise VerifyError(
+        f"access outside of {buffer!r}: expected indices below "
+        f"{buffer.shape}, got {tuple(map(int, indices))} in: {where}"
+    )
 
 
-def combine(results: Sequence[Expr], lhs: Sequence[Var],
-            rhs: Sequence[Var]) -> Callable[[Sequence, Sequence], tuple]:
+def combine(
+    results: Sequence[Expr], lhs: Sequence[Var], rhs: Sequence[Var]
+) -> Callable[[Sequence, Sequence], tuple]:
     """A combiner as a function of two tuples of values."""
     slots = {v: n for n, v in enumerate((*lhs, *rhs))}
     function = Compiler({}, slots).compile(results, where="combiner")

@@ -25,20 +25,26 @@ def check_signature(program: LoopProgram, survey: Survey) -> tuple[Buffer, ...]:
         if buffer.name in names:
             raise VerifyError(f"kernel {program.name}: two buffers are called {buffer.name}")
         names.add(buffer.name)
-    for buffers, scope in ((program.operands, "operand"), (program.results, "result"),
-                           (scratch, "scratch")):
+    for buffers, scope in (
+        (program.operands, "operand"),
+        (program.results, "result"),
+        (scratch, "scratch"),
+    ):
         for buffer in buffers:
             if buffer.scope != scope:
-                raise VerifyError(f"kernel {program.name}: expected scope {scope}, got "
-                                  f"{buffer!r}")
+                raise VerifyError(f"kernel {program.name}: expected scope {scope}, got {buffer!r}")
     for buffer, offset in program.scratch:
         if offset < 0 or offset % ARENA_ALIGNMENT:
-            raise VerifyError(f"kernel {program.name}: expected an offset that is a multiple "
-                              f"of {ARENA_ALIGNMENT}, got {offset} for {buffer!r}")
+            raise VerifyError(
+                f"kernel {program.name}: expected an offset that is a multiple "
+                f"of {ARENA_ALIGNMENT}, got {offset} for {buffer!r}"
+            )
     for result, operand in program.aliases:
         if result not in program.results or operand not in program.operands:
-            raise VerifyError(f"kernel {program.name}: expected an alias of a result and an "
-                              f"operand, got {result!r} and {operand!r}")
+            raise VerifyError(
+                f"kernel {program.name}: expected an alias of a result and an "
+                f"operand, got {result!r} and {operand!r}"
+            )
     _check_arena(program, survey)
     return visible
 
@@ -52,17 +58,21 @@ def _check_arena(program: LoopProgram, survey: Survey) -> None:
     for n, stmt in enumerate(program.body):
         begin, end, _ = survey.spans[stmt]
         used = {a.buffer for a in survey.found[begin:end]}.union(
-            *(s.buffers for s in walk((stmt,)) if isinstance(s, Call)))
+            *(s.buffers for s in walk((stmt,)) if isinstance(s, Call))
+        )
         for buffer in used & placed.keys():
             first, _ = lives.get(buffer, (n, n))
             lives[buffer] = first, n
     spans = sorted((placed[b], placed[b] + b.bytes, *life, b.name) for b, life in lives.items())
     for n, (_, end, first, last, name) in enumerate(spans):
         for _, _, begins, ends, other in itertools.takewhile(
-                lambda span, end=end: span[0] < end, spans[n + 1:]):
+            lambda span, end=end: span[0] < end, spans[n + 1 :]
+        ):
             if first <= ends and begins <= last:
-                raise VerifyError(f"kernel {program.name}: {name} and {other} share bytes "
-                                  "of the arena while both are in use")
+                raise VerifyError(
+                    f"kernel {program.name}: {name} and {other} share bytes "
+                    "of the arena while both are in use"
+                )
 
 
 def surveyed(program: LoopProgram) -> Survey:
@@ -79,10 +89,14 @@ def surveyed(program: LoopProgram) -> Survey:
 def _check_call(program: LoopProgram, call: Call) -> None:
     callee = call.program
     if callee.scratch:
-        raise VerifyError(f"kernel {program.name}: expected {callee.name} to need no scratch, got "
-                          f"{callee.scratch[0][0]!r} in `{headline(call)}`")
+        raise VerifyError(
+            f"kernel {program.name}: expected {callee.name} to need no scratch, got "
+            f"{callee.scratch[0][0]!r} in `{headline(call)}`"
+        )
     wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
     if wanted != [(b.shape, b.dtype, b.strides) for b in call.buffers]:
-        raise VerifyError(f"kernel {program.name}: expected buffers like "
-                          f"{(*callee.operands, *callee.results)}, got {call.buffers} in "
-                          f"`{headline(call)}`")
+        raise VerifyError(
+            f"kernel {program.name}: expected buffers like "
+            f"{(*callee.operands, *callee.results)}, got {call.buffers} in "
+            f"`{headline(call)}`"
+        )

@@ -41,10 +41,12 @@ def program_text(program: LoopProgram) -> str:
     lines = [f"kernel {program.name}({operands}) -> ({results})"]
     if program.dims:
         lines.append(f"{_INDENT}dims {', '.join(program.dims)}")
-    lines += [f"{_INDENT}scratch {_declaration(b)} at byte {offset}"
-              for b, offset in program.scratch]
-    lines += [f"{_INDENT}alias {result.name} = {operand.name}"
-              for result, operand in program.aliases]
+    lines += [
+        f"{_INDENT}scratch {_declaration(b)} at byte {offset}" for b, offset in program.scratch
+    ]
+    lines += [
+        f"{_INDENT}alias {result.name} = {operand.name}" for result, operand in program.aliases
+    ]
     _write(program.body, 1, lines)
     called = dict.fromkeys(s.program for s in walk_statements(program.body) if isinstance(s, Call))
     return "\n".join(lines) + "\n" + "".join("\n" + program_text(p) for p in called)
@@ -110,7 +112,7 @@ def _lines(stmt: Stmt) -> list[str]:
             lets, parts = _spelled((*stmt.indices, stmt.value, *guard))
             rank = len(stmt.indices)
             line = f"{stmt.buffer.name}[{', '.join(parts[:rank])}] = {parts[rank]}"
-            return [*lets, line + _suffix(parts[rank + 1:], " streaming" * stmt.streaming)]
+            return [*lets, line + _suffix(parts[rank + 1 :], " streaming" * stmt.streaming)]
         case Prefetch():
             lets, place = _spelled(stmt.indices)
             return [*lets, f"prefetch {stmt.buffer.name}[{', '.join(place)}] + {stmt.ahead}"]
@@ -123,9 +125,9 @@ def _lines(stmt: Stmt) -> list[str]:
             rank, count = len(stmt.indices), len(stmt.terms)
             place = f"[{', '.join(parts[:rank])}]"
             targets = ", ".join(b.name + place for b in stmt.buffers)
-            terms = ", ".join(parts[rank:rank + count])
+            terms = ", ".join(parts[rank : rank + count])
             line = f"{targets} <- {combiner_text(stmt.combiner)} {terms}"
-            return [*lets, line + _suffix(parts[rank + count:], " atomic" * stmt.atomic)]
+            return [*lets, line + _suffix(parts[rank + count :], " atomic" * stmt.atomic)]
     raise TypeError(f"not a statement: {stmt!r}")
 
 
@@ -136,8 +138,9 @@ def combiner_text(combiner: Combiner) -> str:
     lets, results = _spelled(combiner.results)
     parameters = ", ".join(f"{v.name}: {v.dtype}" for v in (*combiner.lhs, *combiner.rhs))
     body = "; ".join([*lets, ", ".join(results)])
-    identity = "" if combiner.identity is None else \
-        f" identity {', '.join(map(repr, combiner.identity))}"
+    identity = (
+        "" if combiner.identity is None else f" identity {', '.join(map(repr, combiner.identity))}"
+    )
     return f"{{({parameters}) {body}{identity}}}"
 
 

@@ -71,8 +71,10 @@ def around(access: Access) -> Box:
 
 def contains(outer: Box | None, inner: Box) -> bool:
     """Whether one box is inside of another, if that one is known."""
-    return outer is not None and all(low <= first and last <= high for (low, high), (first, last)
-                                     in zip(outer, inner, strict=True))
+    return outer is not None and all(
+        low <= first and last <= high
+        for (low, high), (first, last) in zip(outer, inner, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,24 @@ class _Nest:
         first = index.multiply(group.var, index.constant(size))
         bounds = {index.add(first, part) for part in least(inner.extent)}
         count = next((b for b in bounds if isinstance(b, Const)), None)
-        if count is None or bounds != {count, index.add(first, index.constant(size))} \
-                or -(-count.value // size) > index.bounds(group.extent)[0]:
+        if (
+            count is None
+            or bounds != {count, index.add(first, index.constant(size))}
+            or -(-count.value // size) > index.bounds(group.extent)[0]
+        ):
             return self
         number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
         place = {inner.var: index.subtract(number, first)}
-        extents = {v: build.substitute(e, place) for v, e in self.extents.items()
-                   if v not in (group.var, inner.var)}
-        one = _Nest([build.substitute(i, place) for i in self.indices],
-                    [build.substitute(f, place) for f in self.facts], {**extents, number: count})
+        extents = {
+            v: build.substitute(e, place)
+            for v, e in self.extents.items()
+            if v not in (group.var, inner.var)
+        }
+        one = _Nest(
+            [build.substitute(i, place) for i in self.indices],
+            [build.substitute(f, place) for f in self.facts],
+            {**extents, number: count},
+        )
         left = (*one.indices, *one.facts, *extents.values())
         return self if any(group.var in e.free for e in left) else one
 
@@ -125,16 +136,27 @@ class _Nest:
             found = {atom: part for atom in atoms if (part := _digit(atom, v)) is not None}
             steps, counts = zip(*sorted(found.values()), strict=True) if found else ((), ())
             others = (*self.facts, *extents.values(), *(atoms - found.keys()))
-            if not found or any(v in e.free for e in others) \
-                    or index.constant(steps[-1] * counts[-1]) != extents.get(v) \
-                    or steps != (1, *map(operator.mul, steps[:-1], counts[:-1])):
+            if (
+                not found
+                or any(v in e.free for e in others)
+                or index.constant(steps[-1] * counts[-1]) != extents.get(v)
+                or steps != (1, *map(operator.mul, steps[:-1], counts[:-1]))
+            ):
                 continue
-            digits |= {atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
-                       for atom, (step, count) in found.items()}
+            digits |= {
+                atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
+                for atom, (step, count) in found.items()
+            }
             del extents[v]
         extents |= {v: index.constant(v.extent) for v in digits.values()}
-        return _Nest([index.from_affine({digits.get(atom, atom): k for atom, k in terms.items()},
-                                        offset) for terms, offset in forms], self.facts, extents)
+        return _Nest(
+            [
+                index.from_affine({digits.get(atom, atom): k for atom, k in terms.items()}, offset)
+                for terms, offset in forms
+            ],
+            self.facts,
+            extents,
+        )
 
 
 def _digit(atom: Expr, v: Var) -> tuple[int, int] | None:
@@ -157,15 +179,21 @@ def touched(access: Access) -> Boxes | None:
     parts = [cases(condition, holds) for condition, holds in _conditions(access)]
     if None in parts or math.prod(map(len, parts)) > MOST_CASES:
         return None
-    found = [_boxes(access, [fact for facts in together for fact in facts])
-             for together in itertools.product(*parts)]
+    found = [
+        _boxes(access, [fact for facts in together for fact in facts])
+        for together in itertools.product(*parts)
+    ]
     return None if None in found else joined(found)
 
 
 def reached(access: Access) -> Boxes | None:
     """No less than what an access touches, as closely as it is seen; None where it is not."""
-    facts = [fact for condition, holds in _conditions(access)
-             for fact in of_condition(condition, holds) if not loads(fact)]
+    facts = [
+        fact
+        for condition, holds in _conditions(access)
+        for fact in of_condition(condition, holds)
+        if not loads(fact)
+    ]
     boxes = _boxes(access, facts)
     return _hull(access) if boxes is None else boxes
 
@@ -181,8 +209,14 @@ def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
     a matter of their variables, or there are too many values."""
     nest = _Nest.around(access, conditions)
     extents = nest.extents
-    facts = (*nest.facts, *(index.subtract(index.constant(1), extent) for extent in extents.values()
-                            if extent.free or index.bounds(extent)[0] < 1))
+    facts = (
+        *nest.facts,
+        *(
+            index.subtract(index.constant(1), extent)
+            for extent in extents.values()
+            if extent.free or index.bounds(extent)[0] < 1
+        ),
+    )
     axes, (merged,) = merged_axes(access.buffer.shape, (tuple(nest.indices),))
     if len(axes) < len(nest.indices):
         with contextlib.suppress(Unknown):
@@ -216,9 +250,11 @@ class _Sides:
     def _walking(self, axis: int) -> dict[Var, int]:
         """Variables whose values, all together, are a run of neighbours along an axis."""
         terms, _ = index.affine(self.indices[axis])
-        elsewhere = frozenset().union(*(i.free for n, i in enumerate(self.indices) if n != axis),
-                                      *(a.free for a in terms if not isinstance(a, Var)),
-                                      *(extent.free for extent in self.extents.values()))
+        elsewhere = frozenset().union(
+            *(i.free for n, i in enumerate(self.indices) if n != axis),
+            *(a.free for a in terms if not isinstance(a, Var)),
+            *(extent.free for extent in self.extents.values()),
+        )
         steps = {v: k for v, k in terms.items() if isinstance(v, Var)}
         if not steps.keys() <= self.extents.keys():
             raise Unknown
@@ -238,13 +274,15 @@ class _Sides:
         """Let a condition cut a side; where it is none of one axis alone, put its variables in."""
         for axis, side in enumerate(self.sides):
             for sign in (1, -1):
-                rest = index.subtract(fact, index.multiply(self.indices[axis],
-                                                           index.constant(sign)))
+                rest = index.subtract(
+                    fact, index.multiply(self.indices[axis], index.constant(sign))
+                )
                 if not fact.free.isdisjoint(side) and self._is_put_in(rest):
                     self.cuts.append((axis, sign, rest))
                     return
-        self.sides = [self._run({v: k for v, k in side.items() if v not in fact.free})
-                      for side in self.sides]
+        self.sides = [
+            self._run({v: k for v, k in side.items() if v not in fact.free}) for side in self.sides
+        ]
 
     def _is_put_in(self, e: Expr) -> bool:
         return all(e.free.isdisjoint(side) for side in self.sides)
@@ -278,8 +316,9 @@ class _Sides:
         for low, high in zip(lows, highs, strict=True):
             exist = exist & (low <= high)
         where = np.flatnonzero(np.broadcast_to(exist, count))
-        low, high = (tuple(np.broadcast_to(x, count)[where] for x in ends)
-                     for ends in (lows, highs))
+        low, high = (
+            tuple(np.broadcast_to(x, count)[where] for x in ends) for ends in (lows, highs)
+        )
         return Boxes(low, high, np.zeros(len(where), np.int64))
 
     def _put_in(self, walking: Mapping[Var, np.ndarray]) -> dict[Var, int]:

@@ -123,8 +123,10 @@ class _Checker:
             self.body(body, inner)
 
     def _fail(self, stmt: Stmt, scope: _Scope, reason: str) -> VerifyError:
-        return VerifyError(f"kernel {self.program.name}: {reason} in `{headline(stmt)}`",
-                           context=trail(scope.path, stmt))
+        return VerifyError(
+            f"kernel {self.program.name}: {reason} in `{headline(stmt)}`",
+            context=trail(scope.path, stmt),
+        )
 
     def _expressions(self, stmt: Stmt, scope: _Scope) -> None:
         """Variables and buffers exist; loads are well formed and in bounds."""
@@ -132,8 +134,9 @@ class _Checker:
             if not e.free <= scope.variables:
                 unbound = {v.name for v in e.free - scope.variables} - {*self.program.dims}
                 if unbound:
-                    raise self._fail(stmt, scope, "no loop around it defines "
-                                     f"{', '.join(sorted(unbound))}")
+                    raise self._fail(
+                        stmt, scope, f"no loop around it defines {', '.join(sorted(unbound))}"
+                    )
             for load in loads(e):
                 self._place(stmt, scope, load.source, load.indices)
 
@@ -142,13 +145,18 @@ class _Checker:
         if buffer.scope == "thread":
             self._own_part(stmt, scope, buffer, indices)
 
-    def _address(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
-                 ) -> None:
+    def _address(
+        self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
+    ) -> None:
         if buffer not in scope.buffers:
             raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
         if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
-            raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
-                             f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
+            raise self._fail(
+                stmt,
+                scope,
+                f"expected {len(buffer.shape)} indices of type index "
+                f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}",
+            )
 
     def _for(self, stmt: For, scope: _Scope) -> None:
         if stmt.extent.dtype is not INDEX or stmt.var.dtype is not INDEX:
@@ -159,13 +167,14 @@ class _Checker:
         if stmt.var.extent is not None:
             _, most = index.bounds(stmt.extent)
             if constant is not None and constant > stmt.var.extent:
-                raise self._fail(stmt, scope, f"the variable is declared to stay below "
-                                 f"{stmt.var.extent}")
+                raise self._fail(
+                    stmt, scope, f"the variable is declared to stay below {stmt.var.extent}"
+                )
             if most > stmt.var.extent:
-                self.open.append(f"{stmt.var.name} stays below {stmt.var.extent} in "
-                                 f"`{headline(stmt)}`")
-        if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL, LoopKind.TENSOR) \
-                and constant is None:
+                self.open.append(
+                    f"{stmt.var.name} stays below {stmt.var.extent} in `{headline(stmt)}`"
+                )
+        if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL, LoopKind.TENSOR) and constant is None:
             raise self._fail(stmt, scope, "expected a constant extent")
         self._uniform(stmt, stmt.extent, scope)
         if stmt.kind is LoopKind.VECTORIZE:
@@ -182,14 +191,20 @@ class _Checker:
             self._together(stmt, scope)
 
     def _tasks(self, stmt: For, scope: _Scope) -> None:
-        if any(s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
-               for s in scope.loops):
+        if any(
+            s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
+            for s in scope.loops
+        ):
             raise self._fail(stmt, scope, "tasks inside of a task or a vector")
         private = {s.buffer for s in scope.path if isinstance(s, Allocate)}
         for access in self.survey.inside(stmt).touched if private else ():
             if access.buffer in private:
-                raise self._fail(access.stmt, scope, f"a task of {stmt.var.name} uses "
-                                 f"{access.buffer!r}, which is private to the code around it")
+                raise self._fail(
+                    access.stmt,
+                    scope,
+                    f"a task of {stmt.var.name} uses "
+                    f"{access.buffer!r}, which is private to the code around it",
+                )
         self._independent(stmt, scope, reductions_are_free=False)
 
     def _threads(self, stmt: For, scope: _Scope) -> None:
@@ -200,42 +215,55 @@ class _Checker:
             raise self._fail(stmt, scope, "expected a known bound of the number of threads")
         if LoopKind.THREAD in around and not isinstance(scope.path[-1], For):
             raise self._fail(stmt, scope, "expected threads directly inside of threads")
-        if any(isinstance(s, For) and s.kind is LoopKind.THREAD for s in walk(stmt.body)) \
-                and len(stmt.body) > 1:
+        if (
+            any(isinstance(s, For) and s.kind is LoopKind.THREAD for s in walk(stmt.body))
+            and len(stmt.body) > 1
+        ):
             raise self._fail(stmt, scope, "some of its statements are for fewer threads")
         self._independent(stmt, scope, reductions_are_free=folding(stmt) is not None)
 
     def _together(self, stmt: For, scope: _Scope) -> None:
         """What the lanes of a warp do together, all of them come to, equally often."""
         threads = {s.var for s in scope.loops if s.kind is LoopKind.THREAD}
-        path = itertools.dropwhile(lambda s: not isinstance(s, For) or s.var not in threads,
-                                   scope.path)
+        path = itertools.dropwhile(
+            lambda s: not isinstance(s, For) or s.var not in threads, scope.path
+        )
         own: set[Buffer] = set()
         for around in path:
             if isinstance(around, Allocate):
                 own.add(around.buffer)
                 continue
             decides = around.extent if isinstance(around, For) else around.condition
-            if not threads.isdisjoint(decides.free) \
-                    or any(load.source in own for load in loads(decides)):
-                raise self._fail(stmt, scope, "lanes of a warp do not come to its product "
-                                 f"together: `{headline(around)}` depends on the thread")
+            if not threads.isdisjoint(decides.free) or any(
+                load.source in own for load in loads(decides)
+            ):
+                raise self._fail(
+                    stmt,
+                    scope,
+                    "lanes of a warp do not come to its product "
+                    f"together: `{headline(around)}` depends on the thread",
+                )
 
     def _by_a_thread(self, stmt: Stmt, scope: _Scope) -> None:
         """In a block that has threads, it is they that store."""
         if _around_threads(scope):
             raise self._fail(stmt, scope, "no thread of the block is said to do this")
 
-    def _own_part(self, stmt: Stmt, scope: _Scope, buffer: Buffer,
-                  indices: tuple[Expr, ...]) -> None:
+    def _own_part(
+        self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
+    ) -> None:
         """Of a buffer of scope "thread", each thread touches its own part."""
         threads = tuple(s.var for s in scope.loops if s.kind is LoopKind.THREAD)
         if not is_own_part(buffer, indices, threads):
             raise self._fail(stmt, scope, f"expected {buffer!r} to be indexed by the threads first")
 
     def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:
-        conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free,
-                           inside=self.survey.inside(stmt))
+        conflict = carried(
+            stmt,
+            self.memory,
+            reductions_are_free=reductions_are_free,
+            inside=self.survey.inside(stmt),
+        )
         if conflict is None:
             return
         if conflict.certain:
@@ -248,8 +276,9 @@ class _Checker:
         self._writable(stmt, scope, stmt.buffer)
         self._guard(stmt, scope)
         if stmt.value.dtype is not stmt.buffer.dtype:
-            raise self._fail(stmt, scope, f"expected a value of type {stmt.buffer.dtype}, got "
-                             f"{stmt.value.dtype}")
+            raise self._fail(
+                stmt, scope, f"expected a value of type {stmt.buffer.dtype}, got {stmt.value.dtype}"
+            )
 
     def _accumulate(self, stmt: Accumulate, scope: _Scope) -> None:
         self._by_a_thread(stmt, scope)
@@ -259,16 +288,24 @@ class _Checker:
         self._guard(stmt, scope)
         combiner = stmt.combiner
         wanted = [v.dtype for v in combiner.lhs]
-        for what, given in (("buffers", [b.dtype for b in stmt.buffers]),
-                            ("terms", [t.dtype for t in stmt.terms]),
-                            ("results of the combiner", [r.dtype for r in combiner.results])):
+        for what, given in (
+            ("buffers", [b.dtype for b in stmt.buffers]),
+            ("terms", [t.dtype for t in stmt.terms]),
+            ("results of the combiner", [r.dtype for r in combiner.results]),
+        ):
             if given != wanted:
                 raise self._fail(stmt, scope, f"expected {what} of types {wanted}, got {given}")
-        foreign = frozenset().union(*(r.free for r in combiner.results)) \
-            - {*combiner.lhs, *combiner.rhs}
+        foreign = frozenset().union(*(r.free for r in combiner.results)) - {
+            *combiner.lhs,
+            *combiner.rhs,
+        }
         if foreign:
-            raise self._fail(stmt, scope, f"the combiner uses {', '.join(map(str, foreign))}, "
-                             "which are not its own variables")
+            raise self._fail(
+                stmt,
+                scope,
+                f"the combiner uses {', '.join(map(str, foreign))}, "
+                "which are not its own variables",
+            )
 
     def _call(self, stmt: Call, scope: _Scope) -> None:
         self.called[stmt.program] = None
@@ -278,10 +315,14 @@ class _Checker:
                 raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
         for n, result in enumerate(stmt.buffers[count:], count):
             self._writable(stmt, scope, result)
-            for other in (*stmt.buffers[:n], *stmt.buffers[n + 1:]):
+            for other in (*stmt.buffers[:n], *stmt.buffers[n + 1 :]):
                 if self.memory.may_overlap(result, other):
-                    raise self._fail(stmt, scope, f"{result!r} and {other!r} share memory, of "
-                                     f"which {stmt.program.name} knows nothing")
+                    raise self._fail(
+                        stmt,
+                        scope,
+                        f"{result!r} and {other!r} share memory, of "
+                        f"which {stmt.program.name} knows nothing",
+                    )
 
     def _writable(self, stmt: Stmt, scope: _Scope, buffer: Buffer) -> None:
         if buffer.scope == "operand":
@@ -289,8 +330,9 @@ class _Checker:
 
     def _guard(self, stmt: Store | Accumulate, scope: _Scope) -> None:
         if stmt.guard is not None and stmt.guard.dtype is not BOOL:
-            raise self._fail(stmt, scope, f"expected a guard of type {BOOL}, got "
-                             f"{stmt.guard.dtype}")
+            raise self._fail(
+                stmt, scope, f"expected a guard of type {BOOL}, got {stmt.guard.dtype}"
+            )
 
     def _allocate(self, stmt: Allocate, scope: _Scope) -> None:
         buffer = stmt.buffer
@@ -304,8 +346,9 @@ class _Checker:
 
     def _condition(self, stmt: If | While, scope: _Scope) -> None:
         if stmt.condition.dtype is not BOOL:
-            raise self._fail(stmt, scope, f"expected a condition of type {BOOL}, got "
-                             f"{stmt.condition.dtype}")
+            raise self._fail(
+                stmt, scope, f"expected a condition of type {BOOL}, got {stmt.condition.dtype}"
+            )
         if isinstance(stmt, While) and scope.vector is not None:
             raise self._fail(stmt, scope, "a while loop inside of a vector")
         self._uniform(stmt, stmt.condition, scope)
@@ -313,16 +356,21 @@ class _Checker:
     def _uniform(self, stmt: Stmt, value: Expr, scope: _Scope) -> None:
         """Within a vector, control flow is the same for all lanes."""
         vector = scope.vector
-        if vector is not None and (vector.var in value.free or any(
-                load.source in _lane_buffers(scope) for load in loads(value))):
+        if vector is not None and (
+            vector.var in value.free
+            or any(load.source in _lane_buffers(scope) for load in loads(value))
+        ):
             raise self._fail(stmt, scope, f"control flow depends on the lane {vector.var.name}")
 
 
 def _around_threads(scope: _Scope) -> bool:
     """Whether this is in a block that has threads, and in none of them."""
     block = next((s for s in scope.loops if s.kind is LoopKind.BLOCK), None)
-    return block is not None and all(s.kind is not LoopKind.THREAD for s in scope.loops) \
+    return (
+        block is not None
+        and all(s.kind is not LoopKind.THREAD for s in scope.loops)
         and any(isinstance(s, For) and s.kind is LoopKind.THREAD for s in walk(block.body))
+    )
 
 
 def _lane_buffers(scope: _Scope) -> set[Buffer]:

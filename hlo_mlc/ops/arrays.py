@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 
-def dilated(array: np.ndarray, axis: int, dilation: int, before: int, after: int,
-            value: np.ndarray | float) -> np.ndarray:
+def dilated(
+    array: np.ndarray, axis: int, dilation: int, before: int, after: int, value: np.ndarray | float
+) -> np.ndarray:
     """`array` with `dilation - 1` times `value` between neighbours along `axis`, and with edges
     grown by `value`, or cut where negative."""
     extent = array.shape[axis]

@@ -50,8 +50,12 @@ def _two(x: list[Number], is_inverse: bool) -> list[Number]:
 def _four(x: list[Number], is_inverse: bool) -> list[Number]:
     even, odd = _two(x[0::2], is_inverse), _two(x[1::2], is_inverse)
     turned = _turned(odd[1], 1, 4, is_inverse)
-    return [_add(even[0], odd[0]), _add(even[1], turned),
-            _subtract(even[0], odd[0]), _subtract(even[1], turned)]
+    return [
+        _add(even[0], odd[0]),
+        _add(even[1], turned),
+        _subtract(even[0], odd[0]),
+        _subtract(even[1], turned),
+    ]
 
 
 _BUTTERFLIES = {2: _two, 4: _four}
@@ -95,12 +99,15 @@ def _turned(x: Number, k: int, n: int, is_inverse: bool) -> Number:
         if x.im is None:
             part = _times(x.re, cosine)
             return Number(part, _negated(part))
-        return Number(_times(apply("add", x.re, x.im), cosine),
-                      _times(apply("sub", x.im, x.re), cosine))
+        return Number(
+            _times(apply("add", x.re, x.im), cosine), _times(apply("sub", x.im, x.re), cosine)
+        )
     if x.im is None:
         return Number(_times(x.re, cosine), _times(x.re, -sine))
-    return Number(apply("add", _times(x.re, cosine), _times(x.im, sine)),
-                  apply("sub", _times(x.im, cosine), _times(x.re, sine)))
+    return Number(
+        apply("add", _times(x.re, cosine), _times(x.im, sine)),
+        apply("sub", _times(x.im, cosine), _times(x.re, sine)),
+    )
 
 
 def _add(one: Number, other: Number) -> Number:

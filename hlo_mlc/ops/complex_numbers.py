@@ -30,15 +30,27 @@ def _part(name: str, number: int) -> OpDef:
         zero = const(0.0, tensor.dtype)  # a real number is its own real part
         return Pointwise((reads[0] if number == 0 else lambda indices: zero,))
 
-    return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT, reference, lower, lambda node: "", (
-        *(f"""func.func @main(%a: tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}> {{
+    return OpDef(
+        f"stablehlo.{name}",
+        OpKind.MOVEMENT,
+        reference,
+        lower,
+        lambda node: "",
+        (
+            *(
+                f"""func.func @main(%a: tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}> {{
           %0 = stablehlo.{name} %a : (tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}>
           return %0 : tensor<3x4x{t}>
-        }}""" for t in ("f32", "f64")),
-        f"""func.func @main(%a: tensor<3x4xf32>) -> tensor<3x4xf32> {{
+        }}"""
+                for t in ("f32", "f64")
+            ),
+            f"""func.func @main(%a: tensor<3x4xf32>) -> tensor<3x4xf32> {{
           %0 = stablehlo.{name} %a : tensor<3x4xf32>
           return %0 : tensor<3x4xf32>
-        }}""",), f"{name}, StableHLO specification")
+        }}""",
+        ),
+        f"{name}, StableHLO specification",
+    )
 
 
 def _join(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -59,10 +71,20 @@ def _lower_complex(node: Node, reads: Sequence[Read]) -> Pointwise:
 DEFINITIONS: tuple[OpDef, ...] = (
     _part("real", 0),
     _part("imag", 1),
-    OpDef("stablehlo.complex", OpKind.MOVEMENT, _join, _lower_complex, lambda node: "", tuple(
-        f"""func.func @main(%a: tensor<5x{t}>, %b: tensor<5x{t}>) -> tensor<5xcomplex<{t}>> {{
+    OpDef(
+        "stablehlo.complex",
+        OpKind.MOVEMENT,
+        _join,
+        _lower_complex,
+        lambda node: "",
+        tuple(
+            f"""func.func @main(%a: tensor<5x{t}>, %b: tensor<5x{t}>) -> tensor<5xcomplex<{t}>> {{
           %0 = stablehlo.complex %a, %b : tensor<5xcomplex<{t}>>
           return %0 : tensor<5xcomplex<{t}>>
-        }}""" for t in ("f32", "f64")), "complex, StableHLO specification"),
+        }}"""
+            for t in ("f32", "f64")
+        ),
+        "complex, StableHLO specification",
+    ),
 )
 NAMES = frozenset(definition.name for definition in DEFINITIONS)

@@ -145,8 +145,13 @@ class FewBits(enum.Enum):
     NONE = "none that is known"
 
 
-_FEW_BITS = {OpKind.MOVEMENT: FewBits.SAME, OpKind.FOLD: FewBits.SAME, OpKind.UPDATE: FewBits.SAME,
-             OpKind.SORT: FewBits.SAME, OpKind.PRODUCT: FewBits.LAST}
+_FEW_BITS = {
+    OpKind.MOVEMENT: FewBits.SAME,
+    OpKind.FOLD: FewBits.SAME,
+    OpKind.UPDATE: FewBits.SAME,
+    OpKind.SORT: FewBits.SAME,
+    OpKind.PRODUCT: FewBits.LAST,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,16 @@ def chosen(condition: Expr, x: Element, y: Element) -> Element:
 
 def is_nothing(x: Element) -> bool:
     """Whether it is the constant 0."""
-    return all(isinstance(part, Const) and part.value == 0
-               for part in (x if isinstance(x, Complex) else (x,)))
+    return all(
+        isinstance(part, Const) and part.value == 0
+        for part in (x if isinstance(x, Complex) else (x,))
+    )
 
 
 def negated(x: Element) -> Element:
-    return Complex(*(apply("neg", part) for part in x)) if isinstance(x, Complex) \
-        else apply("neg", x)
+    return (
+        Complex(*(apply("neg", part) for part in x)) if isinstance(x, Complex) else apply("neg", x)
+    )
 
 
 def plus(x: Element, y: Element) -> Element:
@@ -90,8 +93,10 @@ def times(x: Element, y: Element) -> Element:
     if not isinstance(x, Complex):
         return apply("mul", x, y)
     (a, b), (c, d) = x, y
-    return Complex(apply("sub", apply("mul", a, c), apply("mul", b, d)),
-                   apply("add", apply("mul", a, d), apply("mul", b, c)))
+    return Complex(
+        apply("sub", apply("mul", a, c), apply("mul", b, d)),
+        apply("add", apply("mul", a, d), apply("mul", b, c)),
+    )
 
 
 def less_product(start: Element, x: Element, y: Element) -> Element:
@@ -102,7 +107,8 @@ def less_product(start: Element, x: Element, y: Element) -> Element:
     (a, b), (c, d) = x, y
     return Complex(
         apply("add", apply("sub", start.real, apply("mul", a, c)), apply("mul", b, d)),
-        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)))
+        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)),
+    )
 
 
 def scaled(x: Element, divisor: Expr) -> Element:
@@ -133,5 +139,6 @@ def _inverse(x: Complex) -> Complex:
     ratio = apply("div", small, large)
     below = apply("div", one, apply("add", large, apply("mul", small, ratio)))
     part = apply("mul", ratio, below)
-    return Complex(apply("select", is_wide, below, part),
-                   apply("neg", apply("select", is_wide, part, below)))
+    return Complex(
+        apply("select", is_wide, below, part), apply("neg", apply("select", is_wide, part, below))
+    )

@@ -25,10 +25,17 @@ from hlo_mlc.ops.packed_integers import packed, unpacked
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
 
 
-def _define(name: str, build: Build, examples: Sequence[str],
-            supports: Callable[[Node], str] = lambda node: "", *, cost: int = 1,
-            is_exact: bool = True, few_bits: FewBits | None = None,
-            sources: slice | None = None) -> OpDef:
+def _define(
+    name: str,
+    build: Build,
+    examples: Sequence[str],
+    supports: Callable[[Node], str] = lambda node: "",
+    *,
+    cost: int = 1,
+    is_exact: bool = True,
+    few_bits: FewBits | None = None,
+    sources: slice | None = None,
+) -> OpDef:
     def reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         elements = tuple(Var(f"x{k}", v.type.dtype) for k, v in enumerate(node.operands))
         value = evaluate(build(node, elements), dict(zip(elements, operands, strict=True)))
@@ -38,14 +45,26 @@ def _define(name: str, build: Build, examples: Sequence[str],
         ranks = [len(v.type.shape) for v in node.operands]
 
         def element(indices: Indices) -> Expr:
-            return build(node, tuple(read(indices[:rank])
-                                     for read, rank in zip(reads, ranks, strict=True)))
+            return build(
+                node, tuple(read(indices[:rank]) for read, rank in zip(reads, ranks, strict=True))
+            )
 
         return Pointwise((element,))
 
     source = f"{name.partition('.')[2]}, StableHLO or CHLO specification"
-    return OpDef(name, OpKind.ELEMENTWISE, reference, lower, supports, tuple(examples), source,
-                 cost, is_exact, few_bits, sources)
+    return OpDef(
+        name,
+        OpKind.ELEMENTWISE,
+        reference,
+        lower,
+        supports,
+        tuple(examples),
+        source,
+        cost,
+        is_exact,
+        few_bits,
+        sources,
+    )
 
 
 def _example(name: str, operands: Sequence[str], result: str, attributes: str = "") -> str:
@@ -55,7 +74,7 @@ def _example(name: str, operands: Sequence[str], result: str, attributes: str = 
     parameters = ", ".join(f"{n}: {t}" for n, t in zip(names, types[:-1], strict=True))
     return (
         f"func.func @main({parameters}) -> {types[-1]} {{\n"
-        f"  %r = \"{name}\"({', '.join(names)}) {{{attributes}}} : "
+        f'  %r = "{name}"({", ".join(names)}) {{{attributes}}} : '
         f"({', '.join(types[:-1])}) -> {types[-1]}\n"
         f"  return %r : {types[-1]}\n}}\n"
     )
@@ -76,12 +95,19 @@ def _row(name: str, op: str, types: Sequence[str], few_bits: FewBits | None = No
     scalar = OPS[op]
     to_bool = scalar.result == "bool"
     examples = [_example(name, [t] * scalar.arity, "i1" if to_bool else t) for t in types]
-    return _define(name, lambda node, elements: apply(op, *elements), examples, cost=scalar.cost,
-                   is_exact=scalar.accuracy is not Accuracy.APPROXIMATE, few_bits=few_bits)
+    return _define(
+        name,
+        lambda node, elements: apply(op, *elements),
+        examples,
+        cost=scalar.cost,
+        is_exact=scalar.accuracy is not Accuracy.APPROXIMATE,
+        few_bits=few_bits,
+    )
 
 
-def _unary(name: str, function: Callable[[Expr], Expr], types: Sequence[str],
-           result: str = "") -> OpDef:
+def _unary(
+    name: str, function: Callable[[Expr], Expr], types: Sequence[str], result: str = ""
+) -> OpDef:
     """An op of one operand that is composed of scalar ops."""
     examples = [_example(name, [t], result or t) for t in types]
     return _define(name, lambda node, elements: function(elements[0]), examples)
@@ -101,9 +127,13 @@ def _compare_examples() -> list[str]:
     wanted = [(t, k, d) for t, k in kinds.items() for d in _DIRECTIONS]
     wanted += [(t, "TOTALORDER", d) for t in _FLOAT for d in ("LT", "GE")]
     return [
-        _example("stablehlo.compare", [t, t], "i1",
-                 f"comparison_direction = #stablehlo<comparison_direction {d}>, "
-                 f"compare_type = #stablehlo<comparison_type {k}>")
+        _example(
+            "stablehlo.compare",
+            [t, t],
+            "i1",
+            f"comparison_direction = #stablehlo<comparison_direction {d}>, "
+            f"compare_type = #stablehlo<comparison_type {k}>",
+        )
         for t, k, d in wanted
     ]
 
@@ -120,8 +150,9 @@ def _convert(node: Node, elements: tuple[Expr, ...]) -> Expr:
 def _lower_convert(node: Node, reads: Sequence[Read]) -> Pointwise:
     (read,), source, result = reads, node.operands[0].type, node.results[0].type
     if result.dtype.is_packed:
-        return Pointwise((packed(unpacked(read, source, U8) if source.dtype.is_packed else read,
-                                 result),))
+        return Pointwise(
+            (packed(unpacked(read, source, U8) if source.dtype.is_packed else read, result),)
+        )
     if source.dtype.is_packed:
         return Pointwise((unpacked(read, source, result.dtype),))
     return Pointwise((lambda indices: apply("convert", read(indices), dtype=result.dtype),))
@@ -147,8 +178,9 @@ def _supports_bitcast(node: Node) -> str:
 
 def _reduce_precision(node: Node, elements: tuple[Expr, ...]) -> Expr:
     attributes = node.attributes
-    return bits.reduce_precision(elements[0], attributes["exponent_bits"],
-                                 attributes["mantissa_bits"])
+    return bits.reduce_precision(
+        elements[0], attributes["exponent_bits"], attributes["mantissa_bits"]
+    )
 
 
 def _is_infinity(value: float) -> Callable[[Expr], Expr]:
@@ -156,8 +188,10 @@ def _is_infinity(value: float) -> Callable[[Expr], Expr]:
 
 
 def _formats(name: str, pairs: Sequence[tuple[str, int, int]]) -> list[str]:
-    return [_example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
-            for t, e, m in pairs]
+    return [
+        _example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
+        for t, e, m in pairs
+    ]
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
@@ -179,8 +213,12 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("stablehlo.round_nearest_even", "round_even", _FLOAT),
     _row("stablehlo.round_nearest_afz", "round_away", _FLOAT),
     _unary("chlo.square", lambda x: apply("mul", x, x), _FLOAT),
-    _define("chlo.mulhi", lambda node, elements: bits.multiply_high(*elements),
-            [_example("chlo.mulhi", [t, t], t) for t in _INTEGER], cost=4),
+    _define(
+        "chlo.mulhi",
+        lambda node, elements: bits.multiply_high(*elements),
+        [_example("chlo.mulhi", [t, t], t) for t in _INTEGER],
+        cost=4,
+    ),
     # transcendental
     _row("stablehlo.sqrt", "sqrt", _FLOAT),
     _row("stablehlo.rsqrt", "rsqrt", _FLOAT),
@@ -221,37 +259,110 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("stablehlo.shift_right_arithmetic", "shr_arithmetic", _INTEGER, FewBits.LAST_IF_SIGNED),
     _row("stablehlo.popcnt", "popcnt", _INTEGER, FewBits.UNSIGNED),
     _row("stablehlo.count_leading_zeros", "clz", _INTEGER, FewBits.UNSIGNED),
-    _define("stablehlo.reduce_precision", _reduce_precision,
-            _formats("stablehlo.reduce_precision",
-                     (("f32", 5, 10), ("f32", 8, 7), ("f64", 8, 23), ("bf16", 4, 3),
-                      ("f16", 5, 2), ("f32", 11, 52))), cost=12),
-    _define("chlo.next_after", lambda node, elements: bits.next_after(*elements),
-            [_example("chlo.next_after", [t, t], t) for t in _FLOAT], cost=12),
+    _define(
+        "stablehlo.reduce_precision",
+        _reduce_precision,
+        _formats(
+            "stablehlo.reduce_precision",
+            (
+                ("f32", 5, 10),
+                ("f32", 8, 7),
+                ("f64", 8, 23),
+                ("bf16", 4, 3),
+                ("f16", 5, 2),
+                ("f32", 11, 52),
+            ),
+        ),
+        cost=12,
+    ),
+    _define(
+        "chlo.next_after",
+        lambda node, elements: bits.next_after(*elements),
+        [_example("chlo.next_after", [t, t], t) for t in _FLOAT],
+        cost=12,
+    ),
     # comparison and choice
     _define("stablehlo.compare", _compare, _compare_examples(), few_bits=_SAME),
     _row("stablehlo.is_finite", "is_finite", _FLOAT),
     _unary("chlo.is_inf", bits.is_infinite, _FLOAT, "i1"),
     _unary("chlo.is_pos_inf", _is_infinity(np.inf), _FLOAT, "i1"),
     _unary("chlo.is_neg_inf", _is_infinity(-np.inf), _FLOAT, "i1"),
-    _define("stablehlo.select", lambda node, elements: apply("select", *elements),
-            [_example("stablehlo.select", [p, t, t], t)
-             for p in ("i1", "tensor<i1>") for t in ("f32", "bf16", "i32", "i1")],
-            few_bits=_SAME, sources=slice(1, None)),
-    _define("stablehlo.clamp", _clamp,
-            [_example("stablehlo.clamp", [f"tensor<{t}>", t, f"tensor<{t}>"], t)
-             for t in ("f32", "bf16", "i32", "ui8")]
-            + [_example("stablehlo.clamp", ["f32"] * 3, "f32")], cost=2, few_bits=_SAME),
+    _define(
+        "stablehlo.select",
+        lambda node, elements: apply("select", *elements),
+        [
+            _example("stablehlo.select", [p, t, t], t)
+            for p in ("i1", "tensor<i1>")
+            for t in ("f32", "bf16", "i32", "i1")
+        ],
+        few_bits=_SAME,
+        sources=slice(1, None),
+    ),
+    _define(
+        "stablehlo.clamp",
+        _clamp,
+        [
+            _example("stablehlo.clamp", [f"tensor<{t}>", t, f"tensor<{t}>"], t)
+            for t in ("f32", "bf16", "i32", "ui8")
+        ]
+        + [_example("stablehlo.clamp", ["f32"] * 3, "f32")],
+        cost=2,
+        few_bits=_SAME,
+    ),
     # change of type
-    replace(_define("stablehlo.convert", _convert,
-            [_example("stablehlo.convert", [t], r) for t, r in (
-                ("f32", "i32"), ("f32", "ui8"), ("f32", "i1"), ("f32", "bf16"), ("f64", "f32"),
-                ("f64", "i64"), ("bf16", "f32"), ("f16", "i8"), ("i32", "f32"), ("i64", "i8"),
-                ("i8", "ui32"), ("ui64", "f64"), ("i1", "f32"), ("i1", "i32"), ("i32", "i1"),
-                ("f32", "f32"), ("f32", "f8E4M3FN"), ("f32", "f8E5M2"), ("f8E4M3FNUZ", "f32"),
-                ("f8E5M2", "bf16"), ("f8E3M4", "f16"), ("i4", "f32"), ("ui2", "i8"), ("i8", "i4"),
-                ("ui8", "ui2"))], _supports_convert, few_bits=_LAST), lower=_lower_convert),
-    _define("stablehlo.bitcast_convert", _bitcast,
-            [_example("stablehlo.bitcast_convert", [t], r) for t, r in (
-                ("f32", "i32"), ("ui32", "f32"), ("bf16", "i16"), ("f64", "ui64"),
-                ("i8", "ui8"))], _supports_bitcast, few_bits=FewBits.UNSIGNED),
+    replace(
+        _define(
+            "stablehlo.convert",
+            _convert,
+            [
+                _example("stablehlo.convert", [t], r)
+                for t, r in (
+                    ("f32", "i32"),
+                    ("f32", "ui8"),
+                    ("f32", "i1"),
+                    ("f32", "bf16"),
+                    ("f64", "f32"),
+                    ("f64", "i64"),
+                    ("bf16", "f32"),
+                    ("f16", "i8"),
+                    ("i32", "f32"),
+                    ("i64", "i8"),
+                    ("i8", "ui32"),
+                    ("ui64", "f64"),
+                    ("i1", "f32"),
+                    ("i1", "i32"),
+                    ("i32", "i1"),
+                    ("f32", "f32"),
+                    ("f32", "f8E4M3FN"),
+                    ("f32", "f8E5M2"),
+                    ("f8E4M3FNUZ", "f32"),
+                    ("f8E5M2", "bf16"),
+                    ("f8E3M4", "f16"),
+                    ("i4", "f32"),
+                    ("ui2", "i8"),
+                    ("i8", "i4"),
+                    ("ui8", "ui2"),
+                )
+            ],
+            _supports_convert,
+            few_bits=_LAST,
+        ),
+        lower=_lower_convert,
+    ),
+    _define(
+        "stablehlo.bitcast_convert",
+        _bitcast,
+        [
+            _example("stablehlo.bitcast_convert", [t], r)
+            for t, r in (
+                ("f32", "i32"),
+                ("ui32", "f32"),
+                ("bf16", "i16"),
+                ("f64", "ui64"),
+                ("i8", "ui8"),
+            )
+        ],
+        _supports_bitcast,
+        few_bits=FewBits.UNSIGNED,
+    ),
 )

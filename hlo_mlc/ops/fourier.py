@@ -56,8 +56,9 @@ def _reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, 
 def _lower(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     kind, lengths = node.attributes["fft_type"], tuple(node.attributes["fft_length"])
     given, result = node.operands[0].type, node.results[0].type
-    batch = given.shape[:len(given.shape) - len(lengths)]
+    batch = given.shape[: len(given.shape) - len(lengths)]
     is_complex = result.dtype.kind is Kind.COMPLEX
+
     def number(point: Indices, at: Indices) -> Number:
         place = (*point, *at)
         if given.dtype.kind is not Kind.COMPLEX:
@@ -66,23 +67,30 @@ def _lower(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
     if math.prod(lengths) > LONGEST:
         row = _row(node)
-        return Stepwise(batch, lambda point, tables: row.procedure(
-            lambda place: number(point, (place,)), tables), (row.result,), row.tables)
+        return Stepwise(
+            batch,
+            lambda point, tables: row.procedure(lambda place: number(point, (place,)), tables),
+            (row.result,),
+            row.tables,
+        )
 
     def elements(point: Indices) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
-        shape = given.shape[len(batch):]
-        values = {at: number(point, tuple(map(index.constant, at)))
-                  for at in product(*map(range, shape))}
+        shape = given.shape[len(batch) :]
+        values = {
+            at: number(point, tuple(map(index.constant, at))) for at in product(*map(range, shape))
+        }
         found = transform(values, kind, lengths)
         placed = []
-        for at in product(*map(range, result.shape[len(batch):])):
+        for at in product(*map(range, result.shape[len(batch) :])):
             place, value = (*point, *map(index.constant, at)), found[at]
             if not is_complex:
                 placed.append((place, value.re))
                 continue
             zero = const(0.0, value.re.dtype)
-            placed += [((*place, index.constant(0)), value.re),
-                       ((*place, index.constant(1)), zero if value.im is None else value.im)]
+            placed += [
+                ((*place, index.constant(0)), value.re),
+                ((*place, index.constant(1)), zero if value.im is None else value.im),
+            ]
         return (tuple(placed),)
 
     return Unrolled(batch, elements)
@@ -114,14 +122,18 @@ def transform(values: Numbers, kind: str, lengths: tuple[int, ...]) -> Numbers:
     return {at: scaled(value, scale) for at, value in values.items()}
 
 
-def _along(values: Numbers, axis: int, change: Callable[[Sequence[Number]], Sequence[Number]]
-           ) -> Numbers:
+def _along(
+    values: Numbers, axis: int, change: Callable[[Sequence[Number]], Sequence[Number]]
+) -> Numbers:
     """Every row of numbers along an axis changed."""
     rows: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Number]] = {}
     for at in sorted(values):
-        rows.setdefault((at[:axis], at[axis + 1:]), []).append(values[at])
-    return {(*before, k, *after): value for (before, after), row in rows.items()
-            for k, value in enumerate(change(row))}
+        rows.setdefault((at[:axis], at[axis + 1 :]), []).append(values[at])
+    return {
+        (*before, k, *after): value
+        for (before, after), row in rows.items()
+        for k, value in enumerate(change(row))
+    }
 
 
 def _real_of(row: Sequence[Number], length: int) -> list[Number]:
@@ -129,13 +141,15 @@ def _real_of(row: Sequence[Number], length: int) -> list[Number]:
     half = [Number(row[0].re, None), *row[1:]]
     if length % 2 == 0:
         half[length // 2] = Number(half[length // 2].re, None)
-    whole = half[:length // 2 + 1] + [
-        conjugate(half[length - k]) for k in range(length // 2 + 1, length)]
+    whole = half[: length // 2 + 1] + [
+        conjugate(half[length - k]) for k in range(length // 2 + 1, length)
+    ]
     return [Number(value.re, None) for value in dft(whole[:length], is_inverse=True)]
 
 
 def _examples() -> tuple[str, ...]:
     """Of all kinds and both types, of lengths with different factors, along one axis and two."""
+
     def one(kind: str, given: str, found: str, lengths: Sequence[int]) -> str:
         return f"""func.func @main(%a: tensor<{given}>) -> tensor<{found}> {{
           %0 = stablehlo.fft %a, type = {kind}, length = {list(lengths)} : (tensor<{given}>)
@@ -149,16 +163,32 @@ def _examples() -> tuple[str, ...]:
     def of(part: DType | str, *lengths: int) -> tuple[str, ...]:
         *outer, last = lengths
         z, half = f"complex<{part}>", (*outer, last // 2 + 1)
-        return (one("FFT", numbers(z, 3, *lengths), numbers(z, 3, *lengths), lengths),
-                one("IFFT", numbers(z, 3, *lengths), numbers(z, 3, *lengths), lengths),
-                one("RFFT", numbers(part, 3, *lengths), numbers(z, 3, *half), lengths),
-                one("IRFFT", numbers(z, 3, *half), numbers(part, 3, *lengths), lengths))
+        return (
+            one("FFT", numbers(z, 3, *lengths), numbers(z, 3, *lengths), lengths),
+            one("IFFT", numbers(z, 3, *lengths), numbers(z, 3, *lengths), lengths),
+            one("RFFT", numbers(part, 3, *lengths), numbers(z, 3, *half), lengths),
+            one("IRFFT", numbers(z, 3, *half), numbers(part, 3, *lengths), lengths),
+        )
 
-    return (*of("f32", 8), *of("f64", 12), *of("f32", 2, 5), *of("f32", 1), *of("f64", 7),
-            *of("f32", 96), *of("f64", 75))
+    return (
+        *of("f32", 8),
+        *of("f64", 12),
+        *of("f32", 2, 5),
+        *of("f32", 1),
+        *of("f64", 7),
+        *of("f32", 96),
+        *of("f64", 75),
+    )
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.fft", OpKind.SOLVE, _reference, _lower, _supports, _examples(),
-          "fft, StableHLO specification"),
+    OpDef(
+        "stablehlo.fft",
+        OpKind.SOLVE,
+        _reference,
+        _lower,
+        _supports,
+        _examples(),
+        "fft, StableHLO specification",
+    ),
 )

@@ -111,14 +111,18 @@ class Row:
         """Why it is not done in passes; empty where it is."""
         if self.numbers > LONGEST:
             return "long Fourier transforms stay with XLA's library"
-        return "" if radices(self.numbers) else \
-            "Fourier transforms of lengths with large prime factors stay with XLA's library"
+        return (
+            ""
+            if radices(self.numbers)
+            else "Fourier transforms of lengths with large prime factors stay with XLA's library"
+        )
 
     @property
     def result(self) -> Buffer:
         """The array that becomes the result."""
         shape = {"RFFT": (self.length // 2 + 1, 2), "IRFFT": (self.length,)}.get(
-            self.kind, (self.length, 2))
+            self.kind, (self.length, 2)
+        )
         return Buffer("transformed", self.dtype, shape, "stack")
 
     @property
@@ -138,7 +142,8 @@ class Row:
         angle = 2 * np.pi / whole * (turns % whole)
         sine = np.sin(angle)
         return np.stack((np.cos(angle), sine if self.is_inverse else -sine)).astype(
-            self.dtype.numpy)
+            self.dtype.numpy
+        )
 
     def procedure(self, read: Read, tables: Sequence[Table]) -> Procedure:
         """All steps; `read(k)` is the number at place k of what is given."""
@@ -159,8 +164,10 @@ class _Steps:
 
         def put_number(place: Expr, x: Number) -> list[Move]:
             x, zero = scaled(x, scale) if scale != 1 else x, const(0.0, self.row.dtype)
-            return [Put(result, (place, index.constant(0)), x.re),
-                    Put(result, (place, index.constant(1)), zero if x.im is None else x.im)]
+            return [
+                Put(result, (place, index.constant(0)), x.re),
+                Put(result, (place, index.constant(1)), zero if x.im is None else x.im),
+            ]
 
         if kind == "RFFT":
             last = self._passes(self._pairs(read) if self.row.is_halved else read)
@@ -170,13 +177,18 @@ class _Steps:
                 self._each("k", n // 2 + 1, lambda k: put_number(k, last(k)))
         elif kind == "IRFFT" and self.row.is_halved:
             self._together(read)
-            self._passes(self._reading("even"), lambda place, x: [
-                Put(result, (_plus(_times(place, 2), part),), one)
-                for part, one in enumerate(scaled(x, scale))])
+            self._passes(
+                self._reading("even"),
+                lambda place, x: [
+                    Put(result, (_plus(_times(place, 2), part),), one)
+                    for part, one in enumerate(scaled(x, scale))
+                ],
+            )
         elif kind == "IRFFT":
             self._whole(read)
-            self._passes(self._reading("even"), lambda place, x: [
-                Put(result, (place,), scaled(x, scale).re)])
+            self._passes(
+                self._reading("even"), lambda place, x: [Put(result, (place,), scaled(x, scale).re)]
+            )
         else:
             self._passes(read, put_number)
         arrays = (result, *(b for pair in self.arrays.values() for b in pair))
@@ -186,34 +198,74 @@ class _Steps:
         """From what is read to where the last pass puts it: into an array, if that is not said."""
         first, *others = radices(self.n)
         m = self.n // first
-        self._each("p", m, lambda p: self._butterfly(
-            first, lambda i: read(_plus(p, m * i)), self._putting("apart"),
-            lambda k: _plus(p, m * k), lambda k: (index.constant(k), p), self.tables[0]))
-        self._each("p", m, lambda p: self._inner("k", first, lambda k: self._putting("even")(
-            _plus(_times(p, first), k), self._reading("apart")(_plus(_times(k, m), p)))))
+        self._each(
+            "p",
+            m,
+            lambda p: self._butterfly(
+                first,
+                lambda i: read(_plus(p, m * i)),
+                self._putting("apart"),
+                lambda k: _plus(p, m * k),
+                lambda k: (index.constant(k), p),
+                self.tables[0],
+            ),
+        )
+        self._each(
+            "p",
+            m,
+            lambda p: self._inner(
+                "k",
+                first,
+                lambda k: self._putting("even")(
+                    _plus(_times(p, first), k), self._reading("apart")(_plus(_times(k, m), p))
+                ),
+            ),
+        )
         before, source, names = first, "even", ("apart", "even")
         for number, r in enumerate(others, 1):
             m //= r
             target = names[number % 2 == 0]
             putting = put if put is not None and m == 1 else self._putting(target)
-            self._pass(r, m, before, self._reading(source), putting,
-                       self.tables[number] if m > 1 else None)
+            self._pass(
+                r, m, before, self._reading(source), putting, self.tables[number] if m > 1 else None
+            )
             before, source = before * r, target
         return self._reading(source)
 
-    def _pass(self, r: int, m: int, s: int, read: Read, put: Callable[[Expr, Number], list[Move]],
-              table: Table | None) -> None:
+    def _pass(
+        self,
+        r: int,
+        m: int,
+        s: int,
+        read: Read,
+        put: Callable[[Expr, Number], list[Move]],
+        table: Table | None,
+    ) -> None:
         def at(p: Expr) -> list[Move]:
-            return self._inner("q", s, lambda q: self._butterfly(
-                r, lambda i: read(_plus(_plus(q, _times(p, s)), s * m * i)), put,
-                lambda k: _plus(_plus(q, _times(p, s * r)), s * k),
-                lambda k: (p, index.constant(k)), table))
+            return self._inner(
+                "q",
+                s,
+                lambda q: self._butterfly(
+                    r,
+                    lambda i: read(_plus(_plus(q, _times(p, s)), s * m * i)),
+                    put,
+                    lambda k: _plus(_plus(q, _times(p, s * r)), s * k),
+                    lambda k: (p, index.constant(k)),
+                    table,
+                ),
+            )
 
         self._each("p", m, at)
 
-    def _butterfly(self, r: int, read: Callable[[int], Number],
-                   put: Callable[[Expr, Number], list[Move]], place: Callable[[int], Expr],
-                   turn: Callable[[int], tuple[Expr, ...]], table: Table | None) -> list[Move]:
+    def _butterfly(
+        self,
+        r: int,
+        read: Callable[[int], Number],
+        put: Callable[[Expr, Number], list[Move]],
+        place: Callable[[int], Expr],
+        turn: Callable[[int], tuple[Expr, ...]],
+        table: Table | None,
+    ) -> list[Move]:
         found = dft([read(i) for i in range(r)], self.row.is_inverse)
         moves = []
         for k, x in enumerate(found):
@@ -240,8 +292,9 @@ class _Steps:
             even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
             odd = Number(apply("add", x.im, y.im), apply("sub", y.re, x.re))
             odd = turned(odd, self.tables[-1], (k,))
-            return put(k, scaled(Number(apply("add", even.re, odd.re),
-                                        apply("add", even.im, odd.im)), 0.5))
+            return put(
+                k, scaled(Number(apply("add", even.re, odd.re), apply("add", even.im, odd.im)), 0.5)
+            )
 
         self._each("k", h - 1, one)
 
@@ -249,8 +302,9 @@ class _Steps:
         """The spectrum of pairs, twice as large, from that of a real row."""
         h, put = self.n, self._putting("even")
         first, middle = read(index.constant(0)).re, read(index.constant(h)).re
-        self.body += put(index.constant(0), Number(apply("add", first, middle),
-                                                   apply("sub", first, middle)))
+        self.body += put(
+            index.constant(0), Number(apply("add", first, middle), apply("sub", first, middle))
+        )
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
@@ -265,14 +319,17 @@ class _Steps:
     def _whole(self, read: Read) -> None:
         """The spectrum of a real row of an odd length with the half that is not stored."""
         n, put = self.n, self._putting("even")
-        self.body += put(index.constant(0), Number(read(index.constant(0)).re,
-                                                   const(0.0, self.row.dtype)))
+        self.body += put(
+            index.constant(0), Number(read(index.constant(0)).re, const(0.0, self.row.dtype))
+        )
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
             x = read(k)
-            return [*put(k, x), *put(index.subtract(index.constant(n), k),
-                                     Number(x.re, apply("neg", x.im)))]
+            return [
+                *put(k, x),
+                *put(index.subtract(index.constant(n), k), Number(x.re, apply("neg", x.im))),
+            ]
 
         self._each("k", n // 2, one)
 
@@ -280,8 +337,10 @@ class _Steps:
 
     def _parts(self, name: str) -> tuple[Buffer, Buffer]:
         if name not in self.arrays:
-            re, im = (Buffer(f"{name}_{part}", self.row.dtype, (self.n,), "stack")
-                      for part in ("re", "im"))
+            re, im = (
+                Buffer(f"{name}_{part}", self.row.dtype, (self.n,), "stack")
+                for part in ("re", "im")
+            )
             self.arrays[name] = (re, im)
         return self.arrays[name]
 
@@ -313,8 +372,10 @@ def turned(x: Number, table: Table, at: tuple[Expr, ...]) -> Number:
     cosine, sine = (table((index.constant(part), *at)) for part in (0, 1))
     if x.im is None:
         return Number(apply("mul", x.re, cosine), apply("mul", x.re, sine))
-    return Number(apply("sub", apply("mul", x.re, cosine), apply("mul", x.im, sine)),
-                  apply("add", apply("mul", x.re, sine), apply("mul", x.im, cosine)))
+    return Number(
+        apply("sub", apply("mul", x.re, cosine), apply("mul", x.im, sine)),
+        apply("add", apply("mul", x.re, sine), apply("mul", x.im, cosine)),
+    )
 
 
 def _plus(place: Expr, more: Expr | int) -> Expr:

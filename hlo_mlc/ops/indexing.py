@@ -49,10 +49,16 @@ class Windows:
         rank = len(node.results[0].type.shape)
         dropped = (*a["collapsed_slice_dims"], *a["operand_batching_dims"])
         return Windows(
-            shape, a["slice_sizes"], tuple(d for d in range(len(shape)) if d not in dropped),
-            tuple(d for d in range(rank) if d not in a["offset_dims"]), a["offset_dims"],
-            len(index_shape), a["index_vector_dim"], a["start_index_map"],
-            tuple(zip(a["operand_batching_dims"], a["start_indices_batching_dims"], strict=True)))
+            shape,
+            a["slice_sizes"],
+            tuple(d for d in range(len(shape)) if d not in dropped),
+            tuple(d for d in range(rank) if d not in a["offset_dims"]),
+            a["offset_dims"],
+            len(index_shape),
+            a["index_vector_dim"],
+            a["start_index_map"],
+            tuple(zip(a["operand_batching_dims"], a["start_indices_batching_dims"], strict=True)),
+        )
 
     @staticmethod
     def of_scatter(node: Node) -> Windows:
@@ -63,10 +69,16 @@ class Windows:
         kept = tuple(d for d in range(len(shape)) if d not in dropped)
         sizes = dict(zip(kept, (update_shape[d] for d in window_axes), strict=True))
         return Windows(
-            shape, tuple(sizes.get(d, 1) for d in range(len(shape))), kept,
-            tuple(d for d in range(len(update_shape)) if d not in window_axes), window_axes,
-            len(index_shape), a["index_vector_dim"], a["scatter_dims_to_operand_dims"],
-            tuple(zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True)))
+            shape,
+            tuple(sizes.get(d, 1) for d in range(len(shape))),
+            kept,
+            tuple(d for d in range(len(update_shape)) if d not in window_axes),
+            window_axes,
+            len(index_shape),
+            a["index_vector_dim"],
+            a["scatter_dims_to_operand_dims"],
+            tuple(zip(a["input_batching_dims"], a["scatter_indices_batching_dims"], strict=True)),
+        )
 
     def starts(self, read: Read, indices: Indices) -> dict[int, Expr]:
         """By axis of the tensor, where the window of element `indices` is to start."""
@@ -97,8 +109,10 @@ def _gather(node: Node, reads: Sequence[Read]) -> Pointwise:
     windows = Windows.of_gather(node)
 
     def element(indices: Indices) -> Expr:
-        starts = {axis: clamped_index(e, windows.limit(axis))
-                  for axis, e in windows.starts(reads[1], indices).items()}
+        starts = {
+            axis: clamped_index(e, windows.limit(axis))
+            for axis, e in windows.starts(reads[1], indices).items()
+        }
         return reads[0](windows.place(indices, starts))
 
     return Pointwise((element,))
@@ -115,12 +129,18 @@ def _scatter(node: Node, reads: Sequence[Read]) -> Update:
 
     def guard(point: Indices) -> Expr:
         # As in XLA, and unlike the specification, a window that sticks out is dropped whole.
-        return conjunction(*(inside(e, windows.limit(axis) + 1)
-                             for axis, e in starts(point).items()))
+        return conjunction(
+            *(inside(e, windows.limit(axis) + 1) for axis, e in starts(point).items())
+        )
 
     return Update(
-        0, extents, lambda point: windows.place(point, starts(point)), reads[2], guard,
-        None if combiner.results == combiner.rhs else combiner)
+        0,
+        extents,
+        lambda point: windows.place(point, starts(point)),
+        reads[2],
+        guard,
+        None if combiner.results == combiner.rhs else combiner,
+    )
 
 
 def _supports_scatter(node: Node) -> str:
@@ -139,8 +159,10 @@ def _dynamic_update_slice(node: Node, reads: Sequence[Read]) -> Update:
     shape, extents = (v.type.shape for v in node.operands[:2])
 
     def place(point: Indices) -> Indices:
-        starts = (clamped_index(read(()), extent - size)
-                  for read, extent, size in zip(reads[2:], shape, extents, strict=True))
+        starts = (
+            clamped_index(read(()), extent - size)
+            for read, extent, size in zip(reads[2:], shape, extents, strict=True)
+        )
         return tuple(map(index.add, starts, point))
 
     return Update(0, extents, place, reads[1])
@@ -148,8 +170,10 @@ def _dynamic_update_slice(node: Node, reads: Sequence[Read]) -> Update:
 
 def _dynamic_update_slice_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     target, update, *starts = operands
-    first = [min(max(int(s), 0), extent - size)
-             for s, extent, size in zip(starts, target.shape, update.shape, strict=True)]
+    first = [
+        min(max(int(s), 0), extent - size)
+        for s, extent, size in zip(starts, target.shape, update.shape, strict=True)
+    ]
     result = target.copy()
     result[tuple(slice(f, f + size) for f, size in zip(first, update.shape, strict=True))] = update
     return (result,)
@@ -159,8 +183,9 @@ class _Execution:
     """Index expressions of a node, evaluated on its operands for all points at once."""
 
     def __init__(self, node: Node, operands: Arrays, extents: Sequence[int]) -> None:
-        self._buffers = [Buffer(f"operand{k}", v.type.dtype, v.type.shape)
-                         for k, v in enumerate(node.operands)]
+        self._buffers = [
+            Buffer(f"operand{k}", v.type.dtype, v.type.shape) for k, v in enumerate(node.operands)
+        ]
         self._arrays = dict(zip(self._buffers, operands, strict=True))
         self.point = tuple(Var(f"i{d}", INDEX, n) for d, n in enumerate(extents))
         self._env = dict(zip(self.point, np.indices(extents, sparse=True), strict=True))
@@ -207,83 +232,149 @@ def _scatter_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
 
 
 def _gather_example(operand: str, indices: str, result: str, numbers: str, sizes: str) -> str:
-    return (f"func.func @main(%a: tensor<{operand}>, %i: tensor<{indices}>) "
-            f"-> tensor<{result}> {{\n"
-            f"  %r = \"stablehlo.gather\"(%a, %i) {{dimension_numbers = "
-            f"#stablehlo.gather<{numbers}>, slice_sizes = array<i64: {sizes}>, "
-            f"indices_are_sorted = false}} : "
-            f"(tensor<{operand}>, tensor<{indices}>) -> tensor<{result}>\n"
-            f"  return %r : tensor<{result}>\n}}\n")
+    return (
+        f"func.func @main(%a: tensor<{operand}>, %i: tensor<{indices}>) "
+        f"-> tensor<{result}> {{\n"
+        f'  %r = "stablehlo.gather"(%a, %i) {{dimension_numbers = '
+        f"#stablehlo.gather<{numbers}>, slice_sizes = array<i64: {sizes}>, "
+        f"indices_are_sorted = false}} : "
+        f"(tensor<{operand}>, tensor<{indices}>) -> tensor<{result}>\n"
+        f"  return %r : tensor<{result}>\n}}\n"
+    )
 
 
-def _scatter_example(operand: str, indices: str, updates: str, numbers: str,
-                     result: str = "stablehlo.add %x, %y", unique: str = "false") -> str:
+def _scatter_example(
+    operand: str,
+    indices: str,
+    updates: str,
+    numbers: str,
+    result: str = "stablehlo.add %x, %y",
+    unique: str = "false",
+) -> str:
     element = operand.rpartition("x")[2]
-    return (f"func.func @main(%a: tensor<{operand}>, %i: tensor<{indices}>, "
-            f"%u: tensor<{updates}>) -> tensor<{operand}> {{\n"
-            f"  %r = \"stablehlo.scatter\"(%a, %i, %u) ({{\n"
-            f"  ^bb0(%x: tensor<{element}>, %y: tensor<{element}>):\n"
-            f"    %z = {result} : tensor<{element}>\n"
-            f"    stablehlo.return %z : tensor<{element}>\n"
-            f"  }}) {{scatter_dimension_numbers = #stablehlo.scatter<{numbers}>, "
-            f"indices_are_sorted = false, unique_indices = {unique}}} : "
-            f"(tensor<{operand}>, tensor<{indices}>, tensor<{updates}>) -> tensor<{operand}>\n"
-            f"  return %r : tensor<{operand}>\n}}\n")
+    return (
+        f"func.func @main(%a: tensor<{operand}>, %i: tensor<{indices}>, "
+        f"%u: tensor<{updates}>) -> tensor<{operand}> {{\n"
+        f'  %r = "stablehlo.scatter"(%a, %i, %u) ({{\n'
+        f"  ^bb0(%x: tensor<{element}>, %y: tensor<{element}>):\n"
+        f"    %z = {result} : tensor<{element}>\n"
+        f"    stablehlo.return %z : tensor<{element}>\n"
+        f"  }}) {{scatter_dimension_numbers = #stablehlo.scatter<{numbers}>, "
+        f"indices_are_sorted = false, unique_indices = {unique}}} : "
+        f"(tensor<{operand}>, tensor<{indices}>, tensor<{updates}>) -> tensor<{operand}>\n"
+        f"  return %r : tensor<{operand}>\n}}\n"
+    )
 
 
 def _update_slice_example(operand: str, update: str, start: str) -> str:
     types = f"tensor<{operand}>, tensor<{update}>, tensor<{start}>, tensor<{start}>"
-    return (f"func.func @main(%a: tensor<{operand}>, %u: tensor<{update}>, %i: tensor<{start}>, "
-            f"%j: tensor<{start}>) -> tensor<{operand}> {{\n"
-            f"  %r = stablehlo.dynamic_update_slice %a, %u, %i, %j : "
-            f"({types}) -> tensor<{operand}>\n  return %r : tensor<{operand}>\n}}\n")
+    return (
+        f"func.func @main(%a: tensor<{operand}>, %u: tensor<{update}>, %i: tensor<{start}>, "
+        f"%j: tensor<{start}>) -> tensor<{operand}> {{\n"
+        f"  %r = stablehlo.dynamic_update_slice %a, %u, %i, %j : "
+        f"({types}) -> tensor<{operand}>\n  return %r : tensor<{operand}>\n}}\n"
+    )
 
 
-_ROWS = ("offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], "
-         "index_vector_dim = 1")
-_INTO_ROWS = ("update_window_dims = [1], inserted_window_dims = [0], "
-              "scatter_dims_to_operand_dims = [0], index_vector_dim = 1")
-_INTO_PLACES = ("update_window_dims = [], inserted_window_dims = [0], "
-                "scatter_dims_to_operand_dims = [0], index_vector_dim = 1")
+_ROWS = "offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1"
+_INTO_ROWS = (
+    "update_window_dims = [1], inserted_window_dims = [0], "
+    "scatter_dims_to_operand_dims = [0], index_vector_dim = 1"
+)
+_INTO_PLACES = (
+    "update_window_dims = [], inserted_window_dims = [0], "
+    "scatter_dims_to_operand_dims = [0], index_vector_dim = 1"
+)
 _REPLACE = "stablehlo.optimization_barrier %y"
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.gather", OpKind.MOVEMENT, _gather_reference, _gather, lambda node: "", (
-        _gather_example("5x3xf32", "4x1xi32", "4x3xf32", _ROWS, "1, 3"),
-        _gather_example("5x3xbf16", "4xi64", "4x3xbf16", _ROWS, "1, 3"),
-        _gather_example("5x6xi32", "2x4xui8", "4x3x2xi32",
-                        "offset_dims = [1, 2], start_index_map = [1, 0], index_vector_dim = 0",
-                        "3, 2"),
-        _gather_example("2x3x4x2xi32", "2x2x3x2xi64", "2x2x3x2x2xi32",
-                        "offset_dims = [3, 4], collapsed_slice_dims = [1], "
-                        "operand_batching_dims = [0], start_indices_batching_dims = [1], "
-                        "start_index_map = [2, 1], index_vector_dim = 3", "1, 1, 2, 2"),
-        _gather_example("5x3xf32", "0x1xi32", "0x3xf32", _ROWS, "1, 3"),
-    ), "gather, StableHLO specification", sources=slice(1)),
-    OpDef("stablehlo.scatter", OpKind.UPDATE, _scatter_reference, _scatter, _supports_scatter, (
-        _scatter_example("5x3xf32", "6x1xi32", "6x3xf32", _INTO_ROWS),
-        _scatter_example("5x3xf32", "6xi64", "6x3xf32", _INTO_ROWS),
-        _scatter_example("7xi32", "9x1xi32", "9xi32", _INTO_PLACES, "stablehlo.multiply %x, %y"),
-        _scatter_example("7xbf16", "9x1xi32", "9xbf16", _INTO_PLACES,
-                         "stablehlo.maximum %x, %y"),
-        _scatter_example("7xi1", "3x1xui8", "3xi1", _INTO_PLACES, "stablehlo.or %x, %y"),
-        _scatter_example("9xf32", "5x1xi32", "5x4xf32",
-                         "update_window_dims = [1], scatter_dims_to_operand_dims = [0], "
-                         "index_vector_dim = 1"),
-        _scatter_example("5x6xf32", "2xi32", "2x3xf32",
-                         "update_window_dims = [0, 1], scatter_dims_to_operand_dims = [1, 0], "
-                         "index_vector_dim = 0", _REPLACE, "true"),
-        _scatter_example("2x3x4x2xi64", "2x2x3x2xi64", "2x2x3x2x2xi64",
-                         "update_window_dims = [3, 4], inserted_window_dims = [1], "
-                         "input_batching_dims = [0], scatter_indices_batching_dims = [1], "
-                         "scatter_dims_to_operand_dims = [2, 1], index_vector_dim = 3"),
-        _scatter_example("5x3xf32", "0x1xi32", "0x3xf32", _INTO_ROWS),
-    ), "scatter, StableHLO specification"),
-    OpDef("stablehlo.dynamic_update_slice", OpKind.UPDATE, _dynamic_update_slice_reference,
-          _dynamic_update_slice, lambda node: "", (
-              _update_slice_example("5x6xf32", "2x6xf32", "i32"),
-              _update_slice_example("5x6xi1", "2x3xi1", "i64"),
-              _update_slice_example("5x6xbf16", "1x3xbf16", "ui64"),
-              _update_slice_example("5x6xf32", "0x3xf32", "ui8"),
-          ), "dynamic_update_slice, StableHLO specification", sources=slice(2)),
+    OpDef(
+        "stablehlo.gather",
+        OpKind.MOVEMENT,
+        _gather_reference,
+        _gather,
+        lambda node: "",
+        (
+            _gather_example("5x3xf32", "4x1xi32", "4x3xf32", _ROWS, "1, 3"),
+            _gather_example("5x3xbf16", "4xi64", "4x3xbf16", _ROWS, "1, 3"),
+            _gather_example(
+                "5x6xi32",
+                "2x4xui8",
+                "4x3x2xi32",
+                "offset_dims = [1, 2], start_index_map = [1, 0], index_vector_dim = 0",
+                "3, 2",
+            ),
+            _gather_example(
+                "2x3x4x2xi32",
+                "2x2x3x2xi64",
+                "2x2x3x2x2xi32",
+                "offset_dims = [3, 4], collapsed_slice_dims = [1], "
+                "operand_batching_dims = [0], start_indices_batching_dims = [1], "
+                "start_index_map = [2, 1], index_vector_dim = 3",
+                "1, 1, 2, 2",
+            ),
+            _gather_example("5x3xf32", "0x1xi32", "0x3xf32", _ROWS, "1, 3"),
+        ),
+        "gather, StableHLO specification",
+        sources=slice(1),
+    ),
+    OpDef(
+        "stablehlo.scatter",
+        OpKind.UPDATE,
+        _scatter_reference,
+        _scatter,
+        _supports_scatter,
+        (
+            _scatter_example("5x3xf32", "6x1xi32", "6x3xf32", _INTO_ROWS),
+            _scatter_example("5x3xf32", "6xi64", "6x3xf32", _INTO_ROWS),
+            _scatter_example(
+                "7xi32", "9x1xi32", "9xi32", _INTO_PLACES, "stablehlo.multiply %x, %y"
+            ),
+            _scatter_example(
+                "7xbf16", "9x1xi32", "9xbf16", _INTO_PLACES, "stablehlo.maximum %x, %y"
+            ),
+            _scatter_example("7xi1", "3x1xui8", "3xi1", _INTO_PLACES, "stablehlo.or %x, %y"),
+            _scatter_example(
+                "9xf32",
+                "5x1xi32",
+                "5x4xf32",
+                "update_window_dims = [1], scatter_dims_to_operand_dims = [0], "
+                "index_vector_dim = 1",
+            ),
+            _scatter_example(
+                "5x6xf32",
+                "2xi32",
+                "2x3xf32",
+                "update_window_dims = [0, 1], scatter_dims_to_operand_dims = [1, 0], "
+                "index_vector_dim = 0",
+                _REPLACE,
+                "true",
+            ),
+            _scatter_example(
+                "2x3x4x2xi64",
+                "2x2x3x2xi64",
+                "2x2x3x2x2xi64",
+                "update_window_dims = [3, 4], inserted_window_dims = [1], "
+                "input_batching_dims = [0], scatter_indices_batching_dims = [1], "
+                "scatter_dims_to_operand_dims = [2, 1], index_vector_dim = 3",
+            ),
+            _scatter_example("5x3xf32", "0x1xi32", "0x3xf32", _INTO_ROWS),
+        ),
+        "scatter, StableHLO specification",
+    ),
+    OpDef(
+        "stablehlo.dynamic_update_slice",
+        OpKind.UPDATE,
+        _dynamic_update_slice_reference,
+        _dynamic_update_slice,
+        lambda node: "",
+        (
+            _update_slice_example("5x6xf32", "2x6xf32", "i32"),
+            _update_slice_example("5x6xi1", "2x3xi1", "i64"),
+            _update_slice_example("5x6xbf16", "1x3xbf16", "ui64"),
+            _update_slice_example("5x6xf32", "0x3xf32", "ui8"),
+        ),
+        "dynamic_update_slice, StableHLO specification",
+        sources=slice(2),
+    ),
 )

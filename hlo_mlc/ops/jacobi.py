@@ -126,8 +126,11 @@ def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> Turn:
     s.put(a, (p, p), as_element(a, apply("select", is_more, high, low)))
     s.put(a, (q, q), as_element(a, apply("select", is_more, low, high)))
     s.put(a, (q, p), as_element(a, zero))
-    return apply("select", is_more, apply("neg", sine), cosine), \
-        apply("select", is_more, cosine, sine), phase
+    return (
+        apply("select", is_more, apply("neg", sine), cosine),
+        apply("select", is_more, cosine, sine),
+        phase,
+    )
 
 
 def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
@@ -136,12 +139,17 @@ def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
     if not isinstance(x, Complex):
         return x, None
     limits, zero, one = np.finfo(s.dtype.numpy), const(0, s.dtype), const(1, s.dtype)
-    square = s.let("square", apply("add", apply("mul", x.real, x.real),
-                                   apply("mul", x.imaginary, x.imaginary)))
+    square = s.let(
+        "square", apply("add", apply("mul", x.real, x.real), apply("mul", x.imaginary, x.imaginary))
+    )
     is_none = apply("lt", square, const(float(limits.tiny / limits.eps), s.dtype))
     length = s.let("length", apply("select", is_none, zero, apply("sqrt", square)))
-    return length, Complex(*(apply("select", is_none, alone, apply("div", part, length))
-                             for part, alone in zip(x, (one, zero), strict=True)))
+    return length, Complex(
+        *(
+            apply("select", is_none, alone, apply("div", part, length))
+            for part, alone in zip(x, (one, zero), strict=True)
+        )
+    )
 
 
 def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
@@ -155,8 +163,7 @@ def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
         _turn(s, a, (i, p), (i, q), turn)
 
 
-def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], turn: Turn
-          ) -> None:
+def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], turn: Turn) -> None:
     cosine, sine, phase = turn
     x, y = s.let("x", a[one]), s.let("y", a[other] if phase is None else times(a[other], phase))
     both = [turned(*of, cosine, sine) for of in zip(parts(x), parts(y), strict=True)]

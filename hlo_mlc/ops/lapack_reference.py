@@ -13,6 +13,7 @@ from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower
 Arrays = Sequence[np.ndarray]
 Results = tuple[np.ndarray, ...]
 
+
 def _widely(function: Callable[..., Results]) -> Callable[[Node, Arrays], Results]:
     """`function` of single matrices in f64, for a batch; results as the node has them."""
 
@@ -21,8 +22,9 @@ def _widely(function: Callable[..., Results]) -> Callable[[Node, Arrays], Result
         results = [np.empty(v.type.shape, v.type.dtype.numpy) for v in node.results]
         with np.errstate(all="ignore"):
             for point in np.ndindex(batch):
-                found = function(node, *(x[point].astype(np.result_type(x, np.float64))
-                                         for x in operands))
+                found = function(
+                    node, *(x[point].astype(np.result_type(x, np.float64)) for x in operands)
+                )
                 for result, element in zip(results, found, strict=False):
                     result[point] = element
         return tuple(results)
@@ -38,7 +40,7 @@ def potrf(node: Node, a: np.ndarray) -> Results:
         pivot = (a[j, j] - lower[j, :j] @ lower[j, :j].conj()).real
         info = info or (j + 1 if pivot <= 0 else 0)
         lower[j, j] = np.sqrt(pivot)
-        lower[j + 1:, j] = (a[j + 1:, j] - lower[j + 1:, :j] @ lower[j, :j].conj()) / lower[j, j]
+        lower[j + 1 :, j] = (a[j + 1 :, j] - lower[j + 1 :, :j] @ lower[j, :j].conj()) / lower[j, j]
     return (lower if is_lower(node) else lower.conj().T), info
 
 
@@ -52,8 +54,8 @@ def getrf(node: Node, a: np.ndarray) -> Results:
         if a[k, k] == 0:
             info = info or k + 1
         else:
-            a[k + 1:, k] /= a[k, k]
-        a[k + 1:, k + 1:] -= np.outer(a[k + 1:, k], a[k, k + 1:])
+            a[k + 1 :, k] /= a[k, k]
+        a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
     return a, pivots, info
 
 
@@ -67,7 +69,7 @@ def geqrf(node: Node, a: np.ndarray) -> Results:
             factors[k] = (beta - column[0]) / beta
             vector = np.append(1, column[1:] / (column[0] - beta))
             raw[k:, k:] -= factors[k].conj() * np.outer(vector, vector.conj() @ raw[k:, k:])
-            raw[k + 1:, k] = vector[1:]
+            raw[k + 1 :, k] = vector[1:]
     return raw, factors
 
 
@@ -75,7 +77,7 @@ def geqrf(node: Node, a: np.ndarray) -> Results:
 def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
     q = np.eye(*a.shape, dtype=a.dtype)
     for k in reversed(range(len(factors))):
-        vector = np.append(np.append(np.zeros(k), 1), a[k + 1:, k])
+        vector = np.append(np.append(np.zeros(k), 1), a[k + 1 :, k])
         q -= factors[k] * np.outer(vector, vector.conj() @ q)
     return (q,)
 
@@ -84,7 +86,7 @@ def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
 def ormqr(node: Node, a: np.ndarray, factors: np.ndarray, c: np.ndarray) -> Results:
     q = np.eye(len(a))
     for k in reversed(range(len(factors))):
-        vector = np.append(np.append(np.zeros(k), 1), a[k + 1:, k])
+        vector = np.append(np.append(np.zeros(k), 1), a[k + 1 :, k])
         q -= factors[k] * np.outer(vector, vector @ q)
     given = flags(node)
     q = q.T if given.get("transpose", False) else q

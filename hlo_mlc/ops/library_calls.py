@@ -17,17 +17,32 @@ from hlo_mlc.graph.core import Attribute, Node
 _FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf")
 _REAL_FUNCTIONS = ("orgqr", "ormqr", "syevd")
 _TARGETS: Mapping[str, str] = {
-    **{f"lapack_{letter}{function}_ffi": f"lapack.{function}"
-       for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
-       for letter in letters for function in functions},
-    **{f"lapack_{letter}{function}_ffi": f"lapack.{of_reals}" for letter in "cz"
-       for function, of_reals in (("ungqr", "orgqr"), ("heevd", "syevd"))},
+    **{
+        f"lapack_{letter}{function}_ffi": f"lapack.{function}"
+        for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
+        for letter in letters
+        for function in functions
+    },
+    **{
+        f"lapack_{letter}{function}_ffi": f"lapack.{of_reals}"
+        for letter in "cz"
+        for function, of_reals in (("ungqr", "orgqr"), ("heevd", "syevd"))
+    },
 }
 # What a call may say of itself besides its options, which JAX keeps where the version of the
 # interface is not asked for.
-_KNOWN = frozenset(("call_target_name", "api_version", "backend_config", "called_computations",
-                    "has_side_effect", "operand_layouts", "result_layouts",
-                    "output_operand_aliases"))
+_KNOWN = frozenset(
+    (
+        "call_target_name",
+        "api_version",
+        "backend_config",
+        "called_computations",
+        "has_side_effect",
+        "operand_layouts",
+        "result_layouts",
+        "output_operand_aliases",
+    )
+)
 _OPTION = re.compile(r"(\w+) = (\d+) : ui8")
 _FLAG = re.compile(r"(\w+) = (true|false)")
 DIALECT = "lapack"
@@ -36,8 +51,12 @@ DIALECT = "lapack"
 def library_op(attributes: Mapping[str, Attribute]) -> str:
     """The op that a custom call with these attributes is; "" where it is none that is known."""
     named = {name for name in attributes if "." not in name}
-    if not named <= _KNOWN or attributes.get("has_side_effect") \
-            or attributes.get("backend_config") or attributes.get("called_computations"):
+    if (
+        not named <= _KNOWN
+        or attributes.get("has_side_effect")
+        or attributes.get("backend_config")
+        or attributes.get("called_computations")
+    ):
         return ""
     return _TARGETS.get(attributes.get("call_target_name", ""), "")
 

@@ -51,13 +51,20 @@ def _supports(node: Node) -> str:
         return "matrices without elements stay with LAPACK"
     if name in ("geqrf", "orgqr", "ormqr"):
         if min(rows, columns) > _LARGEST or any(
-                math.prod(value.type.shape[-2:]) > _MOST_ELEMENTS for value in _matrices(node)):
-            return f"matrices of more than {_LARGEST} columns, or of more than " \
+            math.prod(value.type.shape[-2:]) > _MOST_ELEMENTS for value in _matrices(node)
+        ):
+            return (
+                f"matrices of more than {_LARGEST} columns, or of more than "
                 f"{_MOST_ELEMENTS} elements, stay with LAPACK"
+            )
     elif name == "syevd" and rows > _LARGEST_ALONE and math.prod(matrix.shape[:-2]) == 1:
         return f"eigenvectors of one matrix of more than {_LARGEST_ALONE} rows stay with LAPACK"
-    elif name == "trsm" and is_complex(node) and rows > _LARGEST_COMPLEX_OF_STABLEHLO \
-            and not lowering.in_loops(node, TriangularSolve(node).columns(node)):
+    elif (
+        name == "trsm"
+        and is_complex(node)
+        and rows > _LARGEST_COMPLEX_OF_STABLEHLO
+        and not lowering.in_loops(node, TriangularSolve(node).columns(node))
+    ):
         return "solves of large complex matrices for many right-hand sides stay with LAPACK"
     elif max(rows, columns) > (largest := _largest(node)):
         return f"matrices larger than {largest} x {largest} stay with LAPACK"
@@ -76,61 +83,182 @@ def _matrices(node: Node) -> tuple[Value, ...]:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("lapack.potrf", OpKind.SOLVE, reference.potrf, lowering.potrf, _supports, tuple(
-        call("potrf", t, f"{t}, {numbers_of(t)}", f"uplo={uplo}")
-        for t in SQUARE for uplo in "LU") + tuple(
+    OpDef(
+        "lapack.potrf",
+        OpKind.SOLVE,
+        reference.potrf,
+        lowering.potrf,
+        _supports,
+        tuple(
+            call("potrf", t, f"{t}, {numbers_of(t)}", f"uplo={uplo}")
+            for t in SQUARE
+            for uplo in "LU"
+        )
+        + tuple(
             call("potrf", t, f"{t}, {batch}i32", f"uplo={uplo}")
-            for t, batch in COMPLEX for uplo in "LU"), "potrf, LAPACK"),
-    OpDef("lapack.getrf", OpKind.SOLVE, reference.getrf, lowering.getrf, _supports, tuple(
-        call("getrf", t, f"{t}, {numbers_of(t, steps)}, {numbers_of(t)}")
-        for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
-        + tuple(call("getrf", t, f"{t}, {batch}{steps}xi32, {batch}i32") for (t, batch), steps in
-                zip(COMPLEX, "341", strict=True)), "getrf, LAPACK"),
-    OpDef("lapack.trsm", OpKind.SOLVE, reference.trsm, lowering.trsm, _supports, solve_examples(),
-          "trsm, BLAS"),
-    OpDef("lapack.geqrf", OpKind.SOLVE, reference.geqrf, lowering.geqrf, _supports, tuple(
-        call("geqrf", t, f"{t}, {factors_of(t, steps)}")
-        for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
-        + tuple(call("geqrf", t, f"{t}, {factors}") for t, factors in (
-            ("3x4x2xcomplex<f32>", "3x2xcomplex<f32>"), ("2x3x3xcomplex<f64>", "2x3xcomplex<f64>"),
-            ("1x1xcomplex<f32>", "1xcomplex<f32>"))),
-        "geqrf, LAPACK"),
-    OpDef("lapack.orgqr", OpKind.SOLVE, reference.orgqr, lowering.orgqr, _supports, (
-        call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
-        call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
-        call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
-        call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
-        call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
-    ), "orgqr, LAPACK"),
-    OpDef("lapack.ormqr", OpKind.SOLVE, reference.ormqr, lowering.ormqr, _supports, (
-        *(call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",
-                f"left=true transpose={t}") for t in ("true", "false")),
-        *(call("ormqr", "4x5x3xf64, 4x3xf64, 4x2x5xf64", "4x2x5xf64",
-                f"left=false transpose={t}") for t in ("true", "false")),
-        call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32",
-              "left=true transpose=true"),
-    ), "ormqr, LAPACK"),
-    OpDef("lapack.syevd", OpKind.SOLVE, reference.syevd, lowering.syevd, _supports, tuple(
-        call("syevd", t, f"{t}, {factors_of(t, t[-5])}, {numbers_of(t)}", f"mode=V uplo={uplo}")
-        for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32", "3x5x5xf64", "2x8x8xf32")
-        for uplo in "LU") + tuple(
-            call("heevd", f"{t}xcomplex<f{bits}>", f"{t}xcomplex<f{bits}>, {values}xf{bits}, "
-                 f"{batch}i32", f"mode=V uplo={uplo}")
-            for t, bits, values, batch in (("5x3x3", 32, "5x3", "5x"), ("2x4x4", 64, "2x4", "2x"),
-                                           ("1x1", 32, "1", "")) for uplo in "LU"),
-        "syevd, LAPACK"),
-    OpDef("stablehlo.cholesky", OpKind.SOLVE, reference.potrf, lowering.potrf, _supports, (
-        in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
-        in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
-        *(in_stablehlo("cholesky", "5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>", f"lower = {lower}")
-          for lower in ("true", "false")),
-    ), "cholesky, StableHLO specification"),
-    OpDef("stablehlo.triangular_solve", OpKind.SOLVE, reference.trsm, lowering.trsm, _supports, (
-        *(in_stablehlo("triangular_solve", f"4x3x3x{t}, 4x3x3x{t}", f"4x3x3x{t}",
-                       f"left_side = {left}, lower = {lower}, unit_diagonal = {unit}, "
-                       f"transpose_a = #stablehlo<transpose {transpose}>")
-          for t in ("f32", "complex<f32>") for left, lower, unit, transpose in (
-              ("true", "true", "false", "NO_TRANSPOSE"), ("false", "true", "true", "TRANSPOSE"),
-              ("true", "false", "false", "ADJOINT"), ("false", "false", "true", "NO_TRANSPOSE"))),
-    ), "triangular_solve, StableHLO specification"),
+            for t, batch in COMPLEX
+            for uplo in "LU"
+        ),
+        "potrf, LAPACK",
+    ),
+    OpDef(
+        "lapack.getrf",
+        OpKind.SOLVE,
+        reference.getrf,
+        lowering.getrf,
+        _supports,
+        tuple(
+            call("getrf", t, f"{t}, {numbers_of(t, steps)}, {numbers_of(t)}")
+            for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))
+        )
+        + tuple(
+            call("getrf", t, f"{t}, {batch}{steps}xi32, {batch}i32")
+            for (t, batch), steps in zip(COMPLEX, "341", strict=True)
+        ),
+        "getrf, LAPACK",
+    ),
+    OpDef(
+        "lapack.trsm",
+        OpKind.SOLVE,
+        reference.trsm,
+        lowering.trsm,
+        _supports,
+        solve_examples(),
+        "trsm, BLAS",
+    ),
+    OpDef(
+        "lapack.geqrf",
+        OpKind.SOLVE,
+        reference.geqrf,
+        lowering.geqrf,
+        _supports,
+        tuple(
+            call("geqrf", t, f"{t}, {factors_of(t, steps)}")
+            for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))
+        )
+        + tuple(
+            call("geqrf", t, f"{t}, {factors}")
+            for t, factors in (
+                ("3x4x2xcomplex<f32>", "3x2xcomplex<f32>"),
+                ("2x3x3xcomplex<f64>", "2x3xcomplex<f64>"),
+                ("1x1xcomplex<f32>", "1xcomplex<f32>"),
+            )
+        ),
+        "geqrf, LAPACK",
+    ),
+    OpDef(
+        "lapack.orgqr",
+        OpKind.SOLVE,
+        reference.orgqr,
+        lowering.orgqr,
+        _supports,
+        (
+            call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
+            call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
+            call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
+            call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
+            call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
+        ),
+        "orgqr, LAPACK",
+    ),
+    OpDef(
+        "lapack.ormqr",
+        OpKind.SOLVE,
+        reference.ormqr,
+        lowering.ormqr,
+        _supports,
+        (
+            *(
+                call(
+                    "ormqr",
+                    "7x5x3xf32, 7x3xf32, 7x5x2xf32",
+                    "7x5x2xf32",
+                    f"left=true transpose={t}",
+                )
+                for t in ("true", "false")
+            ),
+            *(
+                call(
+                    "ormqr",
+                    "4x5x3xf64, 4x3xf64, 4x2x5xf64",
+                    "4x2x5xf64",
+                    f"left=false transpose={t}",
+                )
+                for t in ("true", "false")
+            ),
+            call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32", "left=true transpose=true"),
+        ),
+        "ormqr, LAPACK",
+    ),
+    OpDef(
+        "lapack.syevd",
+        OpKind.SOLVE,
+        reference.syevd,
+        lowering.syevd,
+        _supports,
+        tuple(
+            call("syevd", t, f"{t}, {factors_of(t, t[-5])}, {numbers_of(t)}", f"mode=V uplo={uplo}")
+            for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32", "3x5x5xf64", "2x8x8xf32")
+            for uplo in "LU"
+        )
+        + tuple(
+            call(
+                "heevd",
+                f"{t}xcomplex<f{bits}>",
+                f"{t}xcomplex<f{bits}>, {values}xf{bits}, {batch}i32",
+                f"mode=V uplo={uplo}",
+            )
+            for t, bits, values, batch in (
+                ("5x3x3", 32, "5x3", "5x"),
+                ("2x4x4", 64, "2x4", "2x"),
+                ("1x1", 32, "1", ""),
+            )
+            for uplo in "LU"
+        ),
+        "syevd, LAPACK",
+    ),
+    OpDef(
+        "stablehlo.cholesky",
+        OpKind.SOLVE,
+        reference.potrf,
+        lowering.potrf,
+        _supports,
+        (
+            in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
+            in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
+            *(
+                in_stablehlo(
+                    "cholesky", "5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>", f"lower = {lower}"
+                )
+                for lower in ("true", "false")
+            ),
+        ),
+        "cholesky, StableHLO specification",
+    ),
+    OpDef(
+        "stablehlo.triangular_solve",
+        OpKind.SOLVE,
+        reference.trsm,
+        lowering.trsm,
+        _supports,
+        (
+            *(
+                in_stablehlo(
+                    "triangular_solve",
+                    f"4x3x3x{t}, 4x3x3x{t}",
+                    f"4x3x3x{t}",
+                    f"left_side = {left}, lower = {lower}, unit_diagonal = {unit}, "
+                    f"transpose_a = #stablehlo<transpose {transpose}>",
+                )
+                for t in ("f32", "complex<f32>")
+                for left, lower, unit, transpose in (
+                    ("true", "true", "false", "NO_TRANSPOSE"),
+                    ("false", "true", "true", "TRANSPOSE"),
+                    ("true", "false", "false", "ADJOINT"),
+                    ("false", "false", "true", "NO_TRANSPOSE"),
+                )
+            ),
+        ),
+        "triangular_solve, StableHLO specification",
+    ),
 )

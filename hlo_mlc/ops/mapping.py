@@ -44,12 +44,26 @@ func.func @main(%a: {tensor}, %b: {tensor}) -> {tensor} {{
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.map", OpKind.ELEMENTWISE, _reference, _lower,
-          lambda node: supports_scalar_graph(node.regions[0]), (
-        _example("3x4", "f32", "0, 1", "%c = stablehlo.constant dense<1.5> : tensor<f32>",
-                 "%m = stablehlo.maximum %x, %c : tensor<f32>",
-                 "%z = stablehlo.subtract %m, %y : tensor<f32>"),
-        _example("5", "i64", "0", "%z = stablehlo.multiply %x, %y : tensor<i64>"),
-        _example("7", "i32", "0", "%z = stablehlo.maximum %y, %x : tensor<i32>"),
-    ), "map, StableHLO specification", cost=2, is_exact=True),
+    OpDef(
+        "stablehlo.map",
+        OpKind.ELEMENTWISE,
+        _reference,
+        _lower,
+        lambda node: supports_scalar_graph(node.regions[0]),
+        (
+            _example(
+                "3x4",
+                "f32",
+                "0, 1",
+                "%c = stablehlo.constant dense<1.5> : tensor<f32>",
+                "%m = stablehlo.maximum %x, %c : tensor<f32>",
+                "%z = stablehlo.subtract %m, %y : tensor<f32>",
+            ),
+            _example("5", "i64", "0", "%z = stablehlo.multiply %x, %y : tensor<i64>"),
+            _example("7", "i32", "0", "%z = stablehlo.maximum %y, %x : tensor<i32>"),
+        ),
+        "map, StableHLO specification",
+        cost=2,
+        is_exact=True,
+    ),
 )

@@ -23,10 +23,23 @@ from hlo_mlc.ops.steps import Array, Steps
 # through in loops.  First calls grow with the cube of what is written out: LU of 8 square takes
 # 0.4 s so, and 0.2 in loops, where jax.jit's takes 0.2; but a solve that is written out is one
 # kernel, and takes half of the time.
-_WRITTEN_OUT: Mapping[str, int] = {"potrf": 8, "trsm": 8, "getrf": 8, "geqrf": 4, "orgqr": 4,
-                                   "ormqr": 4, "syevd": 4}
-_WRITTEN_OUT_COMPLEX: Mapping[str, int] = {"potrf": 4, "trsm": 5, "getrf": 5, "geqrf": 2,
-                                           "orgqr": 2, "syevd": 0}
+_WRITTEN_OUT: Mapping[str, int] = {
+    "potrf": 8,
+    "trsm": 8,
+    "getrf": 8,
+    "geqrf": 4,
+    "orgqr": 4,
+    "ormqr": 4,
+    "syevd": 4,
+}
+_WRITTEN_OUT_COMPLEX: Mapping[str, int] = {
+    "potrf": 4,
+    "trsm": 5,
+    "getrf": 5,
+    "geqrf": 2,
+    "orgqr": 2,
+    "syevd": 0,
+}
 # Right-hand sides of a matrix in loops: all are in the first cache.
 _MOST_COLUMNS = 32
 # Right-hand sides that are written out with the matrix, and the steps of all.
@@ -49,34 +62,44 @@ def in_loops(node: Node, columns: int) -> bool:
     """Whether a triangular solve for so many right-hand sides may be a procedure: those of one
     matrix, which reads them side by side, are in lanes of their own, and so are many."""
     several = math.prod(node.operands[0].type.shape[:-2]) != 1
-    return node.op == "lapack.trsm" and columns <= _MOST_COLUMNS and (
-        several or (is_complex(node) and _is_rolled(node)))
+    return (
+        node.op == "lapack.trsm"
+        and columns <= _MOST_COLUMNS
+        and (several or (is_complex(node) and _is_rolled(node)))
+    )
 
 
 def _matrix(read: Read, point: Indices, shape: Sequence[int]) -> Matrix:
     """The elements of the matrix at a point of the batch."""
-    return [[read((*point, index.constant(i), index.constant(j))) for j in range(shape[-1])]
-            for i in range(shape[-2])]
+    return [
+        [read((*point, index.constant(i), index.constant(j))) for j in range(shape[-1])]
+        for i in range(shape[-2])
+    ]
 
 
 def _elements(node: Node, reads: Sequence[Read]) -> list[Read | Callable[[Indices], Element]]:
     """How to read the operands, complex ones as two parts."""
+
     def both(read: Read) -> Callable[[Indices], Complex]:
         return lambda indices: Complex(*(read((*indices, index.constant(k))) for k in (0, 1)))
 
-    return [both(read) if value.type.dtype.kind is Kind.COMPLEX else read
-            for value, read in zip(node.operands, reads, strict=True)]
+    return [
+        both(read) if value.type.dtype.kind is Kind.COMPLEX else read
+        for value, read in zip(node.operands, reads, strict=True)
+    ]
 
 
 def _vector(read: Read, point: Indices, length: int) -> list[Expr]:
     return [read((*point, index.constant(i))) for i in range(length)]
 
 
-def _each_matrix(node: Node, compute: Callable[[Indices], Sequence[Matrix | list | Expr]]
-                 ) -> Unrolled:
+def _each_matrix(
+    node: Node, compute: Callable[[Indices], Sequence[Matrix | list | Expr]]
+) -> Unrolled:
     """Results that are matrices, vectors or numbers for each matrix of the batch."""
-    return Unrolled(node.operands[0].type.shape[:-2],
-                    lambda point: _placed(node, point, compute(point)))
+    return Unrolled(
+        node.operands[0].type.shape[:-2], lambda point: _placed(node, point, compute(point))
+    )
 
 
 def _in_parts(place: Indices, element: Element) -> list[tuple[Indices, Expr]]:
@@ -86,13 +109,14 @@ def _in_parts(place: Indices, element: Element) -> list[tuple[Indices, Expr]]:
     return [((*place, index.constant(k)), part) for k, part in enumerate(element)]
 
 
-def _placed(node: Node, point: Indices, results: Sequence[Matrix | list | Expr]
-            ) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
+def _placed(
+    node: Node, point: Indices, results: Sequence[Matrix | list | Expr]
+) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
     """The elements of each result at a point of the batch, with their places."""
     found = []
     for value, result in zip(node.results, results, strict=True):
         placed = []
-        for at in product(*map(range, value.type.shape[len(point):])):
+        for at in product(*map(range, value.type.shape[len(point) :])):
             element = result
             for i in at:
                 element = element[i]
@@ -106,6 +130,7 @@ def potrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, reads_lower = node.operands[0].type.shape, is_lower(node)
     (read,) = _elements(node, reads)
     if _is_rolled(node):
+
         def write(s: Steps, point: Indices) -> Sequence[Array]:
             # A factor that is upper is that of the conjugates, on its side.
             a = rolled.filled(s, "factor_of", _at(read, point), *shape[-2:])
@@ -119,7 +144,7 @@ def potrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
         a = _matrix(read, point, shape)
         factor, info = small_matrices.cholesky(a if reads_lower else adjoint(a))
         factor = factor if reads_lower else adjoint(factor)
-        return (factor, info)[:len(node.results)]
+        return (factor, info)[: len(node.results)]
 
     return _each_matrix(node, compute)
 
@@ -134,8 +159,11 @@ def _stepwise(node: Node, write: Callable[[Steps, Indices], Sequence[Array]]) ->
         return steps, write(steps, point)
 
     _, results = written(tuple(index.constant(0) for _ in extents))
-    return Stepwise(extents, lambda point, tables: written(point)[0].procedure(),
-                    tuple(array.buffer for array in results))
+    return Stepwise(
+        extents,
+        lambda point, tables: written(point)[0].procedure(),
+        tuple(array.buffer for array in results),
+    )
 
 
 def _at(read: Read | Callable[[Indices], Element], point: Indices) -> Callable[..., Element]:
@@ -147,6 +175,7 @@ def getrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape = node.operands[0].type.shape
     (read,) = _elements(node, reads)
     if _is_rolled(node):
+
         def write(s: Steps, point: Indices) -> Sequence[Array]:
             a = rolled.filled(s, "lu", _at(read, point), *shape[-2:])
             pivots, info = s.integers("pivots", min(shape[-2:])), s.integers("info")
@@ -161,6 +190,7 @@ def geqrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape = node.operands[0].type.shape
     (read,) = _elements(node, reads)
     if _is_rolled(node):
+
         def write(s: Steps, point: Indices) -> Sequence[Array]:
             a = rolled.filled(s, "qr", _at(read, point), *shape[-2:])
             factors = s.array("factors", min(shape[-2:]))
@@ -175,6 +205,7 @@ def orgqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, count = (v.type.shape for v in node.operands)
     matrix, vector = _elements(node, reads)
     if _is_rolled(node):
+
         def write(s: Steps, point: Indices) -> Sequence[Array]:
             q = s.array("q", *shape[-2:])
             rolled.q_of(s, q, _at(matrix, point), _at(vector, point), count[-1])
@@ -194,13 +225,26 @@ def ormqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     given = flags(node)
     is_left, transpose = given.get("left", False), given.get("transpose", False)
     if _is_rolled(node):
+
         def write(s: Steps, point: Indices) -> Sequence[Array]:
             # c Q is (Q^T c^T)^T
             c = rolled.filled(s, "product", _at(reads[2], point), *product[-2:])
-            at, rows, columns = (rolled.upright, *product[-2:]) if is_left \
+            at, rows, columns = (
+                (rolled.upright, *product[-2:])
+                if is_left
                 else (rolled.on_its_side, *product[:-3:-1])
-            rolled.times_q(s, c, at, columns, _at(reads[0], point), _at(reads[1], point),
-                           count[-1], rows, transpose=transpose == is_left)
+            )
+            rolled.times_q(
+                s,
+                c,
+                at,
+                columns,
+                _at(reads[0], point),
+                _at(reads[1], point),
+                count[-1],
+                rows,
+                transpose=transpose == is_left,
+            )
             return (c,)
 
         return _stepwise(node, write)
@@ -228,14 +272,16 @@ def syevd(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
     if not _is_rolled(node):
         # Without vectors, nothing is said of what is in their place.
-        return _each_matrix(node, lambda point: (
-            *small_matrices.eigh(matrix(point)), const(0, I32)))
+        return _each_matrix(
+            node, lambda point: (*small_matrices.eigh(matrix(point)), const(0, I32))
+        )
     has_vectors = options(node).get("mode") != "N"
 
     def write(s: Steps, point: Indices) -> Sequence[Array]:
         read = _at(element, point)
-        a = rolled.filled(s, "hermitian", read if reads_lower else lambda i, j: conjugate(
-            read(j, i)), size, size)
+        a = rolled.filled(
+            s, "hermitian", read if reads_lower else lambda i, j: conjugate(read(j, i)), size, size
+        )
         values, info = s.real("values", size), s.integers("info")
         rows = s.array("rows", size, size) if has_vectors else None
         jacobi.eigh(s, a, values, rows, jacobi.sweeps(size, s.dtype))
@@ -257,8 +303,9 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     steps = size * size * columns * (4 if is_complex(node) else 1)
     is_short = not _is_rolled(node) and columns <= _MOST_WRITTEN_OUT and steps <= _MOST_STEPS
     if in_loops(node, columns) and not is_short:
-        return _stepwise(node, lambda s, point: _solved_in_steps(
-            node, s, _at(left, point), _at(right, point)))
+        return _stepwise(
+            node, lambda s, point: _solved_in_steps(node, s, _at(left, point), _at(right, point))
+        )
 
     def at(column: Expr, row: Expr) -> Indices:
         return (row, column) if solve.is_left else (column, row)
@@ -269,10 +316,15 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
             a = transposed(adjoint(a))
         rows = [index.constant(i) for i in range(size)]
         b = [[right((*point, *at(j, i))) for j in numbers] for i in rows]
-        x = small_matrices.solve_triangular(transposed(a) if turned else a, b, lower=is_lower,
-                                            unit=solve.is_unit)
-        return tuple(placed for k, i in enumerate(rows) for n, j in enumerate(numbers)
-                     for placed in _in_parts((*point, *at(j, i)), x[k][n]))
+        x = small_matrices.solve_triangular(
+            transposed(a) if turned else a, b, lower=is_lower, unit=solve.is_unit
+        )
+        return tuple(
+            placed
+            for k, i in enumerate(rows)
+            for n, j in enumerate(numbers)
+            for placed in _in_parts((*point, *at(j, i)), x[k][n])
+        )
 
     if not is_short or math.prod(batch) == 1:
         return Unrolled((*batch, columns), lambda point: (solved(point[:-1], point[-1:]),))
@@ -280,8 +332,9 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     return Unrolled(batch, lambda point: (solved(point, every),))
 
 
-def _solved_in_steps(node: Node, s: Steps, a: Callable[..., Element], b: Callable[..., Element]
-                     ) -> Sequence[Array]:
+def _solved_in_steps(
+    node: Node, s: Steps, a: Callable[..., Element], b: Callable[..., Element]
+) -> Sequence[Array]:
     solve, shape = TriangularSolve(node), node.operands[1].type.shape
     turned = solve.is_transposed == solve.is_left
     x = rolled.filled(s, "x", b, *shape[-2:])
@@ -291,7 +344,13 @@ def _solved_in_steps(node: Node, s: Steps, a: Callable[..., Element], b: Callabl
         return conjugate(element) if solve.is_adjoint else element
 
     rolled.solve_triangular(
-        s, factor, x, rolled.upright if solve.is_left else rolled.on_its_side,
-        node.operands[0].type.shape[-1], solve.columns(node), lower=solve.is_lower != turned,
-        unit=solve.is_unit)
+        s,
+        factor,
+        x,
+        rolled.upright if solve.is_left else rolled.on_its_side,
+        node.operands[0].type.shape[-1],
+        solve.columns(node),
+        lower=solve.is_lower != turned,
+        unit=solve.is_unit,
+    )
     return (x,)

@@ -68,14 +68,15 @@ def _element(tensor: TensorType, indices: Indices, lane: int) -> tuple[Indices, 
     """The indices of an element in a byte, past the end those of the last one; and whether it is
     there."""
     *outer, byte = indices
-    flat = index.add(index.multiply(byte, index.constant(8 // tensor.dtype.bits)),
-                     index.constant(lane))
+    flat = index.add(
+        index.multiply(byte, index.constant(8 // tensor.dtype.bits)), index.constant(lane)
+    )
     if _has_whole_rows(tensor):
         return (*outer, flat), TRUE
     last, found = index.constant(tensor.size - 1), []
     is_there, flat = index.compare("le", flat, last), index.minimum(flat, last)
     for position, extent in enumerate(tensor.shape):
-        inner = math.prod(tensor.shape[position + 1:])
+        inner = math.prod(tensor.shape[position + 1 :])
         found.append(index.floormod(index.floordiv(flat, inner), extent))
     return tuple(found), is_there
 

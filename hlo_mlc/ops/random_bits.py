@@ -41,8 +41,10 @@ def _xor(x: Expr, y: Expr) -> Expr:
 
 def _halves(x: Expr) -> Words:
     """The low and the high word."""
-    return (apply("convert", x, dtype=U32),
-            apply("convert", apply("shr_logical", x, const(32, U64)), dtype=U32))
+    return (
+        apply("convert", x, dtype=U32),
+        apply("convert", apply("shr_logical", x, const(32, U64)), dtype=U32),
+    )
 
 
 def _joined(low: Expr, high: Expr) -> Expr:
@@ -56,8 +58,11 @@ def _threefry(key: Words, counter: Words) -> Words:
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
             x = _add(x, y)
-            turned = apply("or", apply("shl", y, _word(rotation)),
-                           apply("shr_logical", y, _word(32 - rotation)))
+            turned = apply(
+                "or",
+                apply("shl", y, _word(rotation)),
+                apply("shr_logical", y, _word(32 - rotation)),
+            )
             y = _xor(turned, x)
         x = _add(x, keys[(group + 1) % 3])
         y = _add(y, _add(keys[(group + 2) % 3], _word(group + 1)))
@@ -66,14 +71,16 @@ def _threefry(key: Words, counter: Words) -> Words:
 
 def _philox(key: Words, counter: Words) -> Words:
     for turn in range(10):
-        keys = [_add(k, _word(turn * step & 0xFFFFFFFF))
-                for k, step in zip(key, _STEPS, strict=True)]
+        keys = [
+            _add(k, _word(turn * step & 0xFFFFFFFF)) for k, step in zip(key, _STEPS, strict=True)
+        ]
         first, second = (_word(m) for m in _MULTIPLIERS)
         counter = (
             _xor(_xor(apply("mul_high", counter[2], second), counter[1]), keys[0]),
             apply("mul", counter[2], second),
             _xor(_xor(apply("mul_high", counter[0], first), counter[3]), keys[1]),
-            apply("mul", counter[0], first))
+            apply("mul", counter[0], first),
+        )
     return counter
 
 
@@ -123,7 +130,8 @@ def _parted(place: Expr, count: int) -> tuple[Expr, Expr]:
     """Which group of so many a place is in, and where."""
     size = index.constant(count)
     return index.floordiv(place, count), index.subtract(
-        place, index.multiply(index.floordiv(place, count), size))
+        place, index.multiply(index.floordiv(place, count), size)
+    )
 
 
 def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
@@ -134,8 +142,8 @@ def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
         if not wide and shape:
             axis = _split_axis(shape)
             group, half = _parted(indices[axis], 2)
-            shape = (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1:])
-            indices = (*indices[:axis], group, *indices[axis + 1:])
+            shape = (*shape[:axis], (shape[axis] + 1) // 2, *shape[axis + 1 :])
+            indices = (*indices[:axis], group, *indices[axis + 1 :])
         words = _threefry(_halves(key), _halves(_count(start, _flat(shape, indices))))
         found = _joined(*words) if wide else _chosen(half, words)
     else:
@@ -194,10 +202,26 @@ func.func @main(%s: tensor<2xui64>) -> (tensor<2xui64>, tensor<{result}>) {{
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.rng_bit_generator", OpKind.SOLVE, _reference, _lower, _supports, tuple(
-        _example(algorithm, result)
-        for algorithm in ("THREE_FRY", "PHILOX", "DEFAULT")
-        for result in ("7xui32", "3x5xui32", "5x3xui64", "4x6xui32", "3x3xui8", "3x2x5xui16",
-                       "9xui64")
-    ), "rng_bit_generator, StableHLO specification", cost=100),
+    OpDef(
+        "stablehlo.rng_bit_generator",
+        OpKind.SOLVE,
+        _reference,
+        _lower,
+        _supports,
+        tuple(
+            _example(algorithm, result)
+            for algorithm in ("THREE_FRY", "PHILOX", "DEFAULT")
+            for result in (
+                "7xui32",
+                "3x5xui32",
+                "5x3xui64",
+                "4x6xui32",
+                "3x3xui8",
+                "3x2x5xui16",
+                "9xui64",
+            )
+        ),
+        "rng_bit_generator, StableHLO specification",
+        cost=100,
+    ),
 )

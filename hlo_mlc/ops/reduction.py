@@ -50,46 +50,69 @@ def _halves(items: Sequence) -> tuple[Sequence, Sequence]:
     return items[:half], items[half:]
 
 
-def _fold(node: Node, reads: Sequence[Read], extents: tuple[int, ...],
-          element: Callable[[Indices, Indices], tuple[Indices, Expr]], *,
-          may_lack: bool = False) -> Fold:
+def _fold(
+    node: Node,
+    reads: Sequence[Read],
+    extents: tuple[int, ...],
+    element: Callable[[Indices, Indices], tuple[Indices, Expr]],
+    *,
+    may_lack: bool = False,
+) -> Fold:
     """`element(indices, reduced)` is the place of what is folded, and the guard under which it is
     there: if it `may_lack` nothing is folded instead, as XLA does; the specification would fold
     one initial value more, which is another result where that is not neutral."""
     combiner = _combiner(node)
     tensors, starts = _halves(reads)
     dtypes = [v.dtype for v in combiner.lhs]
-    initial = tuple(apply("convert", read(()), dtype=t)
-                    for read, t in zip(starts, dtypes, strict=True))
+    initial = tuple(
+        apply("convert", read(()), dtype=t) for read, t in zip(starts, dtypes, strict=True)
+    )
     # What stands for what is not there: neutral values, or initial ones where their number does not
     # matter (zeros are read at less cost than -0, which is neutral).
-    absent = initial if is_idempotent(combiner, initial) and (
-        commutes(combiner) or chooses(combiner)) else combiner.identity
+    absent = (
+        initial
+        if is_idempotent(combiner, initial) and (commutes(combiner) or chooses(combiner))
+        else combiner.identity
+    )
     results = [v.type.dtype for v in node.results]
 
     def values(indices: Indices, reduced: Indices) -> tuple[list[Expr], Expr]:
         where, guard = element(indices, reduced)
-        return ([apply("convert", read(where), dtype=t)
-                 for read, t in zip(tensors, dtypes, strict=True)] if guard is not FALSE
-                else list(initial)), guard
+        return (
+            [
+                apply("convert", read(where), dtype=t)
+                for read, t in zip(tensors, dtypes, strict=True)
+            ]
+            if guard is not FALSE
+            else list(initial)
+        ), guard
 
     def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
         found, guard = values(indices, reduced)
-        return tuple(found if absent is None else (
-            masked(v, guard, a) for v, a in zip(found, absent, strict=True)))
+        return tuple(
+            found
+            if absent is None
+            else (masked(v, guard, a) for v, a in zip(found, absent, strict=True))
+        )
 
     def terms_or_nothing(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
         found, guard = values(indices, reduced)
         return *(masked(v, guard, i) for v, i in zip(found, initial, strict=True)), guard
 
     def finish(accumulators: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return tuple(apply("convert", a, dtype=t)
-                     for a, t in zip(accumulators, results, strict=False))  # less whether any was
+        return tuple(
+            apply("convert", a, dtype=t) for a, t in zip(accumulators, results, strict=False)
+        )  # less whether any was
 
     if absent is None and may_lack:
         return Fold(extents, skipping(combiner), terms_or_nothing, (*initial, TRUE), finish)
-    return Fold(extents, with_identity(combiner, initial), terms, initial,
-                None if results == dtypes else finish)
+    return Fold(
+        extents,
+        with_identity(combiner, initial),
+        terms,
+        initial,
+        None if results == dtypes else finish,
+    )
 
 
 def _combine(combiner: Combiner, left: Arrays, right: Arrays) -> list[np.ndarray]:
@@ -98,8 +121,9 @@ def _combine(combiner: Combiner, left: Arrays, right: Arrays) -> list[np.ndarray
     return [np.broadcast_to(evaluate(r, values), shape) for r in combiner.results]
 
 
-def _fold_reference(node: Node, operands: Arrays,
-                    rows: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, ...]:
+def _fold_reference(
+    node: Node, operands: Arrays, rows: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, ...]:
     """`rows(tensor)`: what is folded, along axis 0 and in order, with zeros where nothing is.
 
     Neighbours are combined in rounds: as exact as pairwise summation, and log2(n) NumPy calls.
@@ -110,23 +134,30 @@ def _fold_reference(node: Node, operands: Arrays,
     starts = (*starts, np.True_)
     dtypes = [v.dtype.numpy for v in combiner.lhs]
     values = [rows(t).astype(d) for t, d in zip(tensors, dtypes, strict=True)]
-    result = [np.broadcast_to(s, v.shape[1:]).astype(d)
-              for s, v, d in zip(starts, values, dtypes, strict=True)]
+    result = [
+        np.broadcast_to(s, v.shape[1:]).astype(d)
+        for s, v, d in zip(starts, values, dtypes, strict=True)
+    ]
     while (count := len(values[0])) > 1:
         pairs = count // 2 * 2
         joined = _combine(combiner, [v[0:pairs:2] for v in values], [v[1:pairs:2] for v in values])
         values = [np.concatenate([j, v[pairs:]]) for j, v in zip(joined, values, strict=True)]
     if count:
         result = _combine(combiner, result, [v[0] for v in values])
-    return tuple(r.astype(v.type.dtype.numpy)
-                 for r, v in zip(result[:-1], node.results, strict=True))
+    return tuple(
+        r.astype(v.type.dtype.numpy) for r, v in zip(result[:-1], node.results, strict=True)
+    )
 
 
 def _reduce(node: Node, reads: Sequence[Read]) -> Fold:
     axes = sorted(node.attributes["dimensions"])
     shape = node.operands[0].type.shape
-    return _fold(node, reads, tuple(shape[d] for d in axes),
-                 lambda indices, reduced: (at_axes(axes, reduced, indices), TRUE))
+    return _fold(
+        node,
+        reads,
+        tuple(shape[d] for d in axes),
+        lambda indices, reduced: (at_axes(axes, reduced, indices), TRUE),
+    )
 
 
 def _reduce_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -135,7 +166,7 @@ def _reduce_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     def rows(tensor: np.ndarray) -> np.ndarray:
         moved = np.moveaxis(tensor, axes, range(len(axes)))
         shape = node.results[0].type.shape
-        return moved.reshape((int(np.prod(moved.shape[:len(axes)], dtype=int)), *shape))
+        return moved.reshape((int(np.prod(moved.shape[: len(axes)], dtype=int)), *shape))
 
     return _fold_reference(node, operands, rows)
 
@@ -145,9 +176,17 @@ def _window(node: Node) -> tuple[tuple[int, ...], ...]:
     a, rank = node.attributes, len(node.operands[0].type.shape)
     ones = (1,) * rank
     before, after = zip(*(a.get("padding") or ((0, 0),) * rank), strict=True) if rank else ((), ())
-    return tuple(zip(a["window_dimensions"], a.get("window_strides") or ones,
-                     a.get("base_dilations") or ones, a.get("window_dilations") or ones,
-                     before, after, strict=True))
+    return tuple(
+        zip(
+            a["window_dimensions"],
+            a.get("window_strides") or ones,
+            a.get("base_dilations") or ones,
+            a.get("window_dilations") or ones,
+            before,
+            after,
+            strict=True,
+        )
+    )
 
 
 def scanned_axis(node: Node) -> tuple[int, bool] | None:
@@ -161,8 +200,12 @@ def scanned_axis(node: Node) -> tuple[int, bool] | None:
             return None
         if size == 1 and before == after == 0:
             continue
-        if found or size < extent or extent < 2 or (before, after) not in (
-                (size - 1, 0), (0, size - 1)):
+        if (
+            found
+            or size < extent
+            or extent < 2
+            or (before, after) not in ((size - 1, 0), (0, size - 1))
+        ):
             return None
         found = d, before == 0
     return found
@@ -182,27 +225,36 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
         found = []
         for i, r, extent, axis in zip(indices, reduced, shape, window, strict=True):
             _, stride, base_dilation, window_dilation, before, _ = axis
-            place = index.add(index.multiply(i, index.constant(stride)),
-                              index.multiply(r, index.constant(window_dilation)))
+            place = index.add(
+                index.multiply(i, index.constant(stride)),
+                index.multiply(r, index.constant(window_dilation)),
+            )
             place = index.subtract(place, index.constant(before))
             found.append(undilated(place, extent, base_dilation))
         return tuple(place for place, _ in found), conjunction(*(guard for _, guard in found))
 
-    return _fold(node, reads, tuple(axis[0] for axis in window), element,
-                 may_lack=any(dilation > 1 or max(padding) > 0
-                              for _, _, dilation, _, *padding in window))
+    return _fold(
+        node,
+        reads,
+        tuple(axis[0] for axis in window),
+        element,
+        may_lack=any(dilation > 1 or max(padding) > 0 for _, _, dilation, _, *padding in window),
+    )
 
 
 def _scan(fold: Fold, axis: int, reverse: bool) -> Scan:
     """The running fold of single terms."""
     combiner = fold.combiner
     if reverse and not combiner.name:  # what comes later in the tensor was accumulated before
-        swapped = dict(zip((*combiner.lhs, *combiner.rhs), (*combiner.rhs, *combiner.lhs),
-                           strict=True))
-        combiner = replace(combiner, results=tuple(
-            substitute(r, swapped) for r in combiner.results))
-    return Scan(axis, reverse, combiner, lambda indices: fold.terms(indices, ()), fold.initial,
-                fold.finish)
+        swapped = dict(
+            zip((*combiner.lhs, *combiner.rhs), (*combiner.rhs, *combiner.lhs), strict=True)
+        )
+        combiner = replace(
+            combiner, results=tuple(substitute(r, swapped) for r in combiner.results)
+        )
+    return Scan(
+        axis, reverse, combiner, lambda indices: fold.terms(indices, ()), fold.initial, fold.finish
+    )
 
 
 def _reduce_window_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -213,8 +265,12 @@ def _reduce_window_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, 
             tensor = dilated(tensor, d, dilation, before, after, 0)
         corners = product(*(range(axis[0]) for axis in window))
         views = [
-            tensor[tuple(strided(c * axis[3], axis[1], count)
-                         for c, count, axis in zip(corner, shape, window, strict=True))]
+            tensor[
+                tuple(
+                    strided(c * axis[3], axis[1], count)
+                    for c, count, axis in zip(corner, shape, window, strict=True)
+                )
+            ]
             for corner in corners
         ]
         return np.stack(views) if views else np.empty((0, *shape), tensor.dtype)
@@ -224,15 +280,17 @@ def _reduce_window_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, 
 
 def _body(op: str, element: str) -> str:
     t = f"tensor<{element}>"
-    return (f"({{\n  ^bb0(%x: {t}, %y: {t}):\n    %z = {op} %x, %y : {t}\n"
-            f"    stablehlo.return %z : {t}\n  }})")
+    return (
+        f"({{\n  ^bb0(%x: {t}, %y: {t}):\n    %z = {op} %x, %y : {t}\n"
+        f"    stablehlo.return %z : {t}\n  }})"
+    )
 
 
 def _reduce_example(operand: str, result: str, axes: str, op: str = "stablehlo.add") -> str:
     element = operand.rpartition("x")[2]
     return (
         f"func.func @main(%a: tensor<{operand}>, %i: tensor<{element}>) -> tensor<{result}> {{\n"
-        f"  %r = \"stablehlo.reduce\"(%a, %i) {_body(op, element)} "
+        f'  %r = "stablehlo.reduce"(%a, %i) {_body(op, element)} '
         f"{{dimensions = array<i64{': ' if axes else ''}{axes}>}} : "
         f"(tensor<{operand}>, tensor<{element}>) -> tensor<{result}>\n"
         f"  return %r : tensor<{result}>\n}}\n"
@@ -269,44 +327,78 @@ def _window_example(operand: str, result: str, op: str, attributes: str) -> str:
     element = operand.rpartition("x")[2]
     return (
         f"func.func @main(%a: tensor<{operand}>, %i: tensor<{element}>) -> tensor<{result}> {{\n"
-        f"  %r = \"stablehlo.reduce_window\"(%a, %i) {_body(op, element)} {{{attributes}}} : "
+        f'  %r = "stablehlo.reduce_window"(%a, %i) {_body(op, element)} {{{attributes}}} : '
         f"(tensor<{operand}>, tensor<{element}>) -> tensor<{result}>\n"
         f"  return %r : tensor<{result}>\n}}\n"
     )
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.reduce", OpKind.FOLD, _reduce_reference, _reduce, _supports, (
-        _reduce_example("5x7xf32", "5xf32", "1"),
-        _reduce_example("5x7x3xf32", "7xf32", "0, 2", "stablehlo.maximum"),
-        _reduce_example("5x7xbf16", "bf16", "0, 1"),
-        _reduce_example("5x7xf16", "7xf16", "0", "stablehlo.minimum"),
-        _reduce_example("5x7xi8", "5xi8", "1", "stablehlo.multiply"),
-        _reduce_example("5x7xui8", "7xui8", "0", "stablehlo.xor"),
-        _reduce_example("5x7xi1", "5xi1", "1", "stablehlo.and"),
-        _reduce_example("5x7xf64", "7xf64", "0", "stablehlo.add"),
-        _reduce_example("5x0xf32", "5xf32", "1"),
-        _reduce_example("0x5xf32", "0xf32", "1"),
-        _reduce_example("5xf32", "5xf32", ""),
-        _argmax_example("GT", "0xFF800000"), _argmax_example("LT", "0x7F800000"),
-    ), "reduce, StableHLO specification"),
-    OpDef("stablehlo.reduce_window", OpKind.FOLD, _reduce_window_reference, _reduce_window,
-          _supports, (
-        _window_example("6xf32", "6xf32", "stablehlo.add",
-                        "window_dimensions = array<i64: 6>, padding = dense<[[5, 0]]> : "
-                        "tensor<1x2xi64>"),
-        _window_example("3x5xbf16", "3x5xbf16", "stablehlo.multiply",
-                        "window_dimensions = array<i64: 1, 5>, "
-                        "padding = dense<[[0, 0], [0, 4]]> : tensor<2x2xi64>"),
-        _window_example("5x6xi32", "2x3xi32", "stablehlo.maximum",
-                        "window_dimensions = array<i64: 2, 3>, "
-                        "window_strides = array<i64: 3, 2>, "
-                        "padding = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>"),
-        _window_example("4xbf16", "5xbf16", "stablehlo.add",
-                        "window_dimensions = array<i64: 2>, base_dilations = array<i64: 2>, "
-                        "window_dilations = array<i64: 2>"),
-        _window_example("4xf32", "3xf32", "stablehlo.minimum",
-                        "window_dimensions = array<i64: 2>, "
-                        "padding = dense<[[-1, 1]]> : tensor<1x2xi64>"),
-    ), "reduce_window, StableHLO specification"),
+    OpDef(
+        "stablehlo.reduce",
+        OpKind.FOLD,
+        _reduce_reference,
+        _reduce,
+        _supports,
+        (
+            _reduce_example("5x7xf32", "5xf32", "1"),
+            _reduce_example("5x7x3xf32", "7xf32", "0, 2", "stablehlo.maximum"),
+            _reduce_example("5x7xbf16", "bf16", "0, 1"),
+            _reduce_example("5x7xf16", "7xf16", "0", "stablehlo.minimum"),
+            _reduce_example("5x7xi8", "5xi8", "1", "stablehlo.multiply"),
+            _reduce_example("5x7xui8", "7xui8", "0", "stablehlo.xor"),
+            _reduce_example("5x7xi1", "5xi1", "1", "stablehlo.and"),
+            _reduce_example("5x7xf64", "7xf64", "0", "stablehlo.add"),
+            _reduce_example("5x0xf32", "5xf32", "1"),
+            _reduce_example("0x5xf32", "0xf32", "1"),
+            _reduce_example("5xf32", "5xf32", ""),
+            _argmax_example("GT", "0xFF800000"),
+            _argmax_example("LT", "0x7F800000"),
+        ),
+        "reduce, StableHLO specification",
+    ),
+    OpDef(
+        "stablehlo.reduce_window",
+        OpKind.FOLD,
+        _reduce_window_reference,
+        _reduce_window,
+        _supports,
+        (
+            _window_example(
+                "6xf32",
+                "6xf32",
+                "stablehlo.add",
+                "window_dimensions = array<i64: 6>, padding = dense<[[5, 0]]> : tensor<1x2xi64>",
+            ),
+            _window_example(
+                "3x5xbf16",
+                "3x5xbf16",
+                "stablehlo.multiply",
+                "window_dimensions = array<i64: 1, 5>, "
+                "padding = dense<[[0, 0], [0, 4]]> : tensor<2x2xi64>",
+            ),
+            _window_example(
+                "5x6xi32",
+                "2x3xi32",
+                "stablehlo.maximum",
+                "window_dimensions = array<i64: 2, 3>, "
+                "window_strides = array<i64: 3, 2>, "
+                "padding = dense<[[0, 1], [1, 0]]> : tensor<2x2xi64>",
+            ),
+            _window_example(
+                "4xbf16",
+                "5xbf16",
+                "stablehlo.add",
+                "window_dimensions = array<i64: 2>, base_dilations = array<i64: 2>, "
+                "window_dilations = array<i64: 2>",
+            ),
+            _window_example(
+                "4xf32",
+                "3xf32",
+                "stablehlo.minimum",
+                "window_dimensions = array<i64: 2>, padding = dense<[[-1, 1]]> : tensor<1x2xi64>",
+            ),
+        ),
+        "reduce_window, StableHLO specification",
+    ),
 )

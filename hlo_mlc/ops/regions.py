@@ -61,8 +61,9 @@ def combiner_of(region: Graph) -> Combiner | str:
     dtypes = [v.type.dtype for v in region.parameters[:half]]
     if any(d.kind is Kind.COMPLEX for d in dtypes):
         return "complex arithmetic of this kind stays with XLA"
-    if dtypes != [v.type.dtype for v in region.parameters[half:]] \
-            or dtypes != [v.type.dtype for v in region.results]:
+    if dtypes != [v.type.dtype for v in region.parameters[half:]] or dtypes != [
+        v.type.dtype for v in region.results
+    ]:
         return "the body's results have other types than its parameters"
     lhs, rhs = combiner_variables(dtypes)
     return combiner_from(lhs, rhs, inline_scalar_graph(region, (*lhs, *rhs)))

@@ -28,19 +28,38 @@ from hlo_mlc.support.errors import UnsupportedOpError
 
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
-    for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting,
-                   linear_algebra, complex_numbers, fourier, mapping, random_bits)
+    for family in (
+        elementwise,
+        shape,
+        reduction,
+        contraction,
+        selection,
+        indexing,
+        sorting,
+        linear_algebra,
+        complex_numbers,
+        fourier,
+        mapping,
+        random_bits,
+    )
     for definition in family.DEFINITIONS
 }
 
 ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
-    frozenset(n for n, d in DEFINITIONS.items() if d.kind in kinds) for kinds in (
-        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT},
-        {OpKind.SOLVE}))
+    frozenset(n for n, d in DEFINITIONS.items() if d.kind in kinds)
+    for kinds in (
+        {OpKind.ELEMENTWISE},
+        {OpKind.MOVEMENT},
+        {OpKind.UPDATE},
+        {OpKind.FOLD, OpKind.PRODUCT},
+        {OpKind.SOLVE},
+    )
+)
 """Names of the ops of these kinds."""
 
 SOURCES: Mapping[str, slice] = {
-    n: d.sources for n, d in DEFINITIONS.items() if d.sources is not None}
+    n: d.sources for n, d in DEFINITIONS.items() if d.sources is not None
+}
 """Of ops that compute nothing: the operands that all elements of their results come from."""
 
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
@@ -52,17 +71,36 @@ _COMPLEX_PRODUCT = "complex matrix products of this size stay with XLA's library
 _PACKED = "this is not known of integers of less than a byte"
 _COLLECTIVE = "communication between devices stays with XLA"
 LEFT_TO_XLA: Mapping[str, str] = {
-    **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
-                     "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
-                     "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
-                     "stablehlo.set_dimension_size"), _DYNAMIC),
-    **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
-                     "stablehlo.collective_broadcast", "stablehlo.collective_permute",
-                     "stablehlo.reduce_scatter", "stablehlo.partition_id",
-                     "stablehlo.replica_id"), _COLLECTIVE),
+    **dict.fromkeys(
+        (
+            "stablehlo.dynamic_broadcast_in_dim",
+            "stablehlo.dynamic_conv",
+            "stablehlo.dynamic_gather",
+            "stablehlo.dynamic_iota",
+            "stablehlo.dynamic_pad",
+            "stablehlo.dynamic_reshape",
+            "stablehlo.real_dynamic_slice",
+            "stablehlo.set_dimension_size",
+        ),
+        _DYNAMIC,
+    ),
+    **dict.fromkeys(
+        (
+            "stablehlo.all_gather",
+            "stablehlo.all_reduce",
+            "stablehlo.all_to_all",
+            "stablehlo.collective_broadcast",
+            "stablehlo.collective_permute",
+            "stablehlo.reduce_scatter",
+            "stablehlo.partition_id",
+            "stablehlo.replica_id",
+        ),
+        _COLLECTIVE,
+    ),
     "stablehlo.rng": "XLA keeps the state of its own generator",
-    **dict.fromkeys(BRANCHES, "XLA chooses between branches that are more than a few simple "
-                              "operations"),
+    **dict.fromkeys(
+        BRANCHES, "XLA chooses between branches that are more than a few simple operations"
+    ),
 }
 """Ops of the specification without a definition, and why."""
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
@@ -93,8 +131,11 @@ def supports(node: Node) -> str:
         return node.opaque
     definition = DEFINITIONS.get(node.op)
     if definition is None:
-        return _COMPLEX if node.op == "chlo.conj" else LEFT_TO_XLA.get(
-            node.op, f"{node.op} has no definition here")
+        return (
+            _COMPLEX
+            if node.op == "chlo.conj"
+            else LEFT_TO_XLA.get(node.op, f"{node.op} has no definition here")
+        )
     for value in (*node.operands, *node.results):
         if value.type is None:
             return "an operand or result has a type that is not modelled"
@@ -102,18 +143,23 @@ def supports(node: Node) -> str:
             return _DYNAMIC
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
-        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES \
-                and definition.kind is not OpKind.SOLVE:
+        if (
+            value.type.dtype.kind is Kind.COMPLEX
+            and node.op not in complex_numbers.NAMES
+            and definition.kind is not OpKind.SOLVE
+        ):
             return _COMPLEX_PRODUCT if node.op == "stablehlo.dot_general" else _COMPLEX
         if value.type.dtype.is_packed and node.op != "stablehlo.convert":
             return _PACKED
     return definition.supports(node)
 
 
-def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
-                   outer: Mapping[Value, np.ndarray] | None = None,
-                   instead: Mapping[str, Reference] = MappingProxyType({}),
-                   ) -> tuple[np.ndarray, ...]:
+def evaluate_graph(
+    graph: Graph,
+    arrays: Sequence[np.ndarray],
+    outer: Mapping[Value, np.ndarray] | None = None,
+    instead: Mapping[str, Reference] = MappingProxyType({}),
+) -> tuple[np.ndarray, ...]:
     """The results of a graph, op by op through the references; loops and branches are run.
 
     `outer`: the values of the graphs around it; `instead`: what computes ops where it is not the
@@ -136,9 +182,12 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
     return tuple(known[v] for v in graph.results)
 
 
-def _run(node: Node, operands: Sequence[np.ndarray],
-         known: Mapping[Value, np.ndarray], instead: Mapping[str, Reference],
-         ) -> tuple[np.ndarray, ...]:
+def _run(
+    node: Node,
+    operands: Sequence[np.ndarray],
+    known: Mapping[Value, np.ndarray],
+    instead: Mapping[str, Reference],
+) -> tuple[np.ndarray, ...]:
     if node.op == WHILE:
         condition, body = node.regions
         state = tuple(operands)
@@ -146,8 +195,9 @@ def _run(node: Node, operands: Sequence[np.ndarray],
             if not evaluate_graph(condition, state, known, instead)[0]:
                 return state
             state = evaluate_graph(body, state, known, instead)
-        raise UnsupportedOpError(node.op, f"it did not end after {_MAX_TRIPS} trips",
-                                 location=node.location or None)
+        raise UnsupportedOpError(
+            node.op, f"it did not end after {_MAX_TRIPS} trips", location=node.location or None
+        )
     choice = int(operands[0])
     if node.op == "stablehlo.if":
         branch = 0 if choice else 1

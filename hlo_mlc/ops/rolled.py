@@ -72,6 +72,7 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
         _note_failure(s, info, k, is_zero(row[k]))
         divisor = s.let("divisor", _usable(row[k]))
         with s.each("i", after, rows) as i:
+
             def exchanged(j: Expr, i: Expr = i) -> Element:
                 return chosen(_is_at(place, i), a[k, j], a[i, j])
 
@@ -113,11 +114,10 @@ def _note_failure(s: Steps, info: Array, k: Expr, failed: Expr) -> None:
     s.put(info, (), apply("select", is_first, number(index.add(k, ONE)), info[()]))
 
 
-def solve_triangular(s: Steps, a: Read, x: Array,
-                     at: At, size: int, columns: int, *,
-                     lower: bool, unit: bool) -> None:
-    """`x`, which is to hold b, becomes x in a x = b; x[at(i, j)] is the element in row i, column j.
-    """
+def solve_triangular(
+    s: Steps, a: Read, x: Array, at: At, size: int, columns: int, *, lower: bool, unit: bool
+) -> None:
+    """`x`, which is to hold b, becomes x in a x = b; x[at(i, j)] is that of row i, column j."""
     with s.each("k", 0, size, down=not lower) as k:
         if not unit:
             divisor = s.let("divisor", a(k, k))
@@ -130,8 +130,7 @@ def solve_triangular(s: Steps, a: Read, x: Array,
                 s.put(x, at(i, j), less_product(x[at(i, j)], factor, x[at(k, j)]))
 
 
-def filled(s: Steps, name: str, read: Read, rows: int, columns: int
-           ) -> Array:
+def filled(s: Steps, name: str, read: Read, rows: int, columns: int) -> Array:
     """A matrix of what is read."""
     a = s.array(name, rows, columns)
     with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
@@ -139,8 +138,7 @@ def filled(s: Steps, name: str, read: Read, rows: int, columns: int
     return a
 
 
-def cholesky(s: Steps, a: Array, info: Array, at: At
-             ) -> None:
+def cholesky(s: Steps, a: Array, info: Array, at: At) -> None:
     """The lower triangle of `a` becomes L, where a = L L^H; a[at(i, j)] is the element in row i,
     column j.  `info` is the number (from 1) of the first step whose pivot is not positive, else 0.
     """
@@ -171,10 +169,8 @@ def qr(s: Steps, a: Array, factors: Array) -> None:
             _reflect(s, a, k, j, lambda i, k=k: a[i, k], conjugate(tau), rows)
 
 
-def q_of(s: Steps, q: Array, a: Read,
-         factors: Callable[[Expr], Element], count: int) -> None:
-    """`q` becomes the first columns of the product of `count` reflections that `qr` leaves behind.
-    """
+def q_of(s: Steps, q: Array, a: Read, factors: Callable[[Expr], Element], count: int) -> None:
+    """`q` becomes the first columns of the product of `count` reflections that `qr` leaves."""
     rows, columns = q.shape
     with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
         s.put(q, (i, j), unit_element(q, i, j))
@@ -187,9 +183,18 @@ def q_of(s: Steps, q: Array, a: Read,
             s.put(q, (i, k), negated(times(tau, vector(i))))
 
 
-def times_q(s: Steps, c: Array, at: At, columns: int,
-            a: Read, factors: Callable[[Expr], Element], count: int,
-            rows: int, *, transpose: bool) -> None:
+def times_q(
+    s: Steps,
+    c: Array,
+    at: At,
+    columns: int,
+    a: Read,
+    factors: Callable[[Expr], Element],
+    count: int,
+    rows: int,
+    *,
+    transpose: bool,
+) -> None:
     """`c` becomes Q c, or Q^T c; c[at(i, j)] is the element in row i, column j."""
     with s.each("k", 0, count, down=not transpose) as k:
         vector, tau = _read_reflection(s, a, factors, k, rows)
@@ -208,9 +213,9 @@ def unit_element(a: Array, i: Expr, j: Expr) -> Element:
     return chosen(index.compare("eq", i, j), one, zero)
 
 
-def _read_reflection(s: Steps, a: Read,
-                     factors: Callable[[Expr], Element], k: Expr, rows: int
-                     ) -> tuple[Callable[[Expr], Element], Element]:
+def _read_reflection(
+    s: Steps, a: Read, factors: Callable[[Expr], Element], k: Expr, rows: int
+) -> tuple[Callable[[Expr], Element], Element]:
     vector = s.array("vector", rows)
     with s.each("i", index.add(k, ONE), rows) as i:
         s.put(vector, i, a(i, k))
@@ -229,11 +234,18 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     below = (index.add(k, ONE), a.shape[0])
     largest = s.let("largest", apply("abs", imaginary[0]) if imaginary else zero)
     with s.each("i", *below) as i:
-        s.let("largest", functools.reduce(functools.partial(apply, "max"), (
-            apply("abs", part) for part in parts(a[i, k])), largest))
+        s.let(
+            "largest",
+            functools.reduce(
+                functools.partial(apply, "max"),
+                (apply("abs", part) for part in parts(a[i, k])),
+                largest,
+            ),
+        )
     is_done = apply("eq", largest, zero)
-    divisor = s.let("scale", apply("select", is_done, one,
-                                   apply("max", largest, apply("abs", real))))
+    divisor = s.let(
+        "scale", apply("select", is_done, one, apply("max", largest, apply("abs", real)))
+    )
 
     def squares(element: Element, start: Expr) -> Expr:
         for part in parts(element):
@@ -245,8 +257,15 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     with s.each("i", *below) as i:
         s.let("squares", squares(a[i, k], total))
     norm = apply("mul", divisor, apply("sqrt", total))
-    beta = s.let("beta", apply("select", is_done, real, apply(
-        "select", apply("lt", real, zero), norm, apply("neg", norm))))
+    beta = s.let(
+        "beta",
+        apply(
+            "select",
+            is_done,
+            real,
+            apply("select", apply("lt", real, zero), norm, apply("neg", norm)),
+        ),
+    )
     tau, rest = apply("div", apply("sub", beta, real), beta), apply("sub", real, beta)
     if imaginary:
         tau = Complex(tau, apply("neg", apply("div", imaginary[0], beta)))
@@ -259,8 +278,16 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     return tau
 
 
-def _reflect(s: Steps, a: Array, k: Expr, j: Expr, vector: Callable[[Expr], Element],
-             tau: Element, rows: int, at: At = upright) -> None:
+def _reflect(
+    s: Steps,
+    a: Array,
+    k: Expr,
+    j: Expr,
+    vector: Callable[[Expr], Element],
+    tau: Element,
+    rows: int,
+    at: At = upright,
+) -> None:
     """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself."""
     below = (index.add(k, ONE), rows)
     total = s.let("total", a[at(k, j)])

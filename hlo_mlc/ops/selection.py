@@ -45,8 +45,14 @@ def _window(node: Node) -> tuple[tuple[int, int, int], ...]:
     a, rank = node.attributes, len(node.operands[0].type.shape)
     ones = (1,) * rank
     padding = a.get("padding") or ((0, 0),) * rank
-    return tuple(zip(a.get("window_dimensions") or ones, a.get("window_strides") or ones,
-                     (before for before, _ in padding), strict=True))
+    return tuple(
+        zip(
+            a.get("window_dimensions") or ones,
+            a.get("window_strides") or ones,
+            (before for before, _ in padding),
+            strict=True,
+        )
+    )
 
 
 def _lower(node: Node, reads: Sequence[Read]) -> Staged:
@@ -60,34 +66,56 @@ def _lower(node: Node, reads: Sequence[Read]) -> Staged:
         return apply("convert", linearize(reduced, sizes), dtype=I32)
 
     def candidates(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
-        places = tuple(index.subtract(index.add(index.multiply(o, index.constant(stride)), r),
-                                      index.constant(before))
-                       for o, r, (_, stride, before) in zip(indices, reduced, window, strict=True))
+        places = tuple(
+            index.subtract(
+                index.add(index.multiply(o, index.constant(stride)), r), index.constant(before)
+            )
+            for o, r, (_, stride, before) in zip(indices, reduced, window, strict=True)
+        )
         there = conjunction(*(inside(p, n) for p, n in zip(places, shape, strict=True)))
-        return (masked(operand(places), there, const(0, dtype)),
-                masked(position(reduced), there, const(NOWHERE, I32)))
+        return (
+            masked(operand(places), there, const(0, dtype)),
+            masked(position(reduced), there, const(NOWHERE, I32)),
+        )
 
-    selected = Fold(sizes, _selection(node), candidates, (const(0, dtype), const(NOWHERE, I32)),
-                    lambda accumulators: accumulators[1:])
+    selected = Fold(
+        sizes,
+        _selection(node),
+        candidates,
+        (const(0, dtype), const(NOWHERE, I32)),
+        lambda accumulators: accumulators[1:],
+    )
     combiner = widened(combiner_of(node.regions[1]))
     wide, neutral = combiner.lhs[0].dtype, combiner.identity[0]
 
     def scattered(chosen: Read) -> Fold:
         def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
             # The last element of a window first: that is, windows in order.
-            reduced = tuple(index.subtract(index.constant(size - 1), r)
-                            for r, size in zip(reduced, sizes, strict=True))
-            found = [undilated(index.subtract(index.add(i, index.constant(before)), r), n, stride)
-                     for i, r, n, (_, stride, before) in
-                     zip(indices, reduced, windows, window, strict=True)]
+            reduced = tuple(
+                index.subtract(index.constant(size - 1), r)
+                for r, size in zip(reduced, sizes, strict=True)
+            )
+            found = [
+                undilated(index.subtract(index.add(i, index.constant(before)), r), n, stride)
+                for i, r, n, (_, stride, before) in zip(
+                    indices, reduced, windows, window, strict=True
+                )
+            ]
             at = tuple(place for place, _ in found)
             given = apply("convert", source(at), dtype=wide)
             taken = apply("select", apply("eq", chosen(at), position(reduced)), given, neutral)
             return (masked(taken, conjunction(*(guard for _, guard in found)), neutral),)
 
         initial = apply("convert", start(()), dtype=wide)
-        return Fold(sizes, combiner, terms, (initial,), None if wide is dtype else (
-            lambda accumulators: (apply("convert", accumulators[0], dtype=dtype),)))
+        return Fold(
+            sizes,
+            combiner,
+            terms,
+            (initial,),
+            None
+            if wide is dtype
+            else (lambda accumulators: (apply("convert", accumulators[0], dtype=dtype),)),
+        )
 
     return Staged(windows, selected, scattered)
 
@@ -97,10 +125,12 @@ def _selection(node: Node) -> Combiner:
     lhs, rhs = combiner_variables([node.operands[0].type.dtype, I32])
     nowhere = const(NOWHERE, I32)
     (chosen,) = inline_scalar_graph(node.regions[0], (lhs[0], rhs[0]))
-    stays = apply("or", apply("eq", rhs[1], nowhere),
-                  apply("and", apply("ne", lhs[1], nowhere), chosen))
-    return Combiner(lhs, rhs, tuple(apply("select", stays, x, y)
-                                    for x, y in zip(lhs, rhs, strict=True)), None)
+    stays = apply(
+        "or", apply("eq", rhs[1], nowhere), apply("and", apply("ne", lhs[1], nowhere), chosen)
+    )
+    return Combiner(
+        lhs, rhs, tuple(apply("select", stays, x, y) for x, y in zip(lhs, rhs, strict=True)), None
+    )
 
 
 def _reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -111,8 +141,7 @@ def _reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     corners = list(product(*(range(size) for size, _, _ in window)))
     for number, corner in enumerate(corners):
         windows, places = _reached(corner, window, source.shape, operand.shape)
-        met = [value[windows], chosen[windows], operand[places],
-               np.full((), number, np.int32)]
+        met = [value[windows], chosen[windows], operand[places], np.full((), number, np.int32)]
         values = dict(zip((*selection.lhs, *selection.rhs), met, strict=True))
         value[windows], chosen[windows] = (evaluate(r, values) for r in selection.results)
     combiner = widened(combiner_of(node.regions[1]))
@@ -126,9 +155,12 @@ def _reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     return (result.astype(operand.dtype),)
 
 
-def _reached(corner: tuple[int, ...], window: tuple[tuple[int, int, int], ...],
-             windows: tuple[int, ...], shape: tuple[int, ...]
-             ) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+def _reached(
+    corner: tuple[int, ...],
+    window: tuple[tuple[int, int, int], ...],
+    windows: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
     """The windows whose element at `corner` exists, and these elements."""
     found, places = [], []
     for r, (_, stride, before), count, extent in zip(corner, window, windows, shape, strict=True):
@@ -137,20 +169,24 @@ def _reached(corner: tuple[int, ...], window: tuple[tuple[int, int, int], ...],
         last = max(first, last)
         start = first * stride + r - before
         found.append(slice(first, last))
-        places.append(slice(start, start + (last - first - 1) * stride + 1, stride)
-                      if last > first else slice(0, 0))
+        places.append(
+            slice(start, start + (last - first - 1) * stride + 1, stride)
+            if last > first
+            else slice(0, 0)
+        )
     return tuple(found), tuple(places)
 
 
-def _example(operand: str, source: str, attributes: str, direction: str = "GE",
-             op: str = "stablehlo.add") -> str:
+def _example(
+    operand: str, source: str, attributes: str, direction: str = "GE", op: str = "stablehlo.add"
+) -> str:
     element = operand.rpartition("x")[2]
     t = f"tensor<{element}>"
     kind = "FLOAT" if "f" in element else "SIGNED"
     return (
         f"func.func @main(%a: tensor<{operand}>, %s: tensor<{source}>, %i: {t}) "
         f"-> tensor<{operand}> {{\n"
-        f"  %r = \"stablehlo.select_and_scatter\"(%a, %s, %i) ({{\n"
+        f'  %r = "stablehlo.select_and_scatter"(%a, %s, %i) ({{\n'
         f"  ^bb0(%x: {t}, %y: {t}):\n"
         f"    %z = stablehlo.compare {direction}, %x, %y, {kind} : ({t}, {t}) -> tensor<i1>\n"
         f"    stablehlo.return %z : tensor<i1>\n  }}, {{\n"
@@ -158,7 +194,8 @@ def _example(operand: str, source: str, attributes: str, direction: str = "GE",
         f"    %z = {op} %x, %y : {t}\n"
         f"    stablehlo.return %z : {t}\n  }}) {{{attributes}}} : "
         f"(tensor<{operand}>, tensor<{source}>, {t}) -> tensor<{operand}>\n"
-        f"  return %r : tensor<{operand}>\n}}\n")
+        f"  return %r : tensor<{operand}>\n}}\n"
+    )
 
 
 def _attributes(dimensions: str, strides: str, padding: str = "") -> str:
@@ -168,13 +205,24 @@ def _attributes(dimensions: str, strides: str, padding: str = "") -> str:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.select_and_scatter", OpKind.UPDATE, _reference, _lower, _supports, (
-        _example("6xf32", "3xf32", _attributes("2", "2")),
-        _example("7xf32", "3xf32", _attributes("3", "2")),
-        _example("2x5x6x3xf32", "2x3x3x3xf32",
-                 _attributes("1, 3, 2, 1", "1, 2, 2, 1", "[[0, 0], [1, 1], [0, 0], [0, 0]]")),
-        _example("5x6xi32", "5x5xi32", _attributes("3, 2", "1, 1", "[[1, 1], [0, 0]]"), "LT"),
-        _example("6x5xbf16", "3x4xbf16", _attributes("2, 2", "2, 1")),
-        _example("6x5xf32", "2x2xf32", _attributes("3, 2", "3, 2"), op="stablehlo.maximum"),
-    ), "select_and_scatter, StableHLO specification"),
+    OpDef(
+        "stablehlo.select_and_scatter",
+        OpKind.UPDATE,
+        _reference,
+        _lower,
+        _supports,
+        (
+            _example("6xf32", "3xf32", _attributes("2", "2")),
+            _example("7xf32", "3xf32", _attributes("3", "2")),
+            _example(
+                "2x5x6x3xf32",
+                "2x3x3x3xf32",
+                _attributes("1, 3, 2, 1", "1, 2, 2, 1", "[[0, 0], [1, 1], [0, 0], [0, 0]]"),
+            ),
+            _example("5x6xi32", "5x5xi32", _attributes("3, 2", "1, 1", "[[1, 1], [0, 0]]"), "LT"),
+            _example("6x5xbf16", "3x4xbf16", _attributes("2, 2", "2, 1")),
+            _example("6x5xf32", "2x2xf32", _attributes("3, 2", "3, 2"), op="stablehlo.maximum"),
+        ),
+        "select_and_scatter, StableHLO specification",
+    ),
 )

@@ -59,8 +59,9 @@ def cholesky(a: Matrix) -> tuple[Matrix, Expr]:
         root = apply("sqrt", pivot)
         lower[j][j] = Complex(root, zero) if isinstance(a[j][j], Complex) else root
         for i in range(j + 1, size):
-            rest = _less_products(a[i][j], [(lower[i][k], conjugate(lower[j][k]))
-                                            for k in range(j)])
+            rest = _less_products(
+                a[i][j], [(lower[i][k], conjugate(lower[j][k])) for k in range(j)]
+            )
             lower[i][j] = scaled(rest, root)
     return lower, _first(failed)
 
@@ -123,8 +124,7 @@ def qr(a: Matrix) -> tuple[Matrix, list[Element]]:
 
 
 def q_of(a: Matrix, factors: Sequence[Element]) -> Matrix:
-    """The first columns of the product of reflections that `qr` leaves behind, as many as `a` has.
-    """
+    """The first columns of the product of reflections that `qr` leaves, as many as `a` has."""
     rows, columns = len(a), len(a[0])
     zero, one = like(a[0][0], 0), like(a[0][0], 1)
     q = [[one if i == j else zero for j in range(columns)] for i in range(rows)]
@@ -217,8 +217,10 @@ def turned(x: Expr, y: Expr, cosine: Expr, sine: Expr) -> tuple[Expr, Expr]:
         return apply("neg", apply("mul", y, sine)), apply("mul", y, cosine)
     if y is zero:
         return apply("mul", x, cosine), apply("mul", x, sine)
-    return (apply("sub", apply("mul", x, cosine), apply("mul", y, sine)),
-            apply("add", apply("mul", x, sine), apply("mul", y, cosine)))
+    return (
+        apply("sub", apply("mul", x, cosine), apply("mul", y, sine)),
+        apply("add", apply("mul", x, sine), apply("mul", y, cosine)),
+    )
 
 
 def _in_order(values: list[Expr], vectors: Matrix, k: int) -> None:

@@ -39,22 +39,33 @@ def unsigned_key(e: Expr) -> Expr:
     if not e.dtype.is_signed:
         return e
     unsigned = _UNSIGNED[e.dtype.bits]
-    return apply("xor", apply("bitcast", e, dtype=unsigned),
-                 const(1 << (e.dtype.bits - 1), unsigned))
+    return apply(
+        "xor", apply("bitcast", e, dtype=unsigned), const(1 << (e.dtype.bits - 1), unsigned)
+    )
 
 
 def _key_of_float(x: Expr) -> Expr:
     """The magnitude above or below the middle, by the sign; a NaN is above all."""
     unsigned = _UNSIGNED[x.dtype.bits]
-    middle, infinite = (const(n, unsigned) for n in (
-        1 << (x.dtype.bits - 1), int(np.array(np.inf, x.dtype.numpy).view(unsigned.numpy))))
+    middle, infinite = (
+        const(n, unsigned)
+        for n in (
+            1 << (x.dtype.bits - 1),
+            int(np.array(np.inf, x.dtype.numpy).view(unsigned.numpy)),
+        )
+    )
     raw = apply("bitcast", x, dtype=unsigned)
     magnitude = apply("and", raw, apply("not", middle))
-    sign = apply("sub", const(0, unsigned), apply("shr_logical", raw, const(
-        x.dtype.bits - 1, unsigned)))
+    sign = apply(
+        "sub", const(0, unsigned), apply("shr_logical", raw, const(x.dtype.bits - 1, unsigned))
+    )
     signed = apply("sub", apply("xor", magnitude, sign), sign)
-    return apply("select", apply("gt", magnitude, infinite), apply("not", const(0, unsigned)),
-                 apply("add", signed, middle))
+    return apply(
+        "select",
+        apply("gt", magnitude, infinite),
+        apply("not", const(0, unsigned)),
+        apply("add", signed, middle),
+    )
 
 
 def _with_equal_zeros(x: Expr) -> Expr:
@@ -83,8 +94,9 @@ def keys_of(before: Expr, lhs: tuple[Var, ...], rhs: tuple[Var, ...]) -> tuple[E
         found.append(key)
         if rest is None:
             return tuple(found)
-        tied = [(equal, more) for equal, more in (rest.args, rest.args[::-1])
-                if _is_tie(equal, first)]
+        tied = [
+            (equal, more) for equal, more in (rest.args, rest.args[::-1]) if _is_tie(equal, first)
+        ]
         if not tied:
             return None
         before = tied[0][1]
@@ -109,8 +121,11 @@ def _is_tie(equal: Expr, less: Apply) -> bool:
 
 def _is_other_side(mine: Expr, theirs: Expr, lhs: tuple[Var, ...], rhs: tuple[Var, ...]) -> bool:
     """Whether the one says of `lhs` what the other says of `rhs`."""
-    return bool(mine.free) and mine.free <= set(lhs) \
+    return (
+        bool(mine.free)
+        and mine.free <= set(lhs)
         and substitute(mine, dict(zip(lhs, rhs, strict=True))) is theirs
+    )
 
 
 def _sides(node: Node) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
@@ -147,8 +162,12 @@ def _sort(node: Node, reads: Sequence[Read]) -> Sorted:
     def over(terms: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(substitute(k, dict(zip(lhs, terms, strict=True))) for k in keys)
 
-    return Sorted(axis, node.operands[0].type.shape[axis],
-                  lambda indices: tuple(read(indices) for read in reads), over)
+    return Sorted(
+        axis,
+        node.operands[0].type.shape[axis],
+        lambda indices: tuple(read(indices) for read in reads),
+        over,
+    )
 
 
 def _sort_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -215,14 +234,21 @@ func.func @main({arguments}) -> ({types}) {{
 
 def _compare(name: str, direction: str, k: int, dtype: str, kind: str) -> str:
     t = f"tensor<{dtype}>"
-    return (f"    %{name} = stablehlo.compare {direction}, %x{k}, %y{k}, {kind} : "
-            f"({t}, {t}) -> tensor<i1>")
+    return (
+        f"    %{name} = stablehlo.compare {direction}, %x{k}, %y{k}, {kind} : "
+        f"({t}, {t}) -> tensor<i1>"
+    )
 
 
-_BY_TWO = "\n".join((
-    _compare("l", "GT", 0, "i8", "SIGNED"), _compare("e", "EQ", 0, "i8", "SIGNED"),
-    _compare("n", "LT", 1, "f32", "TOTALORDER"),
-    "    %t = stablehlo.and %e, %n : tensor<i1>", "    %r = stablehlo.or %l, %t : tensor<i1>"))
+_BY_TWO = "\n".join(
+    (
+        _compare("l", "GT", 0, "i8", "SIGNED"),
+        _compare("e", "EQ", 0, "i8", "SIGNED"),
+        _compare("n", "LT", 1, "f32", "TOTALORDER"),
+        "    %t = stablehlo.and %e, %n : tensor<i1>",
+        "    %r = stablehlo.or %l, %t : tensor<i1>",
+    )
+)
 
 
 def _top_k_example(operand: str, k: int) -> str:
@@ -238,19 +264,38 @@ func.func @main(%a: tensor<{operand}>) -> (tensor<{head}x{dtype}>, tensor<{head}
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.sort", OpKind.SORT, _sort_reference, _sort, _supports, (
-        _example(["5x7xf32"], _compare("r", "LT", 0, "f32", "TOTALORDER"), 1),
-        _example(["9x4xi32"], _compare("r", "GT", 0, "i32", "SIGNED"), 0),
-        _example(["300xui8"], _compare("r", "LT", 0, "ui8", "UNSIGNED")),
-        _example(["3x130xbf16"], _compare("r", "GT", 0, "bf16", "TOTALORDER")),
-        _example(["2x3x70xf64"], _compare("r", "LT", 0, "f64", "TOTALORDER")),
-        _example(["6x90xi8", "6x90xf32"], _BY_TWO),
-        _example(["11xi8", "11xf32"], _BY_TWO),
-        _example(["1xi64"], _compare("r", "LT", 0, "i64", "SIGNED")),
-        _example(["3x0xi16"], _compare("r", "LT", 0, "i16", "SIGNED")),
-    ), "sort, StableHLO specification"),
-    OpDef("chlo.top_k", OpKind.SORT, _top_k_reference, _top_k, _supports_top_k, (
-        _top_k_example("3x9xf32", 2), _top_k_example("700xi32", 3), _top_k_example("2x3x5xf16", 5),
-        _top_k_example("4x600xf64", 1), _top_k_example("4x70xui8", 7),
-    ), "top_k, CHLO"),
+    OpDef(
+        "stablehlo.sort",
+        OpKind.SORT,
+        _sort_reference,
+        _sort,
+        _supports,
+        (
+            _example(["5x7xf32"], _compare("r", "LT", 0, "f32", "TOTALORDER"), 1),
+            _example(["9x4xi32"], _compare("r", "GT", 0, "i32", "SIGNED"), 0),
+            _example(["300xui8"], _compare("r", "LT", 0, "ui8", "UNSIGNED")),
+            _example(["3x130xbf16"], _compare("r", "GT", 0, "bf16", "TOTALORDER")),
+            _example(["2x3x70xf64"], _compare("r", "LT", 0, "f64", "TOTALORDER")),
+            _example(["6x90xi8", "6x90xf32"], _BY_TWO),
+            _example(["11xi8", "11xf32"], _BY_TWO),
+            _example(["1xi64"], _compare("r", "LT", 0, "i64", "SIGNED")),
+            _example(["3x0xi16"], _compare("r", "LT", 0, "i16", "SIGNED")),
+        ),
+        "sort, StableHLO specification",
+    ),
+    OpDef(
+        "chlo.top_k",
+        OpKind.SORT,
+        _top_k_reference,
+        _top_k,
+        _supports_top_k,
+        (
+            _top_k_example("3x9xf32", 2),
+            _top_k_example("700xi32", 3),
+            _top_k_example("2x3x5xf16", 5),
+            _top_k_example("4x600xf64", 1),
+            _top_k_example("4x70xui8", 7),
+        ),
+        "top_k, CHLO",
+    ),
 )

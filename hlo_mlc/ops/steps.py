@@ -69,15 +69,20 @@ class Steps:
             return
         real, imaginary = element
         if any(one.source is array.buffer for one in loads(imaginary)):
-            real, imaginary = (self.let(f"{array.buffer.name}_{name}", part)
-                               for name, part in (("re", real), ("im", imaginary)))
+            real, imaginary = (
+                self.let(f"{array.buffer.name}_{name}", part)
+                for name, part in (("re", real), ("im", imaginary))
+            )
         for k, part in enumerate((real, imaginary)):
             self._open[-1].append(Put(array.buffer, (*indices, index.constant(k)), part))
 
     def let(self, name: str, element: Element) -> Element:
         """`element`, computed here."""
-        array = self.array(name) if isinstance(element, Complex) else \
-            Array(self._array(name, element.dtype, ()))
+        array = (
+            self.array(name)
+            if isinstance(element, Complex)
+            else Array(self._array(name, element.dtype, ()))
+        )
         self.put(array, (), element)
         return array[()]
 
@@ -91,8 +96,11 @@ class Steps:
         var = variable(name, high)
         number = var if high > 1 or low < high else index.constant(0)
         self._open.append([])
-        yield index.subtract(index.subtract(end, index.constant(1)), number) if down \
+        yield (
+            index.subtract(index.subtract(end, index.constant(1)), number)
+            if down
             else index.add(first, number)
+        )
         body = self._open.pop()
         if high and body:
             self._open[-1] += body if number is not var else [Count(var, extent, tuple(body))]

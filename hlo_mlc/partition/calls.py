@@ -40,24 +40,37 @@ def with_calls(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
 def _calls(cluster: Cluster) -> Iterator[Node]:
     """The calls of a cluster's kernels, and the constants that only they read, in order."""
     if cluster.blocks is None:
-        yield cluster.call(cluster.operands, cluster.results, {
-            "id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()})
+        yield cluster.call(
+            cluster.operands,
+            cluster.results,
+            {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
+        )
         return
     program = cluster.kernel.program
-    values = dict(zip((*program.operands, *program.results),
-                      (*cluster.operands, *cluster.results), strict=True))
+    values = dict(
+        zip(
+            (*program.operands, *program.results),
+            (*cluster.operands, *cluster.results),
+            strict=True,
+        )
+    )
     for call in cluster.blocks.calls:
         constants = {b: constant_node(table) for b, table in call.constants.items()}
-        constants |= {f.before: constant_node(np.full(f.before.shape, f.initial.value,
-                                                      f.before.dtype.numpy)) for f in call.folds}
+        constants |= {
+            f.before: constant_node(np.full(f.before.shape, f.initial.value, f.before.dtype.numpy))
+            for f in call.folds
+        }
         yield from constants.values()
         values.update((b, node.results[0]) for b, node in constants.items())
         for buffer in call.results:
             values.setdefault(buffer, Value(TensorType(buffer.shape, buffer.dtype)))
         results = [values[b] for b in call.results]
-        spare = [Value(one.type) for one in results[len(results) - len(call.folds):]]
-        yield cluster.call(tuple(values[b] for b in call.operands), (*results, *spare),
-                           _attributes(call, cluster.blocks.rows))
+        spare = [Value(one.type) for one in results[len(results) - len(call.folds) :]]
+        yield cluster.call(
+            tuple(values[b] for b in call.operands),
+            (*results, *spare),
+            _attributes(call, cluster.blocks.rows),
+        )
 
 
 def _attributes(call: RowCall, rows: int) -> dict[str, object]:
@@ -66,17 +79,33 @@ def _attributes(call: RowCall, rows: int) -> dict[str, object]:
     if not call.has_rows:
         ((_, kernel),) = call.kernels.values()
         return {"id": kernel.fingerprint, "aliases": aliases, "dims": ()}
-    return {"blocks": {size: kernel.fingerprint for size, (_, kernel) in call.kernels.items()},
-            "aliases": aliases,
-            "dims": (rows, call.groups, len(call.folds), *call.row_bytes,
-                     *(fold.before.bytes for fold in call.folds))}
+    return {
+        "blocks": {size: kernel.fingerprint for size, (_, kernel) in call.kernels.items()},
+        "aliases": aliases,
+        "dims": (
+            rows,
+            call.groups,
+            len(call.folds),
+            *call.row_bytes,
+            *(fold.before.bytes for fold in call.folds),
+        ),
+    }
 
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:
     """Control flow with the kernels in its regions; any other node as it is."""
     if node.op not in HOLDING or not any(
-            v in produced for region in node.regions for n in region.walk() for v in n.results):
+        v in produced for region in node.regions for n in region.walk() for v in n.results
+    ):
         return node
-    return Node(node.op, node.operands, node.results, node.attributes,
-                tuple(with_calls(region, produced) for region in node.regions), node.literal,
-                node.location, node.origin, node.opaque)
+    return Node(
+        node.op,
+        node.operands,
+        node.results,
+        node.attributes,
+        tuple(with_calls(region, produced) for region in node.regions),
+        node.literal,
+        node.location,
+        node.origin,
+        node.opaque,
+    )

@@ -23,8 +23,9 @@ from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Step
 from hlo_mlc.tensor.liveness import step_writes, without_dead
 from hlo_mlc.tensor.merging import merge_copies
 
-TRIVIAL = frozenset(("sdy.sharding_constraint", "stablehlo.constant", "stablehlo.reshape",
-                     "stablehlo.iota"))
+TRIVIAL = frozenset(
+    ("sdy.sharding_constraint", "stablehlo.constant", "stablehlo.reshape", "stablehlo.iota")
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +60,28 @@ class Cluster:
     transposed: tuple[Value, ...] = ()
     trips: Mapping[Node, int] = field(default_factory=dict)
 
-    def call(self, operands: tuple[Value, ...], results: tuple[Value, ...],
-             attributes: Mapping[str, object]) -> Node:
+    def call(
+        self,
+        operands: tuple[Value, ...],
+        results: tuple[Value, ...],
+        attributes: Mapping[str, object],
+    ) -> Node:
         """A call of its kernel, or of one that computes a part of it."""
-        layouts = {name: tuple(self.orders.get(v, ())[::-1] for v in values)
-                   for name, values in (("operand_layouts", operands), ("result_layouts", results))
-                   } if self.orders else {}
-        return Node("hlo_mlc.kernel", operands, results, {**attributes, **layouts},
-                    location=self.kernel.name)  # what XLA, and so JAX's profiler, calls it by
+        layouts = (
+            {
+                name: tuple(self.orders.get(v, ())[::-1] for v in values)
+                for name, values in (("operand_layouts", operands), ("result_layouts", results))
+            }
+            if self.orders
+            else {}
+        )
+        return Node(
+            "hlo_mlc.kernel",
+            operands,
+            results,
+            {**attributes, **layouts},
+            location=self.kernel.name,
+        )  # what XLA, and so JAX's profiler, calls it by
 
     @property
     def kernels(self) -> list[tuple[Kernel, int, float]]:
@@ -104,39 +119,69 @@ def cluster_of(run: list[Unit], around: Context) -> Cluster:
     results, read_by, makers, orders = around.results, around.read_by, around.makers, around.orders
     values = around.values
     members = {u.number for u in run}
-    needed = frozenset(b for u in run for b in u.writes
-                       if values.get(b) in results or not read_by.get(b, members) <= members)
+    needed = frozenset(
+        b
+        for u in run
+        for b in u.writes
+        if values.get(b) in results or not read_by.get(b, members) <= members
+    )
     steps = without_dead([s for unit in run for s in finished(unit, read_by, needed)], needed)
     written = {b for s in steps for b in step_writes(s)}
-    operands = tuple(dict.fromkeys(b for s in steps for stage in stages(s) for b in stage.inputs
-                                   if b not in written))
-    outputs = tuple(b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s))
-                    if b in needed)
+    operands = tuple(
+        dict.fromkeys(
+            b for s in steps for stage in stages(s) for b in stage.inputs if b not in written
+        )
+    )
+    outputs = tuple(
+        b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s)) if b in needed
+    )
     at = {values[o]: o for o in operands}
-    wanted = [(r, o) for r in outputs
-              if (o := at.get(around.heirs.get(values[r]))) is not None and read_by[o] <= members]
-    spent = [o for o in operands if read_by[o] <= members and values[o] not in results
-             and values[o] in makers and _makes_memory(makers[values[o]])]
-    wanted += [(r, o) for r in outputs for o in spent
-               if values[r].type == values[o].type]
-    laid = lay_out(steps, {b: orders[values[b]] for b in (*operands, *outputs)
-                           if values[b] in orders}, outputs, around.free)
-    wanted = [(laid.made.get(r, r), laid.made.get(o, o)) for r, o in wanted
-              if laid.orders.get(r) == laid.orders.get(o)]
+    wanted = [
+        (r, o)
+        for r in outputs
+        if (o := at.get(around.heirs.get(values[r]))) is not None and read_by[o] <= members
+    ]
+    spent = [
+        o
+        for o in operands
+        if read_by[o] <= members
+        and values[o] not in results
+        and values[o] in makers
+        and _makes_memory(makers[values[o]])
+    ]
+    wanted += [(r, o) for r in outputs for o in spent if values[r].type == values[o].type]
+    laid = lay_out(
+        steps,
+        {b: orders[values[b]] for b in (*operands, *outputs) if values[b] in orders},
+        outputs,
+        around.free,
+    )
+    wanted = [
+        (laid.made.get(r, r), laid.made.get(o, o))
+        for r, o in wanted
+        if laid.orders.get(r) == laid.orders.get(o)
+    ]
     operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
     values = {**values, **{new: values[b] for b, new in laid.made.items()}}
     steps, aliases = in_place(laid.steps, wanted)
-    steps = without_dead(merge_copies(steps, outputs, (b for pair in aliases for b in pair)),
-                         outputs)
-    tables = {b: makers[values[b]].literal for b in operands
-              if values[b] in makers and is_table(makers[values[b]])}
+    steps = without_dead(
+        merge_copies(steps, outputs, (b for pair in aliases for b in pair)), outputs
+    )
+    tables = {
+        b: makers[values[b]].literal
+        for b in operands
+        if values[b] in makers and is_table(makers[values[b]])
+    }
     steps, panels = pack(steps, tables) if around.limits.packs_constants else (steps, {})
     constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
     read = {b for s in steps for stage in stages(s) for b in stage.inputs}
     operands = (*(b for b in operands if b in read), *constants)
     kernel = make_kernel(steps, operands, outputs, aliases)
-    border = [b for b in operands
-              if b not in constants and values[b] in makers and counts(makers[values[b]])]
+    border = [
+        b
+        for b in operands
+        if b not in constants and values[b] in makers and counts(makers[values[b]])
+    ]
     border += [b for b in outputs if values[b] not in results]
     sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
     targets = tuple(values[b] for b in outputs)
@@ -144,52 +189,86 @@ def cluster_of(run: list[Unit], around: Context) -> Cluster:
     copied = [b for b in outputs if around.heirs.get(values[b]) in at and b not in moved]
     nodes = _between(sources, targets, makers)
     locations = _locations(kernel, steps, values, makers)
-    kernel = replace(kernel, name=kernel_name(kernel.program, locations,
-                                              [node.location for node in nodes]))
+    kernel = replace(
+        kernel, name=kernel_name(kernel.program, locations, [node.location for node in nodes])
+    )
     return Cluster(
-        kernel, nodes, sources, targets,
+        kernel,
+        nodes,
+        sources,
+        targets,
         tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
-        sum(b.bytes for b in border), sum(b.bytes for b in copied), around.is_whole, around.in_loop,
-        (*constants.values(), *(n for n in around.own if n.results[0] in sources)), locations,
-        orders={values[b]: order for b, order in laid.orders.items()
-                if laid.made[b] in (*operands, *outputs)},
-        transposed=tuple(values[b] for b in (*operands, *outputs) if b not in constants
-                         and values[b] in orders and b not in laid.made.values()),
-        trips=_trips(nodes, makers))
+        sum(b.bytes for b in border),
+        sum(b.bytes for b in copied),
+        around.is_whole,
+        around.in_loop,
+        (*constants.values(), *(n for n in around.own if n.results[0] in sources)),
+        locations,
+        orders={
+            values[b]: order
+            for b, order in laid.orders.items()
+            if laid.made[b] in (*operands, *outputs)
+        },
+        transposed=tuple(
+            values[b]
+            for b in (*operands, *outputs)
+            if b not in constants and values[b] in orders and b not in laid.made.values()
+        ),
+        trips=_trips(nodes, makers),
+    )
 
 
 def _trips(nodes: Iterable[Node], makers: Mapping[Value, Node]) -> dict[Node, int]:
     def known(value: Value) -> int | None:
         literal = makers[value].literal if value in makers else None
-        return int(literal) if literal is not None and not literal.ndim \
-            and literal.dtype.kind in "iu" else None
+        return (
+            int(literal)
+            if literal is not None and not literal.ndim and literal.dtype.kind in "iu"
+            else None
+        )
 
     return trips((node for node in nodes if node.regions), known, UNKNOWN_TRIPS)
 
 
 def _makes_memory(node: Node) -> bool:
     """Whether the results of an operation are in memory of their own, as far as is known."""
-    return counts(node) and node.op not in ("stablehlo.optimization_barrier",
-                                             "stablehlo.bitcast_convert")
+    return counts(node) and node.op not in (
+        "stablehlo.optimization_barrier",
+        "stablehlo.bitcast_convert",
+    )
 
 
-def _locations(kernel: Kernel, steps: Sequence[Step], values: Mapping[Buffer, Value],
-               makers: Mapping[Value, Node]) -> dict[str, str]:
+def _locations(
+    kernel: Kernel,
+    steps: Sequence[Step],
+    values: Mapping[Buffer, Value],
+    makers: Mapping[Value, Node],
+) -> dict[str, str]:
     """Where the values in a kernel's results and temporaries come from."""
     own = {*kernel.inputs, *kernel.outputs}
-    names = {**dict(zip(kernel.outputs, kernel.program.results, strict=True)),
-             **dict(zip((b for b in written(steps) if b not in own), kernel.program.temporaries,
-                        strict=True))}
-    return {name.name: makers[values[b]].location for b, name in names.items()
-            if values.get(b) in makers}
+    names = {
+        **dict(zip(kernel.outputs, kernel.program.results, strict=True)),
+        **dict(
+            zip(
+                (b for b in written(steps) if b not in own), kernel.program.temporaries, strict=True
+            )
+        ),
+    }
+    return {
+        name.name: makers[values[b]].location
+        for b, name in names.items()
+        if values.get(b) in makers
+    }
 
 
-def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],
-             makers: Mapping[Value, Node]) -> tuple[Node, ...]:
+def _between(
+    sources: tuple[Value, ...], targets: tuple[Value, ...], makers: Mapping[Value, Node]
+) -> tuple[Node, ...]:
     """The operations that lead from some values to others, each after those that it needs."""
     given = set(sources)
-    ordered = operands_first([makers[v] for v in targets if v in makers],
-                             lambda v: None if v in given else makers.get(v))
+    ordered = operands_first(
+        [makers[v] for v in targets if v in makers], lambda v: None if v in given else makers.get(v)
+    )
     return tuple(n for n in ordered if counts(n)) or ordered
 
 

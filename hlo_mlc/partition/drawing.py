@@ -19,29 +19,46 @@ def plan_json(graph: Graph, plan: Plan) -> str:
     - `operations`: op, type, number of the location, of the unit (-1: it is in none), of the reason
       why it does not join what comes before it, or stays with XLA (-1: it does).
     """
-    units = {value: number for number, node in enumerate(plan.graph.nodes)
-             for value in node.results}
+    units = {
+        value: number for number, node in enumerate(plan.graph.nodes) for value in node.results
+    }
     parameters = {value: -1 - number for number, value in enumerate(plan.graph.parameters)}
     sources = units | parameters
-    unit_of = {node: units[cluster.results[0]] for cluster, _ in plan.taken
-               for node in cluster.nodes}
+    unit_of = {
+        node: units[cluster.results[0]] for cluster, _ in plan.taken for node in cluster.nodes
+    }
     reasons = {node: verdict.reason for cluster, verdict in plan.rejected for node in cluster.nodes}
     reasons |= plan.left | plan.apart
     locations, why = _Numbers(), _Numbers()
     memory = _live_bytes(plan.graph)
-    return json.dumps({
-        "parameter_bytes": sum(map(_bytes, plan.graph.parameters)),
-        "units": [[node.attributes.get("id", ""), "" if "id" in node.attributes else node.op,
-                   sorted({sources[value] for value in node.operands if value in sources}),
-                   [str(value.type) for value in node.results], live]
-                  for node, live in zip(plan.graph.nodes, memory, strict=True)],
-        "operations": [
-            [node.op, str(node.results[0].type) if node.results else "",
-             locations[node.location],
-             unit_of.get(node, _unit_of_results(node, units)),
-             why[reasons[node]] if node in reasons else -1] for node in graph.nodes],
-        "locations": list(locations), "reasons": list(why),
-    }, separators=(",", ":"))
+    return json.dumps(
+        {
+            "parameter_bytes": sum(map(_bytes, plan.graph.parameters)),
+            "units": [
+                [
+                    node.attributes.get("id", ""),
+                    "" if "id" in node.attributes else node.op,
+                    sorted({sources[value] for value in node.operands if value in sources}),
+                    [str(value.type) for value in node.results],
+                    live,
+                ]
+                for node, live in zip(plan.graph.nodes, memory, strict=True)
+            ],
+            "operations": [
+                [
+                    node.op,
+                    str(node.results[0].type) if node.results else "",
+                    locations[node.location],
+                    unit_of.get(node, _unit_of_results(node, units)),
+                    why[reasons[node]] if node in reasons else -1,
+                ]
+                for node in graph.nodes
+            ],
+            "locations": list(locations),
+            "reasons": list(why),
+        },
+        separators=(",", ":"),
+    )
 
 
 class _Numbers(dict[str, int]):

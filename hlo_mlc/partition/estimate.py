@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Predicted cost of a kernel on both sides, and the kind of stage that takes most of our time.
-    """
+    """Predicted cost of a kernel on both sides, and the kind of stage that takes most of ours."""
 
     ours_us: float
     xla_us: float

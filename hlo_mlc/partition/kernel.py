@@ -28,8 +28,12 @@ class Kernel:
     name: str
 
 
-def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequence[Buffer],
-                aliases: Sequence[tuple[Buffer, Buffer]] = ()) -> Kernel:
+def make_kernel(
+    steps: Sequence[Step],
+    inputs: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    aliases: Sequence[tuple[Buffer, Buffer]] = (),
+) -> Kernel:
     """The kernel that runs `steps` on the graph's buffers.
 
     `aliases`: results and the operands whose memory they may take over (fuse/donation.py).

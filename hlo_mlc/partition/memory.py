@@ -91,25 +91,36 @@ def plan_memory(graph: Graph, scratch_bytes: Mapping[str, int]) -> MemoryPlan:
     copies = tuple(
         Copy(places[roots[value]], Place("result", number), value.type.bytes)
         for number, value in enumerate(graph.results)
-        if places[roots[value]] != Place("result", number) and value.type.bytes)
+        if places[roots[value]] != Place("result", number) and value.type.bytes
+    )
 
-    lifetimes = {value: _Lifetime(value.type.bytes, number, number)
-                 for value, number in made.items() if value not in places}
+    lifetimes = {
+        value: _Lifetime(value.type.bytes, number, number)
+        for value, number in made.items()
+        if value not in places
+    }
     for number, node in enumerate(calls):
         for value in node.operands:
             if roots[value] in lifetimes:
                 lifetimes[roots[value]].last = number
-    scratch = [_Lifetime(scratch_bytes[node.attributes["id"]], number, number)
-               for number, node in enumerate(calls)]
+    scratch = [
+        _Lifetime(scratch_bytes[node.attributes["id"]], number, number)
+        for number, node in enumerate(calls)
+    ]
     whole = [*lifetimes.values(), *scratch]
     size = _place(whole)
     places.update({v: Place("workspace", life.offset) for v, life in lifetimes.items()})
     invocations = tuple(
-        Invocation(node.attributes["id"],
-                   tuple(places[roots[v]] for v in (*node.operands, *node.results)), life.offset)
-        for node, life in zip(calls, scratch, strict=True))
-    return MemoryPlan(invocations, copies, tuple(constants), size,
-                      sum(_aligned(life.bytes) for life in whole))
+        Invocation(
+            node.attributes["id"],
+            tuple(places[roots[v]] for v in (*node.operands, *node.results)),
+            life.offset,
+        )
+        for node, life in zip(calls, scratch, strict=True)
+    )
+    return MemoryPlan(
+        invocations, copies, tuple(constants), size, sum(_aligned(life.bytes) for life in whole)
+    )
 
 
 def _roots(graph: Graph) -> dict[Value, Value]:
@@ -126,8 +137,11 @@ def _roots(graph: Graph) -> dict[Value, Value]:
 
 
 def _not_a_kernel(node: Node) -> UnsupportedOpError:
-    return UnsupportedOpError(node.op, "it is not computed by a kernel of ours, and there is "
-                              "nobody else to compute it", location=node.location or None)
+    return UnsupportedOpError(
+        node.op,
+        "it is not computed by a kernel of ours, and there is nobody else to compute it",
+        location=node.location or None,
+    )
 
 
 def _place(lifetimes: Sequence[_Lifetime]) -> int:

@@ -24,21 +24,40 @@ from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, 
 _PLACING = frozenset(("broadcast", "copy"))
 _PARTS = 2  # that a name lists: with three, it is longer than a column of a table
 _MINOR = 0.1  # of the work of the largest: what has less is not named
-_FOLDS = {"add": "sum", "mul": "product", "max": "max", "larger": "max", "min": "min", "and": "all",
-          "or": "any"}
+_FOLDS = {
+    "add": "sum",
+    "mul": "product",
+    "max": "max",
+    "larger": "max",
+    "min": "min",
+    "and": "all",
+    "or": "any",
+}
 _SCANS = {"add": "cumsum", "mul": "cumprod", "max": "cummax", "min": "cummin"}
 _POOLS = {"add": "sum_pool", "max": "max_pool", "larger": "max_pool", "min": "min_pool"}
-_ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
-               "neg": "negate", "fma": "multiply", "max": "maximum", "min": "minimum",
-               "select": "select", "convert": "convert", "abs": "abs", "sqrt": "sqrt",
-               "rsqrt": "rsqrt"}
+_ARITHMETIC = {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "divide",
+    "neg": "negate",
+    "fma": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "select": "select",
+    "convert": "convert",
+    "abs": "abs",
+    "sqrt": "sqrt",
+    "rsqrt": "rsqrt",
+}
 _KINDS = 3  # of arithmetic in one expression: so many have no name
 _LINE = re.compile(r"(\S.*?):(\d+)(?: |$)")
 _CELL = re.compile(r"<ipython-input-(\d+)-\w+>")
 
 
-def kernel_name(program: TensorProgram, locations: Mapping[str, str],
-                others: Iterable[str] = ()) -> str:
+def kernel_name(
+    program: TensorProgram, locations: Mapping[str, str], others: Iterable[str] = ()
+) -> str:
     """`softmax@nn.py:6`; only what is computed where no line is known.
 
     `locations` are those of the buffers that are written, by name; `others` come from all that the
@@ -98,8 +117,7 @@ def _joined(parts: Sequence[_Part]) -> str:
     for part in [part for part in parts if part.what not in _PLACING] or parts:
         work[part.what] = work.get(part.what, 0.0) + part.work
     largest = sorted(work, key=lambda what: -work[what])[:_PARTS]
-    named = [what for what in work
-             if what in largest and work[what] >= _MINOR * work[largest[0]]]
+    named = [what for what in work if what in largest and work[what] >= _MINOR * work[largest[0]]]
     return "+".join(named) or "copy"
 
 
@@ -155,21 +173,30 @@ def _known(nest: Nest) -> str:
         return "+".join(filter(None, ("matmul", between, "matmul")))
     if linked:
         return "attention"
-    if "max" in kinds and "sum" in kinds[kinds.index("max"):]:
+    if "max" in kinds and "sum" in kinds[kinds.index("max") :]:
         total = folds[kinds.index("sum", kinds.index("max"))]
         if _uses(total.terms, "exp"):
             after = [a.value for stage in nest.stages for a in stage.assigns]
             if not _uses(after, "log"):
                 return "softmax"
             widest = max(_points(stage) for stage in nest.stages)
-            return "log_softmax" if any(is_map(s) and _points(s) == widest
-                                        for s in nest.stages) else "logsumexp"
-    squares = [stage for stage in folds if stage.combiner.name == "add"
-               and any(map(_is_square, stage.terms))]
+            return (
+                "log_softmax"
+                if any(is_map(s) and _points(s) == widest for s in nest.stages)
+                else "logsumexp"
+            )
+    squares = [
+        stage
+        for stage in folds
+        if stage.combiner.name == "add" and any(map(_is_square, stage.terms))
+    ]
     values = [a.value for stage in nest.stages for a in stage.assigns]
     if squares and _uses(values, "rsqrt", "sqrt"):
-        means = [s for s in folds if s.combiner.name == "add"
-                 and any(not _is_square(term) for term in s.terms)]
+        means = [
+            s
+            for s in folds
+            if s.combiner.name == "add" and any(not _is_square(term) for term in s.terms)
+        ]
         return "layer_norm" if means else "rms_norm"
     return ""
 
@@ -194,11 +221,18 @@ def _fold(stage: Stage) -> str:
             return _with_epilogue("matvec" if stage.axes else "dot", stage)
     if slides(stage):
         return _POOLS.get(combiner.name, "pool")
-    if len(stage.accumulators) > 1 and any(
+    if (
+        len(stage.accumulators) > 1
+        and any(
             isinstance(node, Apply) and node.op in ("gt", "lt", "ge", "le")
-            for node in walk(*combiner.results)) and not stage.accumulators[1].dtype.is_float:
-        largest = any(isinstance(node, Apply) and node.op in ("gt", "ge")
-                      for node in walk(combiner.results[0]))
+            for node in walk(*combiner.results)
+        )
+        and not stage.accumulators[1].dtype.is_float
+    ):
+        largest = any(
+            isinstance(node, Apply) and node.op in ("gt", "ge")
+            for node in walk(combiner.results[0])
+        )
         return "argmax" if largest else "argmin"
     what = _FOLDS.get(combiner.name, "sum" if _uses(combiner.results, "add") else "reduce")
     inside = _function(stage.terms)
@@ -208,8 +242,10 @@ def _fold(stage: Stage) -> str:
 def _is_matvec(stage: Stage) -> bool:
     """Whether one factor is the same for all results, or there is one result alone."""
     (term,) = stage.terms[:1]
-    return any({*stage.axes}.isdisjoint(factor.free) and {*stage.reduce_axes} & factor.free
-               for factor in term.args)
+    return any(
+        {*stage.axes}.isdisjoint(factor.free) and {*stage.reduce_axes} & factor.free
+        for factor in term.args
+    )
 
 
 def _with_epilogue(what: str, stage: Stage) -> str:
@@ -245,8 +281,11 @@ def _map(stage: Stage) -> str:
 
 def _uses_values(value: Expr) -> bool:
     """Whether it selects by what is computed, rather than by where it is."""
-    return any(loads(node.args[0]) for node in walk(value)
-               if isinstance(node, Apply) and node.op == "select")
+    return any(
+        loads(node.args[0])
+        for node in walk(value)
+        if isinstance(node, Apply) and node.op == "select"
+    )
 
 
 def _function(values: Iterable[Expr]) -> str:
@@ -259,9 +298,15 @@ def _function(values: Iterable[Expr]) -> str:
         return "gelu" if "mul" in ops else "erf"
     if any(node.op in ("tanh", "logistic") and _is_polynomial(node.args[0]) for node in nodes):
         return "gelu"  # as it is approximated
-    if any(node.op == "mul" and any(a.op == "logistic" and a.args[0] is b
-                                    for a, b in (node.args, node.args[::-1])
-                                    if isinstance(a, Apply)) for node in nodes):
+    if any(
+        node.op == "mul"
+        and any(
+            a.op == "logistic" and a.args[0] is b
+            for a, b in (node.args, node.args[::-1])
+            if isinstance(a, Apply)
+        )
+        for node in nodes
+    ):
         return "silu"
     for op, name in (("tanh", "tanh"), ("logistic", "sigmoid")):
         if op in ops:
@@ -269,24 +314,36 @@ def _function(values: Iterable[Expr]) -> str:
     functions = [op for op in ops if op in _FUNCTIONS]
     if functions:
         return max(sorted(functions), key=lambda op: OPS[op].cost)
-    if any(node.op == "max" and node.dtype.is_float and any(
-            isinstance(a, Const) and a.value == 0 for a in node.args) for node in nodes):
+    if any(
+        node.op == "max"
+        and node.dtype.is_float
+        and any(isinstance(a, Const) and a.value == 0 for a in node.args)
+        for node in nodes
+    ):
         return "relu"
     arithmetic = Counter(_ARITHMETIC[node.op] for node in nodes if node.op in _ARITHMETIC)
     if len(arithmetic) >= _KINDS:
         return "elementwise"
-    return min(arithmetic, key=lambda op: (-arithmetic[op], op), default="elementwise" if ops
-               else "")
+    return min(
+        arithmetic, key=lambda op: (-arithmetic[op], op), default="elementwise" if ops else ""
+    )
 
 
-_FUNCTIONS = frozenset(name for name, op in OPS.items() if op.arity <= 2 and op.accuracy.value
-                       == OPS["exp"].accuracy.value) - {"rsqrt"}
+_FUNCTIONS = frozenset(
+    name
+    for name, op in OPS.items()
+    if op.arity <= 2 and op.accuracy.value == OPS["exp"].accuracy.value
+) - {"rsqrt"}
 
 
 def _is_polynomial(value: Expr) -> bool:
     """Whether something in it is a product of two things that are not known."""
-    return any(isinstance(node, Apply) and node.op == "mul"
-               and not any(isinstance(a, Const) for a in node.args) for node in walk(value))
+    return any(
+        isinstance(node, Apply)
+        and node.op == "mul"
+        and not any(isinstance(a, Const) for a in node.args)
+        for node in walk(value)
+    )
 
 
 def _is_square(term: Expr) -> bool:

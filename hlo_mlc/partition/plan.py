@@ -64,8 +64,13 @@ class Plan:
         return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
 
 
-def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-              donated: Sequence[tuple[int, int]] = (), limits: FusionLimits = LIMITS) -> Plan:
+def partition(
+    graph: Graph,
+    choose: Chooser,
+    small: Callable[[Unit], bool],
+    donated: Sequence[tuple[int, int]] = (),
+    limits: FusionLimits = LIMITS,
+) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
@@ -75,8 +80,13 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     opened: dict[Node, str] = {}
     while True:
         plan = _planned(graph, choose, small, donated, frozenset(), limits, opened)
-        more = {node: verdict.reason for cluster, verdict in plan.rejected if verdict.opens
-                for node in cluster.nodes if node.op == WHILE}
+        more = {
+            node: verdict.reason
+            for cluster, verdict in plan.rejected
+            if verdict.opens
+            for node in cluster.nodes
+            if node.op == WHILE
+        }
         if not more:
             break
         opened |= more
@@ -86,8 +96,10 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
 def _told_apart(plan: Plan, graph: Graph) -> Plan:
     """The plan in which different kernels have different names, whichever of them are taken."""
     places = {node: place for place, node in enumerate(graph.walk())}
-    clusters = sorted((cluster for cluster, _ in (*plan.taken, *plan.rejected)),
-                      key=lambda cluster: places.get(cluster.nodes[0], 0))
+    clusters = sorted(
+        (cluster for cluster, _ in (*plan.taken, *plan.rejected)),
+        key=lambda cluster: places.get(cluster.nodes[0], 0),
+    )
     names = {cluster.kernel.fingerprint: cluster.kernel.name for cluster in reversed(clusters)}
     first = dict.fromkeys(cluster.kernel.fingerprint for cluster in clusters)
     apart = dict(zip(first, told_apart(names[one] for one in first), strict=True))
@@ -96,8 +108,11 @@ def _told_apart(plan: Plan, graph: Graph) -> Plan:
         name = apart[cluster.kernel.fingerprint]
         return replace(cluster, kernel=replace(cluster.kernel, name=name))
 
-    return replace(plan, taken=[(renamed(c), v) for c, v in plan.taken],
-                   rejected=[(renamed(c), v) for c, v in plan.rejected])
+    return replace(
+        plan,
+        taken=[(renamed(c), v) for c, v in plan.taken],
+        rejected=[(renamed(c), v) for c, v in plan.rejected],
+    )
 
 
 def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str) -> Plan:
@@ -105,8 +120,9 @@ def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str)
     taken, rejected = list(plan.taken), []
     for cluster, verdict in plan.rejected:
         if cluster in more:
-            taken.append((cluster, replace(verdict, take=True,
-                                           reason=f"{verdict.reason}, {reason}")))
+            taken.append(
+                (cluster, replace(verdict, take=True, reason=f"{verdict.reason}, {reason}"))
+            )
         else:
             rejected.append((cluster, verdict))
     return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
@@ -131,6 +147,7 @@ def without(plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
 def in_row_blocks(plan: Plan, graph: Graph, block_bytes: int, refused: Container[str]) -> Plan:
     """The plan for `graph` with kernels that serve any number of rows where that can be, and that
     are none of those `refused`, by their fingerprints."""
+
     def divided(cluster: Cluster) -> Cluster:
         blocks = row_blocks(cluster.kernel, block_bytes)
         if blocks is None or any(k.fingerprint in refused for k, *_ in blocks.kernels):
@@ -146,8 +163,12 @@ def _of_one_kernel(cluster: Cluster, blocks: RowBlocks) -> Cluster | None:
     if more or len(kernels) > 1 or kernels[0][1] > 1 or call.folds:
         return None
     constants = tuple(map(constant_node, call.constants.values()))
-    return replace(cluster, kernel=kernels[0][0], constants=(*cluster.constants, *constants),
-                   operands=(*cluster.operands, *(node.results[0] for node in constants)))
+    return replace(
+        cluster,
+        kernel=kernels[0][0],
+        constants=(*cluster.constants, *constants),
+        operands=(*cluster.operands, *(node.results[0] for node in constants)),
+    )
 
 
 def _rewritten(plan: Plan, graph: Graph) -> Plan:
@@ -158,9 +179,15 @@ def _rewritten(plan: Plan, graph: Graph) -> Plan:
     return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt, left))
 
 
-def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-             donated: Sequence[tuple[int, int]], around: frozenset[str],
-             limits: FusionLimits, opened: Mapping[Node, str]) -> Plan:
+def _planned(
+    graph: Graph,
+    choose: Chooser,
+    small: Callable[[Unit], bool],
+    donated: Sequence[tuple[int, int]],
+    around: frozenset[str],
+    limits: FusionLimits,
+    opened: Mapping[Node, str],
+) -> Plan:
     """What is to become of the nodes; `around` are the ops that `graph` is a region of, `opened`
     loops that are not to become part of a kernel, and why."""
     reasons = {node: opened.get(node) or refusal(node, limits.left) for node in graph.nodes}
@@ -180,16 +207,39 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     runs = merge_runs(in_order(fuser.units), mergeable)
     read_by = readers(fuser.units)
     makers = {v: n for n in (*graph.nodes, *tables) for v in n.results}
-    heirs = {graph.results[r]: graph.parameters[p] for p, r in donated
-             if graph.parameters[p] not in results
-             and graph.parameters[p].type == graph.results[r].type}
-    orders = stated_orders(graph, [node for node, reason in reasons.items() if reason]) \
-        if limits.takes_layouts else {}
+    heirs = {
+        graph.results[r]: graph.parameters[p]
+        for p, r in donated
+        if graph.parameters[p] not in results and graph.parameters[p].type == graph.results[r].type
+    }
+    orders = (
+        stated_orders(graph, [node for node, reason in reasons.items() if reason])
+        if limits.takes_layouts
+        else {}
+    )
     outside = {u.number for u in fuser.units if u.is_outside} if orders else set()
-    free = {b for b, v in values.items() if v not in results and v not in orders
-            and outside.isdisjoint(read_by.get(b, outside))} if orders else set()
-    context = Context(results, values, read_by, makers, tables, heirs, orders, free,
-                      limits, len(runs) == 1 and around <= WHOLE, WHILE in around)
+    free = (
+        {
+            b
+            for b, v in values.items()
+            if v not in results and v not in orders and outside.isdisjoint(read_by.get(b, outside))
+        }
+        if orders
+        else set()
+    )
+    context = Context(
+        results,
+        values,
+        read_by,
+        makers,
+        tables,
+        heirs,
+        orders,
+        free,
+        limits,
+        len(runs) == 1 and around <= WHOLE,
+        WHILE in around,
+    )
     for run in runs:
         if run[0].is_outside:
             continue
@@ -205,17 +255,24 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     return plan
 
 
-def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], around: frozenset[str], limits: FusionLimits,
-                     opened: Mapping[Node, str]) -> Plan:
+def _planned_regions(
+    graph: Graph,
+    reasons: Mapping[Node, str],
+    choose: Chooser,
+    small: Callable[[Unit], bool],
+    around: frozenset[str],
+    limits: FusionLimits,
+    opened: Mapping[Node, str],
+) -> Plan:
     """What is to become of the bodies of control flow that stays with XLA."""
     plan = Plan(graph, limits)
     for node in graph.nodes:
         if not reasons[node] or node.op not in HOLDING:
             continue
         for region in node.regions:
-            inner = _planned(region, choose, small, _carried(node, region), around | {node.op},
-                             limits, opened)
+            inner = _planned(
+                region, choose, small, _carried(node, region), around | {node.op}, limits, opened
+            )
             plan.taken += inner.taken
             plan.rejected += inner.rejected
             plan.left.update(inner.left)
@@ -234,14 +291,18 @@ def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
 def _remaining(graph: Graph, left: frozenset[Value]) -> int:
     """Its non-trivial operations that are not in kernels, and those of the loops whose results are
     left to XLA."""
-    inner = sum(_remaining(region, left) for node in graph.nodes
-                if node.op in HOLDING and not left.isdisjoint(node.results)
-                for region in node.regions)
+    inner = sum(
+        _remaining(region, left)
+        for node in graph.nodes
+        if node.op in HOLDING and not left.isdisjoint(node.results)
+        for region in node.regions
+    )
     return inner + sum(counts(node) for node in graph.nodes)
 
 
-def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
-           ) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str], Sequence[Node]]:
+def _lower(
+    graph: Graph, reasons: dict[Node, str], limits: FusionLimits
+) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str], Sequence[Node]]:
     """What fuses the stages of a graph, the values in their buffers, more names, and constants that
     only stages read."""
     counter = iter(range(1 << 62))
@@ -254,8 +315,13 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
     def outside(value: Value, indices: Indices) -> Expr:
         raise KeyError(f"{value!r} has no buffer")
 
-    lowering = StageLowering(graph, frozenset(wanted), outside,
-                             lambda prefix: f"{prefix}{next(counter)}", limits.prologue)
+    lowering = StageLowering(
+        graph,
+        frozenset(wanted),
+        outside,
+        lambda prefix: f"{prefix}{next(counter)}",
+        limits.prologue,
+    )
     fuser = Fuser(limits.row_elements)
     for value in (*graph.parameters, *graph.captures):
         if value.type is not None:
@@ -266,7 +332,8 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
     made_from: dict[Value, frozenset[Buffer]] = {}
     for node in graph.nodes:
         before = frozenset[Buffer]().union(
-            *({known[v]} if v in known else made_from.get(v, ()) for v in node.used))
+            *({known[v]} if v in known else made_from.get(v, ()) for v in node.used)
+        )
         made_from.update((v, before) for v in node.results)
         if reasons[node] or is_table(node):
             for value in node.results:

@@ -77,8 +77,11 @@ class RowBlocks:
     def kernels(self) -> list[tuple[Kernel, int, float]]:
         """What is called, how often, and about which share of the whole one call computes."""
         in_all = sum(call.bytes for call in self.calls) or 1
-        return [(kernel, count, call.bytes / in_all * (size / self.rows if size else 1.0))
-                for call in self.calls for size, (count, kernel) in call.kernels.items()]
+        return [
+            (kernel, count, call.bytes / in_all * (size / self.rows if size else 1.0))
+            for call in self.calls
+            for size, (count, kernel) in call.kernels.items()
+        ]
 
 
 def row_blocks(kernel: Kernel, block_bytes: int) -> RowBlocks | None:
@@ -89,12 +92,21 @@ def row_blocks(kernel: Kernel, block_bytes: int) -> RowBlocks | None:
     for rows in _candidates(program):
         pieces: list[RowPiece] | None = [RowPiece(program, has_rows=True)]
         if not _is_alone(rows, program):
-            pieces = row_pieces(program, rows, lambda piece, folds, rows=rows: _groups(
-                piece, rows, folds, block_bytes))
+            pieces = row_pieces(
+                program,
+                rows,
+                lambda piece, folds, rows=rows: _groups(piece, rows, folds, block_bytes),
+            )
         if pieces is not None:
-            return RowBlocks(rows.extent, tuple(
-                _row_call(kernel, piece, rows, block_bytes) if piece.has_rows
-                else _whole_call(kernel, piece.program) for piece in pieces))
+            return RowBlocks(
+                rows.extent,
+                tuple(
+                    _row_call(kernel, piece, rows, block_bytes)
+                    if piece.has_rows
+                    else _whole_call(kernel, piece.program)
+                    for piece in pieces
+                ),
+            )
     given = _whole_call(kernel, program)
     return RowBlocks(0, (given,)) if given.constants else None
 
@@ -103,34 +115,44 @@ def _candidates(program: TensorProgram) -> list[Factor]:
     """The factors that are the first dimension of whatever has them, and by which the program may
     be cut: first what all is computed along, then those of most bytes."""
     may_wait = is_in_pieces(program)
-    leading = [f for f in factors(program, may_wait) if (may_wait or _is_alone(f, program))
-               and all(d == 0 for _, d in (*f.operands, *f.results))]
-    return sorted(leading, key=lambda f: (not _is_alone(f, program), -sum(
-        b.bytes for b, _ in f.dimensions)))
+    leading = [
+        f
+        for f in factors(program, may_wait)
+        if (may_wait or _is_alone(f, program)) and all(d == 0 for _, d in (*f.operands, *f.results))
+    ]
+    return sorted(
+        leading, key=lambda f: (not _is_alone(f, program), -sum(b.bytes for b, _ in f.dimensions))
+    )
 
 
 def _is_alone(factor: Factor, program: TensorProgram) -> bool:
     """Whether nothing is computed but rows, each by itself."""
     return not factor.folds and {*program.temporaries, *program.results} <= {
-        buffer for buffer, _ in factor.dimensions}
+        buffer for buffer, _ in factor.dimensions
+    }
 
 
 def _row_bytes(program: TensorProgram, rows: Factor) -> int:
     """Of one row in all buffers."""
     cut = {buffer for buffer, _ in rows.dimensions}
-    return sum(b.bytes // rows.extent for b in (
-        *program.operands, *program.results, *program.temporaries) if b in cut)
+    return sum(
+        b.bytes // rows.extent
+        for b in (*program.operands, *program.results, *program.temporaries)
+        if b in cut
+    )
 
 
-def _most_rows(program: TensorProgram, rows: Factor, folds: Sequence[RowFold], block_bytes: int
-               ) -> int:
+def _most_rows(
+    program: TensorProgram, rows: Factor, folds: Sequence[RowFold], block_bytes: int
+) -> int:
     """Of a block."""
     row_bytes = max(1, _row_bytes(program, rows))
     fitting = max(1, block_bytes // row_bytes)
     if not folds:
         return min(MOST_ROWS, fitting)
-    return min(_MOST_FOLDED, max(
-        fitting, _READ_FOR_FOLD * sum(f.after.bytes for f in folds) // row_bytes))
+    return min(
+        _MOST_FOLDED, max(fitting, _READ_FOR_FOLD * sum(f.after.bytes for f in folds) // row_bytes)
+    )
 
 
 def _groups(piece: TensorProgram, rows: Factor, folds: Sequence[RowFold], block_bytes: int) -> int:
@@ -161,20 +183,33 @@ def _row_call(kernel: Kernel, piece: RowPiece, rows: Factor, block_bytes: int) -
     operands = (*(b for b in program.operands if b not in befores), *befores)
     program = replace(program, operands=operands)
     most = _most_rows(program, rows, piece.folds, block_bytes)
-    kernels = {size: (count, _made(kernel, resized(program, {rows: size}), size))
-               for size, count in _counts(rows.extent, most)}
+    kernels = {
+        size: (count, _made(kernel, resized(program, {rows: size}), size))
+        for size, count in _counts(rows.extent, most)
+    }
     cut = {buffer for buffer, _ in rows.dimensions}
     of_groups = {f.after: f.of_groups for f in piece.folds if f.of_groups is not None}
     return RowCall(
-        operands, tuple(of_groups.get(b, b) for b in program.results), program.aliases, constants,
-        kernels, tuple(b.bytes // rows.extent if b in cut else 0
-                       for b in (*operands, *program.results)), piece.folds, piece.groups)
+        operands,
+        tuple(of_groups.get(b, b) for b in program.results),
+        program.aliases,
+        constants,
+        kernels,
+        tuple(b.bytes // rows.extent if b in cut else 0 for b in (*operands, *program.results)),
+        piece.folds,
+        piece.groups,
+    )
 
 
 def _whole_call(kernel: Kernel, piece: TensorProgram) -> RowCall:
     program, constants = with_constants_given(piece)
-    return RowCall(program.operands, program.results, program.aliases, constants,
-                   {0: (1, _made(kernel, program, 0))})
+    return RowCall(
+        program.operands,
+        program.results,
+        program.aliases,
+        constants,
+        {0: (1, _made(kernel, program, 0))},
+    )
 
 
 def _made(kernel: Kernel, program: TensorProgram, rows: int) -> Kernel:

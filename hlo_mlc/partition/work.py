@@ -75,8 +75,13 @@ class Work:
 
 def multiplies(stage: Stage) -> bool:
     """A sum of products, be there several rows and columns or not."""
-    return stage.combiner is not None and stage.scan is None and stage.combiner.name == "add" and \
-        isinstance(stage.terms[0], Apply) and stage.terms[0].op == "mul"
+    return (
+        stage.combiner is not None
+        and stage.scan is None
+        and stage.combiner.name == "add"
+        and isinstance(stage.terms[0], Apply)
+        and stage.terms[0].op == "mul"
+    )
 
 
 def contraction_flops(stage: Stage) -> int:
@@ -113,8 +118,9 @@ def term_operations(stage: Stage) -> int:
 
 def _cost_of_terms(stage: Stage) -> int:
     # Whether an element exists is asked once for a whole tile (tensor/guards.py).
-    return _cost(*stage.terms) - _cost(*(
-        load.guard for term in stage.terms for load in loads(term) if load.guard is not None))
+    return _cost(*stage.terms) - _cost(
+        *(load.guard for term in stage.terms for load in loads(term) if load.guard is not None)
+    )
 
 
 def _cost(*roots: Expr) -> int:
@@ -150,8 +156,11 @@ def _read_bytes(load: Load, stage: Stage) -> int:
     steps = {v: abs(stride(load, v) or 0) for v in (*stage.axes, *stage.reduce_axes)}
     nearest = min(filter(None, steps.values()), default=1) * buffer.dtype.bytes
     lanes = _lanes(stage)
-    if lanes is not None and nearest > buffer.dtype.bytes \
-            and steps[lanes] * buffer.dtype.bytes >= _LINE:
+    if (
+        lanes is not None
+        and nearest > buffer.dtype.bytes
+        and steps[lanes] * buffer.dtype.bytes >= _LINE
+    ):
         return count * _LINE  # before its neighbours are read, the line has left the cache
     return min(buffer.bytes, count * min(nearest, _LINE))
 
@@ -183,17 +192,23 @@ def _apart(stage: Stage) -> int:
 def _each_apart(read: Iterable[Load], lanes: Var, near: int) -> int:
     """What these add for each point, in quarters."""
     steps = (vector_stride(load, lanes) for load in read)
-    return sum(_SHUFFLED if step is None or abs(step) > WIDEST_STEP else abs(step) > near
-               for step in steps)
+    return sum(
+        _SHUFFLED if step is None or abs(step) > WIDEST_STEP else abs(step) > near for step in steps
+    )
 
 
 def window(stage: Stage) -> int:
     """How many neighbours a result folds, where neighbouring results share them; else 0."""
-    return math.prod(v.extent for v in stage.reduce_axes) if any(
-        _mixes(i, stage) for term in stage.terms for load in loads(term) for i in load.indices
-    ) else 0
+    return (
+        math.prod(v.extent for v in stage.reduce_axes)
+        if any(
+            _mixes(i, stage) for term in stage.terms for load in loads(term) for i in load.indices
+        )
+        else 0
+    )
 
 
 def _mixes(index: Expr, stage: Stage) -> bool:
-    return any(v in index.free for v in stage.axes) and \
-        any(v in index.free for v in stage.reduce_axes)
+    return any(v in index.free for v in stage.axes) and any(
+        v in index.free for v in stage.reduce_axes
+    )

@@ -46,8 +46,9 @@ def multiply_one(node: Node, context: Rewriter) -> Value | None:
 
 def multiply_zero(node: Node, context: Rewriter) -> Value | None:
     """`x * 0` -> `0` for integers"""
-    if node.results[0].type.dtype.is_integer and any(is_splat_of(v, 0, context)
-                                                     for v in node.operands):
+    if node.results[0].type.dtype.is_integer and any(
+        is_splat_of(v, 0, context) for v in node.operands
+    ):
         return splat_constant(node.results[0].type, 0, context)
     return None
 
@@ -120,8 +121,9 @@ def select_not(node: Node, context: Rewriter) -> Value | None:
     inner = context.definition(predicate)
     if inner is None or inner.op != "stablehlo.not":
         return None
-    return context.add(node.op, (inner.operands[0], on_false, on_true), node.results[0].type,
-                       node.attributes)
+    return context.add(
+        node.op, (inner.operands[0], on_false, on_true), node.results[0].type, node.attributes
+    )
 
 
 def convert_same(node: Node, context: Rewriter) -> Value | None:

@@ -25,14 +25,23 @@ def bitcast_in_shifts(node: Node, context: Rewriter) -> Value | None:
     """
     (operand,) = node.operands
     source, result = operand.type, node.results[0].type
-    if source is None or result is None or not (source.is_static and result.is_static) \
-            or source.dtype.bits == result.dtype.bits \
-            or not (_has_bits(source.dtype) and _has_bits(result.dtype)):
+    if (
+        source is None
+        or result is None
+        or not (source.is_static and result.is_static)
+        or source.dtype.bits == result.dtype.bits
+        or not (_has_bits(source.dtype) and _has_bits(result.dtype))
+    ):
         return None
-    raw, unsigned = _as(context, _BITCAST, operand, _UNSIGNED[source.dtype.bits]), \
-        _UNSIGNED[result.dtype.bits]
-    found = _split(context, raw, result.shape, unsigned) \
-        if source.dtype.bits > result.dtype.bits else _joined(context, raw, unsigned)
+    raw, unsigned = (
+        _as(context, _BITCAST, operand, _UNSIGNED[source.dtype.bits]),
+        _UNSIGNED[result.dtype.bits],
+    )
+    found = (
+        _split(context, raw, result.shape, unsigned)
+        if source.dtype.bits > result.dtype.bits
+        else _joined(context, raw, unsigned)
+    )
     return _as(context, _BITCAST, found, result.dtype)
 
 
@@ -52,10 +61,15 @@ def _places(context: Rewriter, tensor: TensorType, bits: int) -> Value:
 
 def _split(context: Rewriter, raw: Value, shape: Sequence[int], narrow: DType) -> Value:
     tensor = TensorType(tuple(shape), raw.type.dtype)
-    spread = context.add("stablehlo.broadcast_in_dim", (raw,), tensor,
-                         {"broadcast_dimensions": tuple(range(len(raw.type.shape)))})
-    shifted = context.add("stablehlo.shift_right_logical",
-                          (spread, _places(context, tensor, narrow.bits)), tensor)
+    spread = context.add(
+        "stablehlo.broadcast_in_dim",
+        (raw,),
+        tensor,
+        {"broadcast_dimensions": tuple(range(len(raw.type.shape)))},
+    )
+    shifted = context.add(
+        "stablehlo.shift_right_logical", (spread, _places(context, tensor, narrow.bits)), tensor
+    )
     return _as(context, _CONVERT, shifted, narrow)
 
 
@@ -67,9 +81,16 @@ def _joined(context: Rewriter, raw: Value, wide: DType) -> Value:
     one, whole = TensorType((*shape, 1), wide), TensorType(tuple(shape), wide)
     parts = []
     for k in range(count):
-        part = context.add("stablehlo.slice", (shifted,), one, {
-            "start_indices": (*(0 for _ in shape), k), "limit_indices": (*shape, k + 1),
-            "strides": (1,) * len(tensor.shape)})
+        part = context.add(
+            "stablehlo.slice",
+            (shifted,),
+            one,
+            {
+                "start_indices": (*(0 for _ in shape), k),
+                "limit_indices": (*shape, k + 1),
+                "strides": (1,) * len(tensor.shape),
+            },
+        )
         parts.append(context.add("stablehlo.reshape", (part,), whole))
     found, *others = parts
     for part in others:

@@ -46,32 +46,45 @@ def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if not node.results or sum(len(branch.nodes) for branch in branches) > MOST_NODES:
         return None
     updates = [_updates(branch) for branch in branches]
-    if any(found is None or not _is_simple(branch, found)
-           for branch, found in zip(branches, updates, strict=True)):
+    if any(
+        found is None or not _is_simple(branch, found)
+        for branch, found in zip(branches, updates, strict=True)
+    ):
         return None
     positions = list(zip(*(branch.results for branch in branches), strict=True))
-    roots = [{_root(v, found) for v, found in zip(values, updates, strict=True) if v in found}
-             for values in positions]
-    selected = sum(len(branches) * values[0].type.size for values in positions
-                   if len({_root(v, u) for v, u in zip(values, updates, strict=True)}) > 1)
-    if any(len(found) > 1 for found in roots) \
-            or selected + sum(map(_work, branches)) > MOST_WORK:
+    roots = [
+        {_root(v, found) for v, found in zip(values, updates, strict=True) if v in found}
+        for values in positions
+    ]
+    selected = sum(
+        len(branches) * values[0].type.size
+        for values in positions
+        if len({_root(v, u) for v, u in zip(values, updates, strict=True)}) > 1
+    )
+    if any(len(found) > 1 for found in roots) or selected + sum(map(_work, branches)) > MOST_WORK:
         return None
     wanted = _choices(node.operands[0], len(branches), context)
     results = _whole_values(branches, updates, wanted, context)
     for branch, found, chosen in zip(branches, updates, wanted, strict=True):
         if found:
             # No other branch has changed anything where this one is chosen.
-            state = {next(iter(root)): value for root, value in zip(roots, results, strict=True)
-                     if root}
+            state = {
+                next(iter(root)): value for root, value in zip(roots, results, strict=True) if root
+            }
             known = computed(branch, state, found, context)
-            results = [_updated(value, given, found, known, chosen, context)
-                       for value, given in zip(results, branch.results, strict=True)]
+            results = [
+                _updated(value, given, found, known, chosen, context)
+                for value, given in zip(results, branch.results, strict=True)
+            ]
     return tuple(results)
 
 
-def _whole_values(branches: Sequence[Graph], updates: Sequence[Mapping[Value, Node]],
-                  wanted: Sequence[Value], context: Rewriter) -> list[Value]:
+def _whole_values(
+    branches: Sequence[Graph],
+    updates: Sequence[Mapping[Value, Node]],
+    wanted: Sequence[Value],
+    context: Rewriter,
+) -> list[Value]:
     """The results without the updates, selected."""
     values = []
     for branch, found in zip(branches, updates, strict=True):
@@ -80,18 +93,26 @@ def _whole_values(branches: Sequence[Graph], updates: Sequence[Mapping[Value, No
         values.append([known.get(v, v) for v in roots])
     results = values[-1]
     for value, chosen in zip(reversed(values[:-1]), reversed(wanted[:-1]), strict=True):
-        results = [other if one is other else
-                   context.add("stablehlo.select", (chosen, one, other), one.type)
-                   for one, other in zip(value, results, strict=True)]
+        results = [
+            other
+            if one is other
+            else context.add("stablehlo.select", (chosen, one, other), one.type)
+            for one, other in zip(value, results, strict=True)
+        ]
     return results
 
 
 def _updates(branch: Graph) -> dict[Value, Node] | None:
     """The updates of a branch by their results; None where something but a further update or the
     end of the branch reads one."""
-    found = {node.results[0]: node for node in branch.nodes if node.op in _UPDATES
-             and len(node.results) == 1 and not node.opaque
-             and (node.op != _SCATTER or _knows_nowhere(node))}
+    found = {
+        node.results[0]: node
+        for node in branch.nodes
+        if node.op in _UPDATES
+        and len(node.results) == 1
+        and not node.opaque
+        and (node.op != _SCATTER or _knows_nowhere(node))
+    }
     targets = Counter(node.operands[0] for node in found.values())
     uses = Counter((*branch.results, *(v for n in branch.nodes for v in n.operands)))
     inside = {v for node in branch.nodes for v in node.results}
@@ -106,8 +127,11 @@ def _updates(branch: Graph) -> dict[Value, Node] | None:
 def _knows_nowhere(scatter: Node) -> bool:
     """Whether its indices can say a place that does not exist, along every axis they are for."""
     operand, indices, *_ = (v.type for v in scatter.operands)
-    return bool(indices.size) and indices.dtype.is_integer \
+    return (
+        bool(indices.size)
+        and indices.dtype.is_integer
         and max(operand.shape) <= np.iinfo(indices.dtype.numpy).max
+    )
 
 
 def _root(value: Value, updates: Mapping[Value, Node]) -> Value:
@@ -117,8 +141,14 @@ def _root(value: Value, updates: Mapping[Value, Node]) -> Value:
     return value
 
 
-def _updated(value: Value, given: Value, updates: Mapping[Value, Node],
-             known: Mapping[Value, Value], wanted: Value, context: Rewriter) -> Value:
+def _updated(
+    value: Value,
+    given: Value,
+    updates: Mapping[Value, Node],
+    known: Mapping[Value, Value],
+    wanted: Value,
+    context: Rewriter,
+) -> Value:
     """`value` after the updates that lead to `given`, if the branch is `wanted`."""
     chain = []
     while given in updates:
@@ -128,12 +158,17 @@ def _updated(value: Value, given: Value, updates: Mapping[Value, Node],
         changes = [known.get(v, v) for v in node.operands[1:]]
         if node.op == _SCATTER:  # elsewhere, its updates are for places that do not exist
             nowhere = splat_constant(changes[0].type, max(value.type.shape), context)
-            changes[0] = context.add("stablehlo.select", (wanted, changes[0], nowhere),
-                                     nowhere.type)
+            changes[0] = context.add(
+                "stablehlo.select", (wanted, changes[0], nowhere), nowhere.type
+            )
         else:
             new, *starts = changes
-            old = context.add("stablehlo.dynamic_slice", (value, *starts), new.type,
-                              {"slice_sizes": new.type.shape})
+            old = context.add(
+                "stablehlo.dynamic_slice",
+                (value, *starts),
+                new.type,
+                {"slice_sizes": new.type.shape},
+            )
             changes[0] = context.add("stablehlo.select", (wanted, new, old), new.type)
         value = context.add(node.op, (value, *changes), value.type, node.attributes, node.regions)
     return value
@@ -159,16 +194,22 @@ def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
     if choice.type.dtype is BOOL:  # an `if`: number 0 is what a false predicate chooses
         return context.add("stablehlo.not", (choice,), choice.type)
     literal = context.constant(np.asarray(number, choice.type.dtype.numpy))
-    return context.add("stablehlo.compare", (choice, literal), TensorType((), BOOL),
-                       {"comparison_direction": "EQ", "compare_type": "SIGNED"})
+    return context.add(
+        "stablehlo.compare",
+        (choice, literal),
+        TensorType((), BOOL),
+        {"comparison_direction": "EQ", "compare_type": "SIGNED"},
+    )
 
 
 def _is_simple(branch: Graph, updates: Container[Value] = ()) -> bool:
     """Whether a branch is made of simple operations besides these updates."""
-    return all(not inner.opaque and (inner.op in _COMPUTED
-                                     or any(v in updates for v in inner.results))
-               and all(v.type.is_static for v in (*inner.operands, *inner.results))
-               for inner in branch.nodes)
+    return all(
+        not inner.opaque
+        and (inner.op in _COMPUTED or any(v in updates for v in inner.results))
+        and all(v.type.is_static for v in (*inner.operands, *inner.results))
+        for inner in branch.nodes
+    )
 
 
 def _work(branch: Graph) -> int:
@@ -182,8 +223,9 @@ def _work(branch: Graph) -> int:
     return total
 
 
-def computed(branch: Graph, outside: Mapping[Value, Value], updates: Container[Value],
-              context: Rewriter) -> dict[Value, Value]:
+def computed(
+    branch: Graph, outside: Mapping[Value, Value], updates: Container[Value], context: Rewriter
+) -> dict[Value, Value]:
     """What a branch computes besides these updates; `outside` are other values for those that it
     takes from outside."""
     known = dict(outside)

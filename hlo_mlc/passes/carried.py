@@ -20,8 +20,12 @@ def close_loops(graph: Graph) -> Graph:
 
 def is_open_loop(node: Node) -> bool:
     """Whether what this while loop carries may be changed: all of it is modelled."""
-    return node.op == WHILE and not node.opaque and len(node.regions) == 2 and \
-        all(v.type is not None and v.type.is_static for v in node.results)
+    return (
+        node.op == WHILE
+        and not node.opaque
+        and len(node.regions) == 2
+        and all(v.type is not None and v.type.is_static for v in node.results)
+    )
 
 
 def _used(graph: Graph) -> Iterator[Value]:
@@ -59,9 +63,15 @@ class _Closer:
         condition, body = loop.regions
         changing = [k for k, v in enumerate(body.results) if v is not body.parameters[k]]
         live, needed = _live(
-            loop, [k for k, v in enumerate(loop.results) if v in self._used], self._removable)
-        kept = [k for k in changing if body.parameters[k] in needed
-                or condition.parameters[k] in needed or loop.results[k] in self._used]
+            loop, [k for k, v in enumerate(loop.results) if v in self._used], self._removable
+        )
+        kept = [
+            k
+            for k in changing
+            if body.parameters[k] in needed
+            or condition.parameters[k] in needed
+            or loop.results[k] in self._used
+        ]
         if len(kept) == len(body.results) or not kept:
             return loop
         for k in set(range(len(body.results))) - set(changing):
@@ -73,14 +83,23 @@ class _Closer:
 
         alive = set(live)
         nodes = tuple([node for node in body.nodes if node in alive])
-        regions = (Graph(those(condition.parameters), condition.nodes, condition.results),
-                   Graph(those(body.parameters), nodes, those(body.results)))
-        return Node(loop.op, those(loop.operands), those(loop.results), loop.attributes, regions,
-                    location=loop.location)
+        regions = (
+            Graph(those(condition.parameters), condition.nodes, condition.results),
+            Graph(those(body.parameters), nodes, those(body.results)),
+        )
+        return Node(
+            loop.op,
+            those(loop.operands),
+            those(loop.results),
+            loop.attributes,
+            regions,
+            location=loop.location,
+        )
 
 
-def _live(loop: Node, wanted: list[int], removable: dict[Graph, bool]
-          ) -> tuple[list[Node], set[Value]]:
+def _live(
+    loop: Node, wanted: list[int], removable: dict[Graph, bool]
+) -> tuple[list[Node], set[Value]]:
     """The nodes of condition and body that effects, the condition and the `wanted` results need,
     and all values that do: a body may hand one parameter on as another one."""
     condition, body = loop.regions

@@ -52,8 +52,10 @@ def divide(z: Complex, w: Complex) -> Complex:
     ar, br = a * ratio, b * ratio
     over = wide.choose(a + br, ar + b), wide.choose(b - ar, br - a)
     by_zero = larger.equals(0.0)
-    return (by_zero.choose(a / larger, over[0] / below),
-            by_zero.choose(b / larger, over[1] / below))
+    return (
+        by_zero.choose(a / larger, over[0] / below),
+        by_zero.choose(b / larger, over[1] / below),
+    )
 
 
 def exponential(z: Complex) -> Complex:
@@ -74,7 +76,8 @@ def _times_exp(factor: Real, exponent: Real) -> Real:
     """A product that may be in the range of numbers where its second factor is not."""
     half = (exponent * 0.5).exp()
     return (exponent > exponent.range.largest_exponent).choose(
-        factor * half * half, factor * exponent.exp())
+        factor * half * half, factor * exponent.exp()
+    )
 
 
 def exponential_minus_one(z: Complex) -> Complex:
@@ -181,13 +184,15 @@ def _times_cosh(factor: Real, x: Real) -> Real:
     """A product that may be in the range of numbers where its second factor is not."""
     half = (abs(x) * 0.5).exp()
     return (abs(x) > x.range.largest_exponent).choose(
-        factor * (0.5 * half) * half, factor * x.apply_chlo("cosh"))
+        factor * (0.5 * half) * half, factor * x.apply_chlo("cosh")
+    )
 
 
 def _times_sinh(factor: Real, x: Real) -> Real:
     half = (abs(x) * 0.5).exp()
     return (abs(x) > x.range.largest_exponent).choose(
-        factor * (0.5 * half).with_sign_of(x) * half, factor * x.apply_chlo("sinh"))
+        factor * (0.5 * half).with_sign_of(x) * half, factor * x.apply_chlo("sinh")
+    )
 
 
 def sinh(z: Complex) -> Complex:
@@ -230,10 +235,12 @@ _FLAT = 20.0
 
 def _turned(function: Callable[[Complex], Complex]) -> Callable[[Complex], Complex]:
     """-i f(i z)."""
+
     def turned(z: Complex) -> Complex:
         a, b = z
         re, im = function((-b, a))
         return im, -re
+
     return turned
 
 
@@ -291,12 +298,17 @@ def _arc(x: Real, y: Real) -> Complex:
     square = 0.5 * (y * y)
     beyond, within = to_left + left, to_left - left  # two forms of the same, each exact on its side
     half, sum_right = 0.5 * (mean + x), to_right + right
-    across = (x <= 1.0).choose((half * (2.0 * square / sum_right + within)).sqrt(),
-                               y * (half / sum_right + half / beyond).sqrt())
-    more = inner.choose((mean <= 1.5).choose(square / sum_right + square / within, mean - 1.0),
-                        square / sum_right + 0.5 * beyond)
-    height = (inner & low).choose(y / (-(right * left)).sqrt(),
-                                  (more + (more * (mean + 1.0)).sqrt()).log1p())
+    across = (x <= 1.0).choose(
+        (half * (2.0 * square / sum_right + within)).sqrt(),
+        y * (half / sum_right + half / beyond).sqrt(),
+    )
+    more = inner.choose(
+        (mean <= 1.5).choose(square / sum_right + square / within, mean - 1.0),
+        square / sum_right + 0.5 * beyond,
+    )
+    height = (inner & low).choose(
+        y / (-(right * left)).sqrt(), (more + (more * (mean + 1.0)).sqrt()).log1p()
+    )
     far = math.log(2.0) + _log_far_length(x, y)
     return big.choose(y, across), big.choose(far, height)
 

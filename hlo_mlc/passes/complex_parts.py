@@ -40,7 +40,8 @@ Parts = tuple[Value, Value]
 # in order 0.06; sums, products and signs of elements take as long as there in arrays of less than a
 # megabyte.
 _FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
-    f"stablehlo.{name}" for name in ("abs", "dot_general", "power", "sort")}
+    f"stablehlo.{name}" for name in ("abs", "dot_general", "power", "sort")
+}
 # So are factorizations and solves of small matrices, which take whole numbers: 10 to 40 times.
 _LARGE = 1 << 20
 _FOURIER = "stablehlo.fft"
@@ -50,8 +51,10 @@ LONGEST_TRANSFORM = 64
 
 def has_complex(graph: Graph) -> bool:
     """Whether there is an op on complex numbers in the graph that has a rule here."""
-    return any((_has_rule(node) or _is_transformed(node)) and _concerns_complex(node)
-               for node in graph.walk())
+    return any(
+        (_has_rule(node) or _is_transformed(node)) and _concerns_complex(node)
+        for node in graph.walk()
+    )
 
 
 def gains_in_parts(graph: Graph) -> bool:
@@ -59,9 +62,13 @@ def gains_in_parts(graph: Graph) -> bool:
     return any(
         (node.op in SOLVES and _concerns_complex(node) and not supports(node))
         or (node.op == WHILE and any(map(_is_known_inside, node.regions)))
-        or (_has_rule(node) and _concerns_complex(node) and (
-            node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results)))
-        for node in graph.walk())
+        or (
+            _has_rule(node)
+            and _concerns_complex(node)
+            and (node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results))
+        )
+        for node in graph.walk()
+    )
 
 
 def _is_known_inside(region: Graph) -> bool:
@@ -146,8 +153,12 @@ class _Splitter(NodeList):
 
     def compare(self, direction: str, one: Value, other: Value) -> Value:
         """Whether one part is so to another."""
-        return self.add("stablehlo.compare", (one, other), TensorType(one.type.shape, BOOL),
-                        {"comparison_direction": direction, "compare_type": "FLOAT"})
+        return self.add(
+            "stablehlo.compare",
+            (one, other),
+            TensorType(one.type.shape, BOOL),
+            {"comparison_direction": direction, "compare_type": "FLOAT"},
+        )
 
     def value(self, value: Value) -> Value:
         """What a value that is not complex has become."""
@@ -158,8 +169,10 @@ class _Splitter(NodeList):
         if _is_complex(value):
             self.there.add(value)
             tensor = value.type.part
-            self.parts[value] = self.add("stablehlo.real", (value,), tensor), \
-                self.add("stablehlo.imag", (value,), tensor)
+            self.parts[value] = (
+                self.add("stablehlo.real", (value,), tensor),
+                self.add("stablehlo.imag", (value,), tensor),
+            )
 
     def _as_before(self, value: Value) -> Value:
         if not _is_complex(value) or value in self.there:
@@ -167,20 +180,32 @@ class _Splitter(NodeList):
         return self.add("stablehlo.complex", self.parts[value], value.type)
 
     def _expanded(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple([part for v in values for part in (
-            self.parts[v] if _is_complex(v) else (self.value(v),))])
+        return tuple(
+            [
+                part
+                for v in values
+                for part in (self.parts[v] if _is_complex(v) else (self.value(v),))
+            ]
+        )
 
     def _node(self, node: Node) -> None:
         self.location = node.location
         concerned = (*node.operands, *node.results)
-        if node.op in CONTROL_FLOW and not node.opaque \
-                and all(v.type is not None for v in concerned):
+        if (
+            node.op in CONTROL_FLOW
+            and not node.opaque
+            and all(v.type is not None for v in concerned)
+        ):
             self._control(node)
             return
         rule = _RULES.get(node.op)
-        if rule is not None and not node.opaque and any(map(_is_complex, concerned)) \
-                and all(v.type is not None and v.type.is_static for v in concerned) \
-                and not self.stays(node):
+        if (
+            rule is not None
+            and not node.opaque
+            and any(map(_is_complex, concerned))
+            and all(v.type is not None and v.type.is_static for v in concerned)
+            and not self.stays(node)
+        ):
             found = rule(node, self)
             if found is None and node.op in _JOINTLY and all(map(_has_rules, node.regions)):
                 self._jointly(node)
@@ -227,8 +252,11 @@ class _Splitter(NodeList):
                 results += self.parts[value]
             else:
                 results.append(value)
-        self.nodes.append(Node(node.op, operands, tuple(results), node.attributes, regions,
-                               location=node.location))
+        self.nodes.append(
+            Node(
+                node.op, operands, tuple(results), node.attributes, regions, location=node.location
+            )
+        )
 
 
 def _has_rules(region: Graph) -> bool:
@@ -244,22 +272,34 @@ Split = Callable[[Node, _Splitter], Parts | Value | None]
 def _part_by_part(*complex_operands: int) -> Split:
     """An op that does the same to both parts; which of its operands are complex (all where none is
     named)."""
+
     def rule(node: Node, s: _Splitter) -> Parts | None:
         positions = complex_operands or range(len(node.operands))
         if len(node.results) != 1 or node.regions:
             return None
         tensor = node.results[0].type.part
-        re, im = (s.add(node.op, [s.parts[v][k] if n in positions else s.value(v)
-                               for n, v in enumerate(node.operands)], tensor, node.attributes)
-                  for k in (0, 1))
+        re, im = (
+            s.add(
+                node.op,
+                [
+                    s.parts[v][k] if n in positions else s.value(v)
+                    for n, v in enumerate(node.operands)
+                ],
+                tensor,
+                node.attributes,
+            )
+            for k in (0, 1)
+        )
         if all(node.operands[n] in s.real for n in positions):
             s.real.add(node.results[0])
         return re, im
+
     return rule
 
 
 def _folded(*regions: str) -> Split:
     """Reductions and scatters by a sum, or that replace, of one complex array."""
+
     def rule(node: Node, s: _Splitter) -> Parts | None:
         kind = _kind_of(node.regions[0]) if len(node.results) == 1 else None
         if kind not in regions:
@@ -271,6 +311,7 @@ def _folded(*regions: str) -> Split:
             return s.add(node.op, operands, tensor, node.attributes, (_region(kind, tensor),))
 
         return one(0), one(1)
+
     return rule
 
 
@@ -280,9 +321,12 @@ def _kind_of(region: Graph) -> str | None:
         return None
     if not region.nodes and region.results[0] is region.parameters[1]:
         return "second"
-    if len(region.nodes) == 1 and region.nodes[0].op == "stablehlo.add" \
-            and set(region.nodes[0].operands) == set(region.parameters) \
-            and region.results == region.nodes[0].results:
+    if (
+        len(region.nodes) == 1
+        and region.nodes[0].op == "stablehlo.add"
+        and set(region.nodes[0].operands) == set(region.parameters)
+        and region.results == region.nodes[0].results
+    ):
         return "add"
     return None
 
@@ -353,6 +397,7 @@ def _values(number: Complex) -> Parts:
 def _function(function: Callable[[Complex], Complex]) -> Split:
     def rule(node: Node, s: _Splitter) -> Parts:
         return _values(function(_reals(s, node.operands[0])))
+
     return rule
 
 
@@ -385,12 +430,14 @@ def _abs(node: Node, s: _Splitter) -> Value:
 
 def _extreme(direction: str) -> Split:
     """The larger or smaller one by its real part, then by its imaginary part."""
+
     def rule(node: Node, s: _Splitter) -> Parts:
         (a, b), (c, d) = (_reals(s, v) for v in node.operands)
         before = a.compare(direction, c) | a.equals(c) & b.compare(direction[0] + "E", d)
         # As among real numbers, one with NaN in it is the result.
         first = a.compare("NE", a) | b.compare("NE", b) | before & c.equals(c) & d.equals(d)
         return _values((first.choose(a, c), first.choose(b, d)))
+
     return rule
 
 
@@ -399,8 +446,11 @@ def _compare(node: Node, s: _Splitter) -> Value | None:
     if direction not in ("EQ", "NE"):
         return None
     (a, b), (c, d) = (s.parts[v] for v in node.operands)
-    return s.like("stablehlo.and" if direction == "EQ" else "stablehlo.or",
-                  s.compare(direction, a, c), s.compare(direction, b, d))
+    return s.like(
+        "stablehlo.and" if direction == "EQ" else "stablehlo.or",
+        s.compare(direction, a, c),
+        s.compare(direction, b, d),
+    )
 
 
 def _product(node: Node, s: _Splitter) -> Parts:
@@ -411,8 +461,9 @@ def _product(node: Node, s: _Splitter) -> Parts:
     def product(one: Value, other: Value) -> Value:
         return s.add("stablehlo.dot_general", (one, other), tensor, node.attributes)
 
-    return s.like("stablehlo.subtract", product(a, c), product(b, d)), \
-        s.like("stablehlo.add", product(a, d), product(b, c))
+    return s.like("stablehlo.subtract", product(a, c), product(b, d)), s.like(
+        "stablehlo.add", product(a, d), product(b, c)
+    )
 
 
 def _is_transformed(node: Node) -> bool:
@@ -434,17 +485,25 @@ def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
     if not _is_short(node):
         (operand,) = node.operands
         return axis_by_axis(
-            node, s.parts[operand] if _is_complex(operand) else s.value(operand), s.add)
+            node, s.parts[operand] if _is_complex(operand) else s.value(operand), s.add
+        )
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands
     re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]
 
     def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:
         factor = s.array(matrix.astype(array.type.dtype.numpy))
-        return s.add("stablehlo.dot_general", (array, factor),
-                     product_type(array.type, axis, matrix), {
-                         "lhs_batching_dimensions": (), "rhs_batching_dimensions": (),
-                         "lhs_contracting_dimensions": (axis,), "rhs_contracting_dimensions": (0,)})
+        return s.add(
+            "stablehlo.dot_general",
+            (array, factor),
+            product_type(array.type, axis, matrix),
+            {
+                "lhs_batching_dimensions": (),
+                "rhs_batching_dimensions": (),
+                "lhs_contracting_dimensions": (axis,),
+                "rhs_contracting_dimensions": (0,),
+            },
+        )
 
     re, im = transformed(node.attributes["fft_type"], lengths, re, im, multiply, s.like)
     return re if im is None else (re, im)
@@ -455,8 +514,18 @@ def _other(node: Node, s: _Splitter) -> None:
 
 
 _JOINTLY = frozenset(f"stablehlo.{name}" for name in ("reduce", "reduce_window", "sort"))
-_ALIKE = ("add", "subtract", "negate", "broadcast_in_dim", "reshape", "transpose", "slice",
-          "reverse", "concatenate", "pad")
+_ALIKE = (
+    "add",
+    "subtract",
+    "negate",
+    "broadcast_in_dim",
+    "reshape",
+    "transpose",
+    "slice",
+    "reverse",
+    "concatenate",
+    "pad",
+)
 _RULES: Mapping[str, Split] = {
     **{f"stablehlo.{name}": _part_by_part() for name in _ALIKE},
     "stablehlo.dynamic_slice": _part_by_part(0),

@@ -22,34 +22,45 @@ def known_updates(graph: Graph) -> Graph:
 
 
 def scatter_of_part(node: Node, context: Rewriter) -> Value | None:
-    """`scatter(x, constants, y, f)`, of one window of complex numbers -> `x` with `f(slice(x), y)`
-    """
+    """`scatter(x, constants, y, f)`, of one window of complex numbers -> `x` with `f(slice, y)`"""
     if len(node.operands) != 3 or node.operands[0].type.dtype.kind is not Kind.COMPLEX:
         return None
     operand, indices, update = node.operands
     start, shape, given = _vector(indices, context), operand.type.shape, node.attributes
     dims, inserted = given["scatter_dims_to_operand_dims"], given["inserted_window_dims"]
     rank = len(update.type.shape)
-    if start is None or len(start) != len(dims) or given.get("input_batching_dims") \
-            or given["update_window_dims"] != tuple(range(rank)):
+    if (
+        start is None
+        or len(start) != len(dims)
+        or given.get("input_batching_dims")
+        or given["update_window_dims"] != tuple(range(rank))
+    ):
         return None
     sizes = iter(update.type.shape)
     window = tuple(1 if d in inserted else next(sizes) for d in range(len(shape)))
     first = [0] * len(shape)
     for d, at in zip(dims, start, strict=True):
         first[d] = at
-    if any(not 0 <= at <= extent - size
-           for at, extent, size in zip(first, shape, window, strict=True)):
+    if any(
+        not 0 <= at <= extent - size for at, extent, size in zip(first, shape, window, strict=True)
+    ):
         return None  # which drops it all
     limits = tuple(at + size for at, size in zip(first, window, strict=True))
     piece = TensorType(window, operand.type.dtype)
-    part = context.add("stablehlo.slice", (operand,), piece, {
-        "start_indices": tuple(first), "limit_indices": limits, "strides": (1,) * len(shape)})
+    part = context.add(
+        "stablehlo.slice",
+        (operand,),
+        piece,
+        {"start_indices": tuple(first), "limit_indices": limits, "strides": (1,) * len(shape)},
+    )
     new = context.add("stablehlo.reshape", (update,), piece)
     result = combined(node, context, part, new)
     starts = [context.constant(np.asarray(at, np.int32)) for at in first]
-    return None if result is None else context.add(
-        "stablehlo.dynamic_update_slice", (operand, result, *starts), operand.type)
+    return (
+        None
+        if result is None
+        else context.add("stablehlo.dynamic_update_slice", (operand, result, *starts), operand.type)
+    )
 
 
 def _vector(value: Value, context: Rewriter) -> list[int] | None:
@@ -57,8 +68,9 @@ def _vector(value: Value, context: Rewriter) -> list[int] | None:
     literal, maker = context.literal(value), context.definition(value)
     if literal is not None:
         return [int(n) for n in literal.reshape(-1)]
-    parts = maker.operands if maker is not None and maker.op == "stablehlo.concatenate" \
-        else (value,)
+    parts = (
+        maker.operands if maker is not None and maker.op == "stablehlo.concatenate" else (value,)
+    )
     known = [(splat(part, context), part.type.size) for part in parts]
     if any(n is None for n, _ in known):
         return None

@@ -26,8 +26,12 @@ def broadcast_that_reshapes(node: Node, context: Rewriter) -> Value | None:
     (operand,) = node.operands
     result = node.results[0].type
     dimensions = node.attributes["broadcast_dimensions"]
-    if operand.type.size != result.size or not result.size or not operand.type.shape \
-            or list(dimensions) != sorted(dimensions):
+    if (
+        operand.type.size != result.size
+        or not result.size
+        or not operand.type.shape
+        or list(dimensions) != sorted(dimensions)
+    ):
         return None
     return context.add("stablehlo.reshape", (operand,), result)
 
@@ -42,8 +46,12 @@ def broadcast_of_reshape(node: Node, context: Rewriter) -> Value | None:
     if [inner.results[0].type.shape[d] for d in kept] != list(source.type.shape):
         return None
     outer = node.attributes["broadcast_dimensions"]
-    return context.add(node.op, (source,), node.results[0].type,
-                       {"broadcast_dimensions": tuple(outer[d] for d in kept)})
+    return context.add(
+        node.op,
+        (source,),
+        node.results[0].type,
+        {"broadcast_dimensions": tuple(outer[d] for d in kept)},
+    )
 
 
 def transpose_of_broadcast(node: Node, context: Rewriter) -> Value | None:
@@ -55,8 +63,12 @@ def transpose_of_broadcast(node: Node, context: Rewriter) -> Value | None:
     dimensions = [permutation.index(d) for d in inner.attributes["broadcast_dimensions"]]
     if dimensions != sorted(dimensions):
         return None
-    return context.add(_BROADCAST, inner.operands, node.results[0].type,
-                       {"broadcast_dimensions": tuple(dimensions)})
+    return context.add(
+        _BROADCAST,
+        inner.operands,
+        node.results[0].type,
+        {"broadcast_dimensions": tuple(dimensions)},
+    )
 
 
 def slice_of_broadcast(node: Node, context: Rewriter) -> Value | None:
@@ -83,12 +95,20 @@ def slice_of_concatenate(node: Node, context: Rewriter) -> Value | None:
     for part in inner.operands:
         end = begin + part.type.shape[axis]
         if begin <= starts[axis] and limits[axis] <= end:
-            def within(place: tuple[int, ...], offset: int = begin) -> tuple[int, ...]:
-                return (*place[:axis], place[axis] - offset, *place[axis + 1:])
 
-            return context.add(node.op, (part,), node.results[0].type, {
-                **node.attributes, "start_indices": within(starts),
-                "limit_indices": within(limits)})
+            def within(place: tuple[int, ...], offset: int = begin) -> tuple[int, ...]:
+                return (*place[:axis], place[axis] - offset, *place[axis + 1 :])
+
+            return context.add(
+                node.op,
+                (part,),
+                node.results[0].type,
+                {
+                    **node.attributes,
+                    "start_indices": within(starts),
+                    "limit_indices": within(limits),
+                },
+            )
         begin = end
     return None
 
@@ -104,8 +124,12 @@ def slice_of_pad(node: Node, context: Rewriter) -> Value | None:
     limits = tuple(s - p for s, p in zip(node.attributes["limit_indices"], low, strict=True))
     if any(s < 0 or e > n for s, e, n in zip(starts, limits, source.type.shape, strict=True)):
         return None
-    return context.add(node.op, (source,), node.results[0].type, {
-        **node.attributes, "start_indices": starts, "limit_indices": limits})
+    return context.add(
+        node.op,
+        (source,),
+        node.results[0].type,
+        {**node.attributes, "start_indices": starts, "limit_indices": limits},
+    )
 
 
 def pad_of_pad(node: Node, context: Rewriter) -> Value | None:
@@ -116,13 +140,16 @@ def pad_of_pad(node: Node, context: Rewriter) -> Value | None:
     names = ("edge_padding_low", "edge_padding_high")
     for pad in (inner, node):
         if any(pad.attributes["interior_padding"]) or any(
-                amount < 0 for name in names for amount in pad.attributes[name]):
+            amount < 0 for name in names for amount in pad.attributes[name]
+        ):
             return None
-    sums = {name: tuple(a + b for a, b in
-                        zip(inner.attributes[name], node.attributes[name], strict=True))
-            for name in names}
-    return context.add(node.op, inner.operands, node.results[0].type,
-                       {**node.attributes, **sums})
+    sums = {
+        name: tuple(
+            a + b for a, b in zip(inner.attributes[name], node.attributes[name], strict=True)
+        )
+        for name in names
+    }
+    return context.add(node.op, inner.operands, node.results[0].type, {**node.attributes, **sums})
 
 
 def concatenate_of_slices(node: Node, context: Rewriter) -> Value | None:
@@ -155,20 +182,32 @@ def concatenate_of_concatenate(node: Node, context: Rewriter) -> Value | None:
 def _joined(left: Value, right: Value, axis: int, context: Rewriter) -> Value | None:
     """One slice in place of two neighbouring ones of the same array."""
     first, second = context.definition(left), context.definition(right)
-    if first is None or second is None or first.op != "stablehlo.slice" or second.op != first.op \
-            or first.operands != second.operands:
+    if (
+        first is None
+        or second is None
+        or first.op != "stablehlo.slice"
+        or second.op != first.op
+        or first.operands != second.operands
+    ):
         return None
     one, two = first.attributes, second.attributes
-    if one["strides"][axis] != 1 or one["strides"] != two["strides"] \
-            or one["limit_indices"][axis] != two["start_indices"][axis]:
+    if (
+        one["strides"][axis] != 1
+        or one["strides"] != two["strides"]
+        or one["limit_indices"][axis] != two["start_indices"][axis]
+    ):
         return None
     for d in range(len(left.type.shape)):
         if d != axis and any(one[n][d] != two[n][d] for n in ("start_indices", "limit_indices")):
             return None
     shape = list(left.type.shape)
     shape[axis] += right.type.shape[axis]
-    return context.add(first.op, first.operands, TensorType(tuple(shape), left.type.dtype),
-                       {**one, "limit_indices": two["limit_indices"]})
+    return context.add(
+        first.op,
+        first.operands,
+        TensorType(tuple(shape), left.type.dtype),
+        {**one, "limit_indices": two["limit_indices"]},
+    )
 
 
 def elementwise_of_broadcasts(node: Node, context: Rewriter) -> Value | None:
@@ -182,8 +221,9 @@ def elementwise_of_broadcasts(node: Node, context: Rewriter) -> Value | None:
         if value.type.shape != tensor.shape or inner is None or inner.op != _BROADCAST:
             return None
         if found is not None and (
-                inner.attributes != found.attributes
-                or inner.operands[0].type.shape != found.operands[0].type.shape):
+            inner.attributes != found.attributes
+            or inner.operands[0].type.shape != found.operands[0].type.shape
+        ):
             return None
         found = inner
     if found is None or found.operands[0].type.size >= tensor.size:

@@ -26,26 +26,38 @@ def product_of_each_group(node: Node, context: Rewriter) -> Value | None:
     c = Convolution.of(node)
     groups, spatial = c.feature_groups, len(c.windows)
     channels, features = (node.operands[1].type.shape[d] for d in c.kernel_axes[1::-1])
-    if groups == 1 or c.batch_groups > 1 or channels == 1 or features == groups or any(
-            (w.size, w.before, w.after, w.input_dilation) != (1, 0, 0, 1) for w in c.windows):
+    if (
+        groups == 1
+        or c.batch_groups > 1
+        or channels == 1
+        or features == groups
+        or any((w.size, w.before, w.after, w.input_dilation) != (1, 0, 0, 1) for w in c.windows)
+    ):
         return None
     batch, _, *places = c.input_axes
     strides = {axis: w.stride for axis, w in zip(places, c.windows, strict=True)}
     inputs = _every(node.operands[0], strides, context)
     inputs = _transposed(inputs, (batch, *places, c.input_axes[1]), context)
     inputs = _reshaped(inputs, (*inputs.type.shape[:-1], groups, channels), context)
-    kernel = _transposed(node.operands[1], (c.kernel_axes[1], c.kernel_axes[0],
-                                            *c.kernel_axes[2:]), context)
+    kernel = _transposed(
+        node.operands[1], (c.kernel_axes[1], c.kernel_axes[0], *c.kernel_axes[2:]), context
+    )
     kernel = _reshaped(kernel, (channels, groups, features // groups), context)
     result, rows = node.results[0].type, inputs.type.shape[:-2]
     attributes = {
-        "lhs_batching_dimensions": (spatial + 1,), "rhs_batching_dimensions": (1,),
-        "lhs_contracting_dimensions": (spatial + 2,), "rhs_contracting_dimensions": (0,)}
+        "lhs_batching_dimensions": (spatial + 1,),
+        "rhs_batching_dimensions": (1,),
+        "lhs_contracting_dimensions": (spatial + 2,),
+        "rhs_contracting_dimensions": (0,),
+    }
     if "precision_config" in node.attributes:
         attributes["precision_config"] = node.attributes["precision_config"]
     products = context.add(
-        "stablehlo.dot_general", (inputs, kernel),
-        TensorType((groups, *rows, features // groups), result.dtype), attributes)
+        "stablehlo.dot_general",
+        (inputs, kernel),
+        TensorType((groups, *rows, features // groups), result.dtype),
+        attributes,
+    )
     last = spatial + 1
     products = _transposed(products, (*range(1, last + 1), 0, last + 1), context)
     products = _reshaped(products, (*rows, features), context)
@@ -64,49 +76,70 @@ def phases_as_features(node: Node, context: Rewriter) -> Value | None:
     """
     c = Convolution.of(node)
     apart = math.prod(w.input_dilation for w in c.windows)
-    if apart <= MOST_PHASES or c.feature_groups > 1 or c.batch_groups > 1 or any(
-            (w.stride, w.kernel_dilation) != (1, 1) or w.reversed for w in c.windows) \
-            or 0 in node.results[0].type.shape:
+    if (
+        apart <= MOST_PHASES
+        or c.feature_groups > 1
+        or c.batch_groups > 1
+        or any((w.stride, w.kernel_dilation) != (1, 1) or w.reversed for w in c.windows)
+        or 0 in node.results[0].type.shape
+    ):
         return None
     kernel, windows = _phases_of_kernel(node.operands[1], c, context)
     steps = [w.input_dilation for w in c.windows]
     outputs = [node.results[0].type.shape[d] for d in c.output_axes[2:]]
     first = [-(w.before // s) for w, s in zip(c.windows, steps, strict=True)]
-    last = [-((w.before + 1 - length) // s)
-            for w, s, length in zip(c.windows, steps, outputs, strict=True)]
+    last = [
+        -((w.before + 1 - length) // s)
+        for w, s, length in zip(c.windows, steps, outputs, strict=True)
+    ]
     counts = [b - a + 1 for a, b in zip(first, last, strict=True)]
     rank, batch = len(steps), node.operands[0].type.shape[c.input_axes[0]]
     features = kernel.type.shape[-1] // apart
     dtype = node.results[0].type.dtype
     spatial = tuple(range(1, rank + 1))
     attributes = {
-        **node.attributes, "padding": tuple(
+        **node.attributes,
+        "padding": tuple(
             (-a, n - w.input_size + a + m - 1)
-            for a, n, w, m in zip(first, counts, c.windows, windows, strict=True)),
-        "lhs_dilation": (1,) * rank, "kernel_input_feature_dimension": rank,
+            for a, n, w, m in zip(first, counts, c.windows, windows, strict=True)
+        ),
+        "lhs_dilation": (1,) * rank,
+        "kernel_input_feature_dimension": rank,
         "kernel_output_feature_dimension": rank + 1,
         "kernel_spatial_dimensions": tuple(range(rank)),
-        "output_batch_dimension": 0, "output_feature_dimension": rank + 1,
-        "output_spatial_dimensions": spatial}
-    phases = context.add("stablehlo.convolution", (node.operands[0], kernel), TensorType(
-        (batch, *counts, apart * features), dtype), attributes)
+        "output_batch_dimension": 0,
+        "output_feature_dimension": rank + 1,
+        "output_spatial_dimensions": spatial,
+    }
+    phases = context.add(
+        "stablehlo.convolution",
+        (node.operands[0], kernel),
+        TensorType((batch, *counts, apart * features), dtype),
+        attributes,
+    )
     result = _reshaped(phases, (batch, *counts, *steps, features), context)
     beside = itertools.chain.from_iterable((d, d + rank) for d in spatial)
     result = _transposed(result, (0, *beside, 2 * rank + 1), context)
-    result = _reshaped(result, (batch, *(n * s for n, s in zip(counts, steps, strict=True)),
-                                features), context)
+    result = _reshaped(
+        result, (batch, *(n * s for n, s in zip(counts, steps, strict=True)), features), context
+    )
     starts = [s - 1 - w.before % s for w, s in zip(c.windows, steps, strict=True)]
     ends = [start + length for start, length in zip(starts, outputs, strict=True)]
-    result = context.add("stablehlo.slice", (result,), TensorType(
-        (batch, *outputs, features), dtype), {
-            "start_indices": (0, *starts, 0), "limit_indices": (batch, *ends, features),
-            "strides": (1,) * (rank + 2)})
+    result = context.add(
+        "stablehlo.slice",
+        (result,),
+        TensorType((batch, *outputs, features), dtype),
+        {
+            "start_indices": (0, *starts, 0),
+            "limit_indices": (batch, *ends, features),
+            "strides": (1,) * (rank + 2),
+        },
+    )
     order = dict(zip(c.output_axes, (0, rank + 1, *spatial), strict=True))
     return _transposed(result, tuple(order[d] for d in range(rank + 2)), context)
 
 
-def _phases_of_kernel(kernel: Value, c: Convolution, context: Rewriter
-                      ) -> tuple[Value, list[int]]:
+def _phases_of_kernel(kernel: Value, c: Convolution, context: Rewriter) -> tuple[Value, list[int]]:
     """The kernel [*windows, c, phases and o], the last phase of an axis first, and its windows."""
     steps = [w.input_dilation for w in c.windows]
     windows = [-(-w.size // s) for w, s in zip(c.windows, steps, strict=True)]
@@ -115,10 +148,18 @@ def _phases_of_kernel(kernel: Value, c: Convolution, context: Rewriter
     dtype = kernel.type.dtype
     more = [m * s - w.size for m, s, w in zip(windows, steps, c.windows, strict=True)]
     nothing = context.constant(np.zeros((), dtype.numpy))
-    kernel = context.add("stablehlo.pad", (kernel, nothing), TensorType(
-        (*(m * s for m, s in zip(windows, steps, strict=True)), channels, features), dtype), {
-            "edge_padding_low": (0,) * (rank + 2), "edge_padding_high": (*more, 0, 0),
-            "interior_padding": (0,) * (rank + 2)})
+    kernel = context.add(
+        "stablehlo.pad",
+        (kernel, nothing),
+        TensorType(
+            (*(m * s for m, s in zip(windows, steps, strict=True)), channels, features), dtype
+        ),
+        {
+            "edge_padding_low": (0,) * (rank + 2),
+            "edge_padding_high": (*more, 0, 0),
+            "interior_padding": (0,) * (rank + 2),
+        },
+    )
     split = itertools.chain.from_iterable(zip(windows, steps, strict=True))
     kernel = _reshaped(kernel, (*split, channels, features), context)
     phases = tuple(range(1, 2 * rank, 2))
@@ -132,14 +173,22 @@ def _every(value: Value, strides: Mapping[int, int], context: Rewriter) -> Value
     extents = value.type.shape
     steps = tuple(strides.get(axis, 1) for axis in range(len(extents)))
     shape = tuple(-(-extent // step) for extent, step in zip(extents, steps, strict=True))
-    return context.add("stablehlo.slice", (value,), TensorType(shape, value.type.dtype), {
-        "start_indices": (0,) * len(extents), "limit_indices": extents, "strides": steps})
+    return context.add(
+        "stablehlo.slice",
+        (value,),
+        TensorType(shape, value.type.dtype),
+        {"start_indices": (0,) * len(extents), "limit_indices": extents, "strides": steps},
+    )
 
 
 def _transposed(value: Value, permutation: Sequence[int], context: Rewriter) -> Value:
     shape = tuple(value.type.shape[d] for d in permutation)
-    return context.add("stablehlo.transpose", (value,), TensorType(shape, value.type.dtype),
-                       {"permutation": tuple(permutation)})
+    return context.add(
+        "stablehlo.transpose",
+        (value,),
+        TensorType(shape, value.type.dtype),
+        {"permutation": tuple(permutation)},
+    )
 
 
 def _reshaped(value: Value, shape: Sequence[int], context: Rewriter) -> Value:
@@ -147,5 +196,5 @@ def _reshaped(value: Value, shape: Sequence[int], context: Rewriter) -> Value:
 
 
 CONVOLUTION_RULES: Mapping[str, Sequence[Rule]] = {
-    "stablehlo.convolution": (product_of_each_group, phases_as_features),
+    "stablehlo.convolution": (product_of_each_group, phases_as_features)
 }

@@ -66,8 +66,14 @@ def _multiply_before(loop: Node, known: Known) -> Rewritten | None:
         elif value in read:
             nodes += _row(value, rows.rows[value].start, rows.whole(value, before))
     closed = Graph(body.parameters, tuple(nodes), body.results)
-    replaced = Node(loop.op, loop.operands, loop.results, loop.attributes, (condition, closed),
-                    location=loop.location)
+    replaced = Node(
+        loop.op,
+        loop.operands,
+        loop.results,
+        loop.attributes,
+        (condition, closed),
+        location=loop.location,
+    )
     return Rewritten((*before.nodes, replaced), loop.results)
 
 
@@ -84,7 +90,8 @@ def _worth_moving(rows: Rows, trips: int) -> set[Value]:
         if total + size > MOST_BYTES:
             continue
         follows = node.op in ELEMENTWISE and any(
-            v in moved and v.type.size >= value.type.size for v in node.operands)
+            v in moved and v.type.size >= value.type.size for v in node.operands
+        )
         if follows or (node.op == DOT_OP and terms_of(node) >= LEAST_TERMS):
             moved.add(value)
             total += size
@@ -97,8 +104,7 @@ def _row(value: Value, start: Value, whole: Value) -> list[Node]:
     one = Value(TensorType((1, *shape), value.type.dtype))
     zero = constant_node(np.zeros((), start.type.dtype.numpy))
     starts = (start, *zero.results * len(shape))
-    sliced = Node("stablehlo.dynamic_slice", (whole, *starts), (one,),
-                  {"slice_sizes": (1, *shape)})
+    sliced = Node("stablehlo.dynamic_slice", (whole, *starts), (one,), {"slice_sizes": (1, *shape)})
     return [zero, sliced, Node("stablehlo.reshape", (one,), (value,))]
 
 
@@ -140,12 +146,20 @@ def _sum_of_parts(node: Node, rows: Rows, trips: int, new: NewNodes) -> Value | 
         for part in runs:
             size = sum(v.type.shape[axis] for v in part)
             shape = joined.results[0].type.shape
-            whole = part[0] if len(part) == 1 else new.add(
-                joined.op, part, TensorType((*shape[:axis], size, *shape[axis + 1:]),
-                                            part[0].type.dtype), {"dimension": axis})
+            whole = (
+                part[0]
+                if len(part) == 1
+                else new.add(
+                    joined.op,
+                    part,
+                    TensorType((*shape[:axis], size, *shape[axis + 1 :]), part[0].type.dtype),
+                    {"dimension": axis},
+                )
+            )
             factors = [whole, new.cut(factor, other, start, size)]
-            products.append(new.add(DOT_OP, factors[::-1] if side else factors, result,
-                                    node.attributes))
+            products.append(
+                new.add(DOT_OP, factors[::-1] if side else factors, result, node.attributes)
+            )
             start += size
         total = products[0]
         for product in products[1:]:
@@ -154,15 +168,19 @@ def _sum_of_parts(node: Node, rows: Rows, trips: int, new: NewNodes) -> Value | 
     return None
 
 
-def _runs(parts: tuple[Value, ...], rows: Rows, trips: int,
-          result: TensorType) -> list[list[Value]]:
+def _runs(
+    parts: tuple[Value, ...], rows: Rows, trips: int, result: TensorType
+) -> list[list[Value]]:
     """Neighbouring parts together that are rows, or are not; one run where none can be moved."""
     runs: list[list[Value]] = []
     starts: list[Value | None] = []
     for part in parts:
         row = rows.rows.get(part)
-        movable = row is not None and row.count <= trips \
+        movable = (
+            row is not None
+            and row.count <= trips
             and stacked(result, row.count).bytes <= MOST_BYTES
+        )
         start = row.start if movable else None
         if starts and starts[-1] is start:
             runs[-1].append(part)

@@ -32,8 +32,12 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
 
     def fold(node: Node, context: Rewriter) -> Value | None:
         """`op(constants)` -> `constant`"""
-        if node.op not in foldable or _is_modulus(node) or DEFINITIONS[node.op].supports(node) \
-                or node.results[0].type.dtype.is_packed:
+        if (
+            node.op not in foldable
+            or _is_modulus(node)
+            or DEFINITIONS[node.op].supports(node)
+            or node.results[0].type.dtype.is_packed
+        ):
             return None
         reference = references[node.op]
         shape = node.results[0].type.shape
@@ -62,8 +66,11 @@ def _evaluate(reference: Reference, node: Node, operands: list[np.ndarray]) -> n
         (result,) = reference(node, operands)
     expected = node.results[0].type
     if (result.shape, result.dtype) != (expected.shape, expected.dtype.numpy):
-        raise PassError(f"expected the reference of {node.op} to give {expected}, "
-                        f"got {result.dtype}{list(result.shape)}", location=node.location or None)
+        raise PassError(
+            f"expected the reference of {node.op} to give {expected}, "
+            f"got {result.dtype}{list(result.shape)}",
+            location=node.location or None,
+        )
     return result
 
 
@@ -73,8 +80,9 @@ def _on_scalars(node: Node) -> Node:
     def scalar(value: Value) -> Value:
         return Value(TensorType((), value.type.dtype))
 
-    return dataclasses.replace(node, operands=tuple(map(scalar, node.operands)),
-                               results=tuple(map(scalar, node.results)))
+    return dataclasses.replace(
+        node, operands=tuple(map(scalar, node.operands)), results=tuple(map(scalar, node.results))
+    )
 
 
 def _compact(array: np.ndarray) -> np.ndarray:

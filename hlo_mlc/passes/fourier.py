@@ -21,8 +21,14 @@ Multiply = Callable[[Value, int, np.ndarray], Value]
 Combine = Callable[[str, Value, Value], Value]  # by the op of this name
 
 
-def transformed(kind: str, lengths: tuple[int, ...], re: Value, im: Value | None,
-                multiply: Multiply, combine: Combine) -> tuple[Value, Value | None]:
+def transformed(
+    kind: str,
+    lengths: tuple[int, ...],
+    re: Value,
+    im: Value | None,
+    multiply: Multiply,
+    combine: Combine,
+) -> tuple[Value, Value | None]:
     """The parts of a transform; `im` is None where the imaginary part is zero.
 
     kind: FFT, IFFT, RFFT (of real numbers, half of the result) or IRFFT (its inverse).
@@ -33,14 +39,16 @@ def transformed(kind: str, lengths: tuple[int, ...], re: Value, im: Value | None
         cosine, sine = _roots(kind, length, last)
         if last and kind == "IRFFT":  # the result is real
             assert im is not None
-            return combine("stablehlo.subtract", multiply(re, axis, cosine),
-                           multiply(im, axis, sine)), None
+            return combine(
+                "stablehlo.subtract", multiply(re, axis, cosine), multiply(im, axis, sine)
+            ), None
         if im is None:
             re, im = multiply(re, axis, cosine), multiply(re, axis, sine)
             continue
-        re, im = combine("stablehlo.subtract", multiply(re, axis, cosine),
-                         multiply(im, axis, sine)), \
-            combine("stablehlo.add", multiply(re, axis, sine), multiply(im, axis, cosine))
+        re, im = (
+            combine("stablehlo.subtract", multiply(re, axis, cosine), multiply(im, axis, sine)),
+            combine("stablehlo.add", multiply(re, axis, sine), multiply(im, axis, cosine)),
+        )
     return re, im
 
 
@@ -48,9 +56,9 @@ def _roots(kind: str, length: int, last: bool) -> tuple[np.ndarray, np.ndarray]:
     """The cosines and sines that elements of an axis (rows) have in those of the result."""
     rows, columns = np.arange(length), np.arange(length)
     if last and kind == "RFFT":
-        columns = columns[:length // 2 + 1]
+        columns = columns[: length // 2 + 1]
     if last and kind == "IRFFT":
-        rows = rows[:length // 2 + 1]
+        rows = rows[: length // 2 + 1]
     # Angles of whole numbers of eighths of a turn come out as what they are.
     turns = np.outer(rows, columns) % length
     angle = 2 * np.pi * turns / length
@@ -68,7 +76,7 @@ def _roots(kind: str, length: int, last: bool) -> tuple[np.ndarray, np.ndarray]:
 
 def product_type(tensor: TensorType, axis: int, matrix: np.ndarray) -> TensorType:
     """The type of the product over an axis, which comes behind the others."""
-    shape = (*tensor.shape[:axis], *tensor.shape[axis + 1:], matrix.shape[1])
+    shape = (*tensor.shape[:axis], *tensor.shape[axis + 1 :], matrix.shape[1])
     return TensorType(shape, tensor.dtype)
 
 
@@ -83,16 +91,23 @@ def along_each(node: Node) -> tuple[Node, ...]:
     first = len(operand.type.shape) - len(lengths)
     is_inverse = kind.startswith("I")
     complex_type = (operand if kind == "IRFFT" else result).type
-    others = [_one(complex_type, complex_type, "IFFT" if is_inverse else "FFT", axis, length)
-              for axis, length in enumerate(lengths[:-1], first)]
-    last = _one(operand.type if not is_inverse else complex_type,
-                result.type if is_inverse else complex_type, kind, first + len(lengths) - 1,
-                lengths[-1])
+    others = [
+        _one(complex_type, complex_type, "IFFT" if is_inverse else "FFT", axis, length)
+        for axis, length in enumerate(lengths[:-1], first)
+    ]
+    last = _one(
+        operand.type if not is_inverse else complex_type,
+        result.type if is_inverse else complex_type,
+        kind,
+        first + len(lengths) - 1,
+        lengths[-1],
+    )
     return (*others, last) if is_inverse else (last, *others)
 
 
-def axis_by_axis(node: Node, given: Value | tuple[Value, Value], add: Callable[..., Value]
-                 ) -> Value | tuple[Value, Value]:
+def axis_by_axis(
+    node: Node, given: Value | tuple[Value, Value], add: Callable[..., Value]
+) -> Value | tuple[Value, Value]:
     """A transform over several axes of real numbers, or of the parts of complex ones, by those
     `along_each`: its axis is brought to the end, and back; `add` makes an op's node."""
     rank = len(node.operands[0].type.shape)
@@ -107,28 +122,43 @@ def axis_by_axis(node: Node, given: Value | tuple[Value, Value], add: Callable[.
             if order == tuple(range(rank)):
                 return part
             shape = tuple(part.type.shape[d] for d in order)
-            return add("stablehlo.transpose", (part,), TensorType(shape, part.type.dtype),
-                       {"permutation": order})
+            return add(
+                "stablehlo.transpose",
+                (part,),
+                TensorType(shape, part.type.dtype),
+                {"permutation": order},
+            )
 
-        whole = turned(found) if isinstance(found, Value) else add(
-            "stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
+        whole = (
+            turned(found)
+            if isinstance(found, Value)
+            else add("stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
+        )
         result = add(step.op, (whole,), step.results[0].type, step.attributes)
         if result.type.dtype.kind is not Kind.COMPLEX:
             return turned(result)
         part = result.type.part
-        found = turned(add("stablehlo.real", (result,), part)), \
-            turned(add("stablehlo.imag", (result,), part))
+        found = (
+            turned(add("stablehlo.real", (result,), part)),
+            turned(add("stablehlo.imag", (result,), part)),
+        )
     return found
 
 
 def _one(given: TensorType, result: TensorType, kind: str, axis: int, length: int) -> Node:
     """A transform along one axis, which is the last one of its operand and result."""
-    def turned(tensor: TensorType) -> TensorType:
-        return TensorType(tuple(tensor.shape[d] for d in swapped(axis, len(tensor.shape))),
-                          tensor.dtype)
 
-    return Node("stablehlo.fft", (Value(turned(given)),), (Value(turned(result)),),
-                {"fft_type": kind, "fft_length": (length,)})
+    def turned(tensor: TensorType) -> TensorType:
+        return TensorType(
+            tuple(tensor.shape[d] for d in swapped(axis, len(tensor.shape))), tensor.dtype
+        )
+
+    return Node(
+        "stablehlo.fft",
+        (Value(turned(given)),),
+        (Value(turned(result)),),
+        {"fft_type": kind, "fft_length": (length,)},
+    )
 
 
 def swapped(axis: int, rank: int) -> tuple[int, ...]:

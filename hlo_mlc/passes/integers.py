@@ -26,8 +26,11 @@ def compare_with_false(node: Node, context: Rewriter) -> Value | None:
 def less_than_zero(node: Node, context: Rewriter) -> Value | None:
     """`x < 0` -> `false` for unsigned integers"""
     lhs, rhs = node.operands
-    if node.attributes["comparison_direction"] == "LT" \
-            and lhs.type.dtype.kind is Kind.UNSIGNED and is_splat_of(rhs, 0, context):
+    if (
+        node.attributes["comparison_direction"] == "LT"
+        and lhs.type.dtype.kind is Kind.UNSIGNED
+        and is_splat_of(rhs, 0, context)
+    ):
         return splat_constant(node.results[0].type, 0, context)
     return None
 
@@ -50,9 +53,15 @@ def remainder_rounded_down(node: Node, context: Rewriter) -> Value | None:
     x, by = found.operands
     asked, sum_ = _compared(below, "LT", context), context.definition(plus)
     power = _power_of_two(by, context)
-    if power is None or asked is None or asked[0] is not rest \
-            or not is_splat_of(asked[1], 0, context) \
-            or sum_ is None or sum_.op != "stablehlo.add" or rest not in sum_.operands:
+    if (
+        power is None
+        or asked is None
+        or asked[0] is not rest
+        or not is_splat_of(asked[1], 0, context)
+        or sum_ is None
+        or sum_.op != "stablehlo.add"
+        or rest not in sum_.operands
+    ):
         return None
     added = sum_.operands[sum_.operands[0] is rest]
     return _masked(x, power, context) if is_splat_of(added, 1 << power, context) else None
@@ -63,24 +72,42 @@ def quotient_rounded_down(node: Node, context: Rewriter) -> Value | None:
     for powers of two c"""
     rounded, less, quotient = node.operands
     found, both, minus = map(context.definition, (quotient, rounded, less))
-    if found is None or found.op != "stablehlo.divide" or both is None \
-            or both.op != "stablehlo.and" or minus is None or minus.op != "stablehlo.subtract":
+    if (
+        found is None
+        or found.op != "stablehlo.divide"
+        or both is None
+        or both.op != "stablehlo.and"
+        or minus is None
+        or minus.op != "stablehlo.subtract"
+    ):
         return None
     x, by = found.operands
     power = _power_of_two(by, context)
-    if power is None or minus.operands[0] is not quotient \
-            or not is_splat_of(minus.operands[1], 1, context):
+    if (
+        power is None
+        or minus.operands[0] is not quotient
+        or not is_splat_of(minus.operands[1], 1, context)
+    ):
         return None
     for signs, rest in (both.operands, both.operands[::-1]):
         sign, one = _unequal(signs, context)
         remainder, zero = _unequal(rest, context)
-        if sign is not None and sign.op == "stablehlo.sign" and sign.operands == (x,) \
-                and is_splat_of(one, 1, context) and remainder is not None \
-                and remainder.op == "stablehlo.remainder" and remainder.operands[0] is x \
-                and _power_of_two(remainder.operands[1], context) == power \
-                and is_splat_of(zero, 0, context):
-            return context.add("stablehlo.shift_right_arithmetic",
-                               (x, splat_constant(x.type, power, context)), x.type)
+        if (
+            sign is not None
+            and sign.op == "stablehlo.sign"
+            and sign.operands == (x,)
+            and is_splat_of(one, 1, context)
+            and remainder is not None
+            and remainder.op == "stablehlo.remainder"
+            and remainder.operands[0] is x
+            and _power_of_two(remainder.operands[1], context) == power
+            and is_splat_of(zero, 0, context)
+        ):
+            return context.add(
+                "stablehlo.shift_right_arithmetic",
+                (x, splat_constant(x.type, power, context)),
+                x.type,
+            )
     return None
 
 
@@ -88,16 +115,24 @@ def remainder_of_unsigned(node: Node, context: Rewriter) -> Value | None:
     """`x remainder c` -> `x and (c - 1)` for powers of two c, unsigned"""
     x, by = node.operands
     power = _power_of_two(by, context)
-    return None if power is None or x.type.dtype.kind is not Kind.UNSIGNED \
+    return (
+        None
+        if power is None or x.type.dtype.kind is not Kind.UNSIGNED
         else _masked(x, power, context)
+    )
 
 
 def quotient_of_unsigned(node: Node, context: Rewriter) -> Value | None:
     """`x / c` -> `x >> log2(c)` for powers of two c, unsigned"""
     x, by = node.operands
     power = _power_of_two(by, context)
-    return None if power is None or x.type.dtype.kind is not Kind.UNSIGNED else context.add(
-        "stablehlo.shift_right_logical", (x, splat_constant(x.type, power, context)), x.type)
+    return (
+        None
+        if power is None or x.type.dtype.kind is not Kind.UNSIGNED
+        else context.add(
+            "stablehlo.shift_right_logical", (x, splat_constant(x.type, power, context)), x.type
+        )
+    )
 
 
 def _power_of_two(value: Value, context: Rewriter) -> int | None:
@@ -110,15 +145,21 @@ def _power_of_two(value: Value, context: Rewriter) -> int | None:
 
 
 def _masked(x: Value, power: int, context: Rewriter) -> Value:
-    return context.add("stablehlo.and",
-                       (x, splat_constant(x.type, (1 << power) - 1, context)), x.type)
+    return context.add(
+        "stablehlo.and", (x, splat_constant(x.type, (1 << power) - 1, context)), x.type
+    )
 
 
 def _compared(value: Value, direction: str, context: Rewriter) -> tuple[Value, ...] | None:
     """The operands of a comparison."""
     node = context.definition(value)
-    return node.operands if node is not None and node.op == "stablehlo.compare" \
-        and node.attributes["comparison_direction"] == direction else None
+    return (
+        node.operands
+        if node is not None
+        and node.op == "stablehlo.compare"
+        and node.attributes["comparison_direction"] == direction
+        else None
+    )
 
 
 def _unequal(value: Value, context: Rewriter) -> tuple[Node, Value] | tuple[None, None]:

@@ -13,8 +13,9 @@ from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
 from hlo_mlc.passes.carried import is_open_loop
 
 # Computed where they are read, in every trip, at no cost.
-FREE = frozenset(f"stablehlo.{name}" for name in (
-    "broadcast_in_dim", "constant", "iota", "reshape"))
+FREE = frozenset(
+    f"stablehlo.{name}" for name in ("broadcast_in_dim", "constant", "iota", "reshape")
+)
 # Cost less to compute again than to load, where the result is larger than what it is made of.
 _CHEAP = MOVEMENT | {name for name in ELEMENTWISE if DEFINITIONS[name].cost <= 2}
 # So many of them cost what a load from the second level does.
@@ -84,8 +85,10 @@ class _LoopRewriter:
         if rewritten is None:
             return (node,)
         self._replaced.update(
-            (old, new) for old, new in zip(node.results, rewritten.results, strict=True)
-            if old is not new)
+            (old, new)
+            for old, new in zip(node.results, rewritten.results, strict=True)
+            if old is not new
+        )
         return rewritten.nodes
 
 
@@ -173,8 +176,9 @@ def _staying(invariant: dict[Value, Node]) -> set[Node]:
     behind: dict[Value, tuple[int, int]] = {}  # bytes to read, and operations, where it is used
     for node in dict.fromkeys(invariant.values()):
         operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(node.used)]
-        read, operations = (sum(part) for part in zip(*operands, strict=True)) \
-            if operands else (0, 0)
+        read, operations = (
+            (sum(part) for part in zip(*operands, strict=True)) if operands else (0, 0)
+        )
         if node.op not in FREE:
             operations += 1
             made = sum(v.type.bytes for v in node.results)

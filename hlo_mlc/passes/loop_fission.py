@@ -89,8 +89,9 @@ class _Search:
             sink = self._sink(position)
             if sink is None:
                 continue
-            new = sum(stacked(v.type, self._found.trips).bytes
-                      for v in _to_keep(sink.product, self._rows))
+            new = sum(
+                stacked(v.type, self._found.trips).bytes for v in _to_keep(sink.product, self._rows)
+            )
             if kept + new <= MOST_BYTES:
                 kept += new
                 found.append(sink)
@@ -99,8 +100,12 @@ class _Search:
     def _sink(self, position: int) -> _Sink | None:
         parameter, result = self._body.parameters[position], self._body.results[position]
         last = self._rows.made.get(result)
-        if last is None or self._uses[parameter] != 1 or self._uses[result] != 1 \
-                or self._loop.regions[0].parameters[position] in self._condition:
+        if (
+            last is None
+            or self._uses[parameter] != 1
+            or self._uses[result] != 1
+            or self._loop.regions[0].parameters[position] in self._condition
+        ):
             return None
         if last.op == _UPDATE_OP and last.operands[0] is parameter:
             return self._stack(position, last)
@@ -122,7 +127,8 @@ class _Search:
             return None
         factors = product.operands
         if sum(map(self._rows.is_invariant, factors)) != 1 or any(
-                v in self._rows.rows for v in factors):
+            v in self._rows.rows for v in factors
+        ):
             return None
         return _Sink(position, product, chain, last, start)
 
@@ -130,8 +136,11 @@ class _Search:
         parameter = self._body.parameters[position]
         (added,) = [v for v in last.operands if v is not parameter] or (parameter,)
         product, chain = self._follow(added, _ANY_ORDER)
-        if product is None or added.type.dtype.is_narrow_float \
-                or any(map(self._rows.is_invariant, product.operands)):
+        if (
+            product is None
+            or added.type.dtype.is_narrow_float
+            or any(map(self._rows.is_invariant, product.operands))
+        ):
             return None
         start = self._common_start(product)
         if start is None:
@@ -162,8 +171,9 @@ class _Search:
         counts = {self._rows.rows[v].count for v in product.operands if v in self._rows.rows}
         if counts - {trips}:
             return None
-        candidates = starts or [v for v in self._found.progressions
-                                if self._found.progressions[v].covers(trips, trips)]
+        candidates = starts or [
+            v for v in self._found.progressions if self._found.progressions[v].covers(trips, trips)
+        ]
         numbers = {self._found.progressions.get(v) for v in starts}
         if not candidates or len(numbers) > 1:
             return None
@@ -216,10 +226,18 @@ class _Writer:
                 results.append(_stored(parameter, value, sink.start, inside))
                 produced.append(whole)
                 self.kept[key] = whole
-        regions = (Graph(tuple(shadows), condition.nodes, condition.results),
-                   Graph(tuple(parameters), (*nodes, *inside.nodes), tuple(results)))
-        loop = Node(self.loop.op, tuple(operands), tuple(produced), self.loop.attributes, regions,
-                    location=self.loop.location)
+        regions = (
+            Graph(tuple(shadows), condition.nodes, condition.results),
+            Graph(tuple(parameters), (*nodes, *inside.nodes), tuple(results)),
+        )
+        loop = Node(
+            self.loop.op,
+            tuple(operands),
+            tuple(produced),
+            self.loop.attributes,
+            regions,
+            location=self.loop.location,
+        )
         after = NewNodes(self.loop.location)
         values = dict(zip(staying, produced, strict=False))
         known: dict[Progression, Rows] = {}
@@ -246,7 +264,7 @@ class _Writer:
         axis = sliced_axis(sink.last)
         whole = rows.whole(sink.last.operands[1], new)
         shape = sink.last.results[0].type.shape
-        flat = new.reshape(whole, (shape[axis], *shape[:axis], *shape[axis + 1:]))
+        flat = new.reshape(whole, (shape[axis], *shape[:axis], *shape[axis + 1 :]))
         return new.move(flat, 0, axis)
 
     def _all_added(self, sink: _Sink, rows: Rows, new: NewNodes) -> Value:
@@ -279,8 +297,12 @@ def _moves(factor: Value, rows: Rows) -> list[Node]:
     """The nodes that only move the elements of a factor, the last one first."""
     moves: list[Node] = []
     node = rows.made.get(factor)
-    while factor not in rows.rows and node is not None and node.op in _ANY_ORDER \
-            and node.operands[0].type.size == factor.type.size:
+    while (
+        factor not in rows.rows
+        and node is not None
+        and node.op in _ANY_ORDER
+        and node.operands[0].type.size == factor.type.size
+    ):
         moves.append(node)
         (factor,) = node.operands
         node = rows.made.get(factor)
@@ -308,8 +330,11 @@ def _parted(body: Graph, found: Counting) -> Graph:
             continue
         value = product.results[0]
         slices = users.get(value, ())
-        if len(slices) < 2 or any(node.op != _SLICE_OP for node in slices) \
-                or not any(node.results[0] in stored for node in slices):
+        if (
+            len(slices) < 2
+            or any(node.op != _SLICE_OP for node in slices)
+            or not any(node.results[0] in stored for node in slices)
+        ):
             continue
         parts = [_part(product, node, rows) for node in slices]
         if all(parts):
@@ -325,8 +350,12 @@ def _stored_values(body: Graph, found: Counting, rows: Rows) -> set[Value]:
     stored: set[Value] = set()
     for result in body.results:
         node = rows.made.get(result)
-        if node is None or node.op != _UPDATE_OP or sliced_axis(node) is None \
-                or node.operands[2 + sliced_axis(node)] not in found.progressions:
+        if (
+            node is None
+            or node.op != _UPDATE_OP
+            or sliced_axis(node) is None
+            or node.operands[2 + sliced_axis(node)] not in found.progressions
+        ):
             continue
         value = node.operands[1]
         stored.add(value)
@@ -343,18 +372,22 @@ def _part(product: Node, cut: Node, rows: Rows) -> list[Node]:
     starts, limits = cut.attributes["start_indices"], cut.attributes["limit_indices"]
     partial = [d for d in range(len(shape)) if limits[d] - starts[d] != shape[d]]
     first_right = len(axes.lhs_batch) + len(axes.lhs_free)
-    if len(partial) != 1 or any(step != 1 for step in cut.attributes["strides"]) \
-            or partial[0] < len(axes.lhs_batch):
+    if (
+        len(partial) != 1
+        or any(step != 1 for step in cut.attributes["strides"])
+        or partial[0] < len(axes.lhs_batch)
+    ):
         return []
     (axis,) = partial
     side = int(axis >= first_right)
-    place = (axes.rhs_free[axis - first_right] if side else
-             axes.lhs_free[axis - len(axes.lhs_batch)])
+    place = axes.rhs_free[axis - first_right] if side else axes.lhs_free[axis - len(axes.lhs_batch)]
     factor = product.operands[side]
     if not rows.is_invariant(factor):
         return []
     new = NewNodes(product.location)
     factors = list(product.operands)
     factors[side] = new.cut(factor, place, starts[axis], limits[axis] - starts[axis])
-    return [*new.nodes, Node(DOT_OP, tuple(factors), cut.results, product.attributes,
-                             location=product.location)]
+    return [
+        *new.nodes,
+        Node(DOT_OP, tuple(factors), cut.results, product.attributes, location=product.location),
+    ]

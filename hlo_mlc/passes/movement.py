@@ -27,8 +27,10 @@ def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
         or not is_removable(node)
     ):
         return None
-    return tuple(context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
-                 for result in node.results)
+    return tuple(
+        context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
+        for result in node.results
+    )
 
 
 def same_type(node: Node, context: Rewriter) -> Value | None:
@@ -88,8 +90,9 @@ def broadcast_of_broadcast(node: Node, context: Rewriter) -> Value | None:
         return None
     outer = node.attributes["broadcast_dimensions"]
     dimensions = tuple(outer[axis] for axis in inner.attributes["broadcast_dimensions"])
-    return context.add(node.op, inner.operands, node.results[0].type,
-                       {"broadcast_dimensions": dimensions})
+    return context.add(
+        node.op, inner.operands, node.results[0].type, {"broadcast_dimensions": dimensions}
+    )
 
 
 def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
@@ -118,8 +121,11 @@ def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
 def pad_nothing(node: Node, context: Rewriter) -> Value | None:
     """`pad(x, v, 0, 0, 0)` -> `x`"""
     attributes = node.attributes
-    amounts = (*attributes["edge_padding_low"], *attributes["edge_padding_high"],
-               *attributes["interior_padding"])
+    amounts = (
+        *attributes["edge_padding_low"],
+        *attributes["edge_padding_high"],
+        *attributes["interior_padding"],
+    )
     return None if any(amounts) else node.operands[0]
 
 
@@ -164,8 +170,10 @@ def dynamic_slice_at_constant(node: Node, context: Rewriter) -> Value | None:
     if any(start is None for start in known):
         return None
     sizes = node.attributes["slice_sizes"]
-    first = tuple(min(max(int(start), 0), extent - size)
-                  for start, extent, size in zip(known, operand.type.shape, sizes, strict=True))
+    first = tuple(
+        min(max(int(start), 0), extent - size)
+        for start, extent, size in zip(known, operand.type.shape, sizes, strict=True)
+    )
     attributes = {
         "start_indices": first,
         "limit_indices": tuple(start + size for start, size in zip(first, sizes, strict=True)),
@@ -185,9 +193,12 @@ def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
 
     `x.at[:].set(y)` and `x.at[:].add(y)` are written so.
     """
-    if len(node.operands) != 3 or node.operands[0].type != node.operands[2].type \
-            or node.attributes["scatter_dims_to_operand_dims"] \
-            or len(node.attributes["update_window_dims"]) != len(node.operands[0].type.shape):
+    if (
+        len(node.operands) != 3
+        or node.operands[0].type != node.operands[2].type
+        or node.attributes["scatter_dims_to_operand_dims"]
+        or len(node.attributes["update_window_dims"]) != len(node.operands[0].type.shape)
+    ):
         return None
     operand, _, update = node.operands
     return combined(node, context, operand, update)
@@ -201,11 +212,18 @@ def combined(scatter: Node, context: Rewriter, old: Value, new: Value) -> Value 
     (result,) = body.results
     if result in known:
         return known[result]
-    if len(body.nodes) != 1 or body.nodes[0].op not in ELEMENTWISE \
-            or not known.keys() >= set(body.nodes[0].operands):
+    if (
+        len(body.nodes) != 1
+        or body.nodes[0].op not in ELEMENTWISE
+        or not known.keys() >= set(body.nodes[0].operands)
+    ):
         return None
-    return context.add(body.nodes[0].op, tuple(known[v] for v in body.nodes[0].operands),
-                       old.type, body.nodes[0].attributes)
+    return context.add(
+        body.nodes[0].op,
+        tuple(known[v] for v in body.nodes[0].operands),
+        old.type,
+        body.nodes[0].attributes,
+    )
 
 
 def sort_single(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -226,12 +244,20 @@ def fold_of_sorted(node: Node, context: Rewriter) -> Value | None:
         maker = context.definition(value)
         if splat(value, context) is not None:
             given[value] = value
-        elif maker is not None and maker.op == "stablehlo.sort" and not maker.opaque \
-                and maker.attributes.get("dimension", -1) % len(value.type.shape) \
-                in node.attributes["dimensions"]:
+        elif (
+            maker is not None
+            and maker.op == "stablehlo.sort"
+            and not maker.opaque
+            and maker.attributes.get("dimension", -1) % len(value.type.shape)
+            in node.attributes["dimensions"]
+        ):
             given[value] = maker.operands[maker.results.index(value)]
-        elif maker is None or maker.op not in ELEMENTWISE or maker.opaque \
-                or len(pointwise) == _MOST_STEPS:
+        elif (
+            maker is None
+            or maker.op not in ELEMENTWISE
+            or maker.opaque
+            or len(pointwise) == _MOST_STEPS
+        ):
             return None
         else:
             pointwise.append(maker)
@@ -241,10 +267,20 @@ def fold_of_sorted(node: Node, context: Rewriter) -> Value | None:
         return None
     for maker in reversed(pointwise):
         (result,) = maker.results
-        given[result] = context.add(maker.op, [given[v] for v in maker.operands], result.type,
-                                    maker.attributes, maker.regions)
-    return context.add(node.op, (given[operands[0]], operands[1]), node.results[0].type,
-                       node.attributes, node.regions)
+        given[result] = context.add(
+            maker.op,
+            [given[v] for v in maker.operands],
+            result.type,
+            maker.attributes,
+            maker.regions,
+        )
+    return context.add(
+        node.op,
+        (given[operands[0]], operands[1]),
+        node.results[0].type,
+        node.attributes,
+        node.regions,
+    )
 
 
 def _counts(fold: Node, context: Rewriter) -> bool:
@@ -253,10 +289,15 @@ def _counts(fold: Node, context: Rewriter) -> bool:
     (body,) = fold.regions
     terms = fold.operands[0].type.size // max(1, fold.results[0].type.size)
     kind = np.dtype(fold.results[0].type.dtype.numpy)
-    return [n.op for n in body.nodes] == ["stablehlo.add"] and maker is not None \
-        and maker.op == "stablehlo.convert" and maker.operands[0].type.dtype is BOOL \
-        and is_splat_of(fold.operands[1], 0, context) and kind.itemsize >= 4 \
+    return (
+        [n.op for n in body.nodes] == ["stablehlo.add"]
+        and maker is not None
+        and maker.op == "stablehlo.convert"
+        and maker.operands[0].type.dtype is BOOL
+        and is_splat_of(fold.operands[1], 0, context)
+        and kind.itemsize >= 4
         and terms <= 1 << np.finfo(kind).nmant
+    )
 
 
 MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {

@@ -30,8 +30,13 @@ def narrow_results(graph: Graph) -> Graph:
         return graph
     alone: set[Value] = set()
     _find_alone(graph, alone)
-    return apply_rules(graph, {op: (_alone(alone, rule),) for op, rule in (
-        (_SLICE, slice_of_result), (_CONVERT, convert_of_sum))})
+    return apply_rules(
+        graph,
+        {
+            op: (_alone(alone, rule),)
+            for op, rule in ((_SLICE, slice_of_result), (_CONVERT, convert_of_sum))
+        },
+    )
 
 
 def _find_alone(graph: Graph, alone: set[Value]) -> None:
@@ -57,12 +62,15 @@ def slice_of_result(node: Node, context: Rewriter) -> Value | None:
     if maker is None:
         return None
     if maker.op in ELEMENTWISE and not maker.operands[0].type.dtype.is_packed:
-        parts = [v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
-                 for v in maker.operands]
+        parts = [
+            v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
+            for v in maker.operands
+        ]
     elif maker.op == "stablehlo.transpose":
         permutation = maker.attributes["permutation"]
-        parts = [_slice(maker.operands[0], dict(zip(permutation, _ranges(node), strict=True)),
-                        context)]
+        parts = [
+            _slice(maker.operands[0], dict(zip(permutation, _ranges(node), strict=True)), context)
+        ]
     elif maker.op == "stablehlo.dot_general":
         parts = _factors(maker, _ranges(node), context)
     else:
@@ -81,21 +89,32 @@ def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
         return None
     operand, first = total.operands
     made, wide = context.definition(operand), first.type.dtype
-    if made is None or made.op != _CONVERT or not _adds(total.regions[0]) or not (
-            narrow.is_integer and wide.is_integer and narrow.bits < wide.bits) \
-            or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL):
+    if (
+        made is None
+        or made.op != _CONVERT
+        or not _adds(total.regions[0])
+        or not (narrow.is_integer and wide.is_integer and narrow.bits < wide.bits)
+        or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL)
+    ):
         return None
     scalar = TensorType((), narrow)
     term = context.add(_CONVERT, made.operands, TensorType(operand.type.shape, narrow))
-    return context.add(_REDUCE, (term, context.add(_CONVERT, (first,), scalar)),
-                       node.results[0].type, total.attributes, (_addition(scalar),))
+    return context.add(
+        _REDUCE,
+        (term, context.add(_CONVERT, (first,), scalar)),
+        node.results[0].type,
+        total.attributes,
+        (_addition(scalar),),
+    )
 
 
 def _adds(region: Graph) -> bool:
     """Whether it gives the sum of its two parameters."""
-    return [n.op for n in region.nodes] == ["stablehlo.add"] \
-        and {*region.nodes[0].operands} == {*region.parameters} \
+    return (
+        [n.op for n in region.nodes] == ["stablehlo.add"]
+        and {*region.nodes[0].operands} == {*region.parameters}
         and region.results == region.nodes[0].results
+    )
 
 
 def _addition(scalar: TensorType) -> Graph:
@@ -108,24 +127,32 @@ _Range = tuple[int, int, int]
 
 
 def _ranges(node: Node) -> list[_Range]:
-    return list(zip(*(node.attributes[name] for name in (_STARTS, _LIMITS, _STRIDES)),
-                    strict=True))
+    return list(zip(*(node.attributes[name] for name in (_STARTS, _LIMITS, _STRIDES)), strict=True))
 
 
 def _same_slice(node: Node, value: Value, context: Rewriter) -> Value:
-    return context.add(_SLICE, (value,), TensorType(node.results[0].type.shape, value.type.dtype),
-                       node.attributes)
+    return context.add(
+        _SLICE, (value,), TensorType(node.results[0].type.shape, value.type.dtype), node.attributes
+    )
 
 
 def _factors(dot: Node, ranges: Sequence[_Range], context: Rewriter) -> list[Value]:
     axes = DotAxes.of(dot)
     batch = len(axes.lhs_batch)
-    left, right = ranges[batch:batch + len(axes.lhs_free)], ranges[batch + len(axes.lhs_free):]
+    left, right = ranges[batch : batch + len(axes.lhs_free)], ranges[batch + len(axes.lhs_free) :]
     lhs, rhs = dot.operands
-    return [_slice(lhs, dict(zip((*axes.lhs_batch, *axes.lhs_free), (*ranges[:batch], *left),
-                                 strict=True)), context),
-            _slice(rhs, dict(zip((*axes.rhs_batch, *axes.rhs_free), (*ranges[:batch], *right),
-                                 strict=True)), context)]
+    return [
+        _slice(
+            lhs,
+            dict(zip((*axes.lhs_batch, *axes.lhs_free), (*ranges[:batch], *left), strict=True)),
+            context,
+        ),
+        _slice(
+            rhs,
+            dict(zip((*axes.rhs_batch, *axes.rhs_free), (*ranges[:batch], *right), strict=True)),
+            context,
+        ),
+    ]
 
 
 def _slice(value: Value, ranges: dict[int, _Range], context: Rewriter) -> Value:
@@ -136,5 +163,9 @@ def _slice(value: Value, ranges: dict[int, _Range], context: Rewriter) -> Value:
         return value
     starts, limits, strides = (tuple(r[n] for r in wanted) for n in range(3))
     shape = tuple(-(-(limit - start) // stride) for start, limit, stride in wanted)
-    return context.add(_SLICE, (value,), TensorType(shape, value.type.dtype),
-                       {_STARTS: starts, _LIMITS: limits, _STRIDES: strides})
+    return context.add(
+        _SLICE,
+        (value,),
+        TensorType(shape, value.type.dtype),
+        {_STARTS: starts, _LIMITS: limits, _STRIDES: strides},
+    )

@@ -30,8 +30,10 @@ _RINGS = frozenset(("stablehlo.add", "stablehlo.multiply"))
 
 def has_packed(graph: Graph) -> bool:
     """Whether something is done with integers of less than a byte that is known here."""
-    return any(any(map(_is_packed, (*node.operands, *node.results))) and _is_known(node)
-               for node in graph.walk())
+    return any(
+        any(map(_is_packed, (*node.operands, *node.results))) and _is_known(node)
+        for node in graph.walk()
+    )
 
 
 def in_bytes(graph: Graph) -> Graph:
@@ -52,7 +54,8 @@ def _is_known(node: Node) -> bool:
         return False
     kind = _few_bits(node)
     return kind is not FewBits.NONE and (
-        kind is not FewBits.LAST_IF_SIGNED or node.results[0].type.dtype.is_signed)
+        kind is not FewBits.LAST_IF_SIGNED or node.results[0].type.dtype.is_signed
+    )
 
 
 def _few_bits(node: Node) -> FewBits:
@@ -77,16 +80,25 @@ class _Unpacking(NodeList):
 
     def border(self, graph: Graph) -> Graph:
         """A graph whose parameters and results stay as they are."""
-        return self._walked(graph, graph.parameters, lambda: [
-            self._as_before(v) for v in graph.results], arrive=graph.parameters)
+        return self._walked(
+            graph,
+            graph.parameters,
+            lambda: [self._as_before(v) for v in graph.results],
+            arrive=graph.parameters,
+        )
 
     def inside(self, graph: Graph) -> Graph:
         """A region whose parameters and results are bytes."""
         parameters = tuple(map(self._another, graph.parameters))
         return self._walked(graph, parameters, lambda: [self._byte(v) for v in graph.results])
 
-    def _walked(self, graph: Graph, parameters: tuple[Value, ...],
-                results: Callable[[], Sequence[Value]], arrive: Sequence[Value] = ()) -> Graph:
+    def _walked(
+        self,
+        graph: Graph,
+        parameters: tuple[Value, ...],
+        results: Callable[[], Sequence[Value]],
+        arrive: Sequence[Value] = (),
+    ) -> Graph:
         outer, self.nodes = self.nodes, []
         self._arrived(arrive)
         for node in graph.nodes:
@@ -119,8 +131,11 @@ class _Unpacking(NodeList):
 
     def _node(self, node: Node) -> None:
         self.location = node.location
-        concerned = (*node.operands, *node.results, *(
-            v for region in node.regions for v in (*region.captures, *region.parameters)))
+        concerned = (
+            *node.operands,
+            *node.results,
+            *(v for region in node.regions for v in (*region.captures, *region.parameters)),
+        )
         if not any(map(_is_packed, concerned)) and node.op not in CONTROL_FLOW:
             self.nodes.append(node)
         elif not _is_known(node):
@@ -148,8 +163,9 @@ class _Unpacking(NodeList):
         if literal is not None:
             literal = literal.astype(_byte_of(node.results[0].type.dtype).numpy)
         results = tuple(map(self._another, node.results))
-        self.nodes.append(Node(node.op, operands, results, node.attributes, regions, literal,
-                               node.location))
+        self.nodes.append(
+            Node(node.op, operands, results, node.attributes, regions, literal, node.location)
+        )
         if is_wrapped:
             for old in filter(_is_packed, node.results):
                 self.bytes[old] = self._wrapped(self.bytes[old], old.type.dtype)
@@ -158,11 +174,15 @@ class _Unpacking(NodeList):
         """The number that the last bits of a byte are."""
         tensor = value.type
         if not dtype.is_signed:
-            return self.add("stablehlo.and", (value, self.constant((1 << dtype.bits) - 1, tensor)),
-                            tensor)
+            return self.add(
+                "stablehlo.and", (value, self.constant((1 << dtype.bits) - 1, tensor)), tensor
+            )
         apart = self.constant(8 - dtype.bits, tensor)
-        return self.add("stablehlo.shift_right_arithmetic", (
-            self.add("stablehlo.shift_left", (value, apart), tensor), apart), tensor)
+        return self.add(
+            "stablehlo.shift_right_arithmetic",
+            (self.add("stablehlo.shift_left", (value, apart), tensor), apart),
+            tensor,
+        )
 
     def _rounded(self, node: Node) -> None:
         """Floats end at the limits."""
@@ -172,14 +192,16 @@ class _Unpacking(NodeList):
         least = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
         low, high = (self.constant(n, scalar) for n in (least, least + (1 << dtype.bits) - 1))
         within = self.add("stablehlo.clamp", (low, operand, high), operand.type)
-        self.bytes[result] = self.add(_CONVERT, (within,),
-                                      TensorType(result.type.shape, _byte_of(dtype)))
+        self.bytes[result] = self.add(
+            _CONVERT, (within,), TensorType(result.type.shape, _byte_of(dtype))
+        )
 
     def _by_bits(self, node: Node) -> None:
         """What is said of bits is said of those in an unsigned byte."""
         (result,) = node.results
-        found = self.add(node.op, list(map(self._bits, node.operands)),
-                         TensorType(result.type.shape, U8))
+        found = self.add(
+            node.op, list(map(self._bits, node.operands)), TensorType(result.type.shape, U8)
+        )
         if node.op == _CLZ:
             in_front = self.constant(8 - result.type.dtype.bits, found.type)
             found = self.add("stablehlo.subtract", (found, in_front), found.type)
@@ -193,11 +215,17 @@ class _Unpacking(NodeList):
             self._from_bits(result, self._bits(operand))
         elif source.dtype.bits > target.dtype.bits:
             whole = self._cast_to(self._byte(operand), _WHOLE.get(source.dtype.bits, U8))
-            spread = self.add("stablehlo.broadcast_in_dim", (whole,),
-                              TensorType(target.shape, whole.type.dtype),
-                              {"broadcast_dimensions": tuple(range(len(source.shape)))})
-            found = self.add("stablehlo.shift_right_logical", (
-                spread, self._starts(spread.type, target.dtype)), spread.type)
+            spread = self.add(
+                "stablehlo.broadcast_in_dim",
+                (whole,),
+                TensorType(target.shape, whole.type.dtype),
+                {"broadcast_dimensions": tuple(range(len(source.shape)))},
+            )
+            found = self.add(
+                "stablehlo.shift_right_logical",
+                (spread, self._starts(spread.type, target.dtype)),
+                spread.type,
+            )
             self._from_bits(result, self.add(_CONVERT, (found,), TensorType(target.shape, U8)))
         else:
             self._put_together(operand, result)
@@ -206,13 +234,21 @@ class _Unpacking(NodeList):
         dtype = _WHOLE.get(result.type.dtype.bits, U8)
         tensor = TensorType(operand.type.shape, dtype)
         spread = self.add(_CONVERT, (self._bits(operand),), tensor)
-        parts = self.add("stablehlo.shift_left", (
-            spread, self._starts(tensor, operand.type.dtype)), tensor)
+        parts = self.add(
+            "stablehlo.shift_left", (spread, self._starts(tensor, operand.type.dtype)), tensor
+        )
         found = Value(TensorType(result.type.shape, dtype))
         zero = self.constant(0, TensorType((), dtype))
-        self.nodes.append(Node(
-            "stablehlo.reduce", (parts, zero), (found,), {"dimensions": (len(tensor.shape) - 1,)},
-            (_combining("stablehlo.add", dtype),), location=self.location))
+        self.nodes.append(
+            Node(
+                "stablehlo.reduce",
+                (parts, zero),
+                (found,),
+                {"dimensions": (len(tensor.shape) - 1,)},
+                (_combining("stablehlo.add", dtype),),
+                location=self.location,
+            )
+        )
         if _is_packed(result):
             self._from_bits(result, found)
         else:
@@ -224,8 +260,11 @@ class _Unpacking(NodeList):
         return self.add("stablehlo.multiply", (along, self.constant(dtype.bits, tensor)), tensor)
 
     def _cast_to(self, value: Value, dtype: DType) -> Value:
-        return value if value.type.dtype is dtype \
+        return (
+            value
+            if value.type.dtype is dtype
             else self.add(_BITCAST, (value,), TensorType(value.type.shape, dtype))
+        )
 
     def _bits(self, value: Value) -> Value:
         """The bits of packed integers, in unsigned bytes."""
@@ -241,9 +280,13 @@ class _Unpacking(NodeList):
 
 def _is_ring(region: Graph) -> bool:
     """Whether it adds or multiplies two packed integers."""
-    return len(region.nodes) == 1 and region.nodes[0].op in _RINGS \
-        and region.nodes[0].results == region.results and _is_packed(region.results[0]) \
+    return (
+        len(region.nodes) == 1
+        and region.nodes[0].op in _RINGS
+        and region.nodes[0].results == region.results
+        and _is_packed(region.results[0])
         and set(region.nodes[0].operands) == set(region.parameters)
+    )
 
 
 def _plain(region: Graph) -> Graph:

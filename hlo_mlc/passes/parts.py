@@ -13,12 +13,12 @@ from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
 
 _REDUCE, _CONCATENATE, _BROADCAST = (
-    f"stablehlo.{name}" for name in ("reduce", "concatenate", "broadcast_in_dim"))
+    f"stablehlo.{name}" for name in ("reduce", "concatenate", "broadcast_in_dim")
+)
 # Operations that may begin every part with the same number: because it changes nothing, or because
 # it counts only once however often it is taken.
 _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
-_IDEMPOTENT = frozenset(
-    f"stablehlo.{name}" for name in ("maximum", "minimum", "and", "or"))
+_IDEMPOTENT = frozenset(f"stablehlo.{name}" for name in ("maximum", "minimum", "and", "or"))
 # Nodes of all parts together: the squares of a hundred arrays are two hundred.
 MAX_NODES = 512
 
@@ -46,18 +46,28 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
             return None
         whole = node.operands[0]
         tree = _Tree.over(whole, context)
-        if tree is None or tree.axis not in node.attributes["dimensions"] \
-                or len(tree.nodes) * len(tree.extents) > MAX_NODES \
-                or any(uses[v] != count for v, count in tree.uses(whole).items()):
+        if (
+            tree is None
+            or tree.axis not in node.attributes["dimensions"]
+            or len(tree.nodes) * len(tree.extents) > MAX_NODES
+            or any(uses[v] != count for v, count in tree.uses(whole).items())
+        ):
             return None
         folded = []
         for number in range(len(tree.extents)):
             part = tree.part(whole, number, context)
-            folded.append(context.add(_REDUCE, (part, node.operands[1]), node.results[0].type,
-                                      node.attributes, (_body(operation, whole.type),)))
+            folded.append(
+                context.add(
+                    _REDUCE,
+                    (part, node.operands[1]),
+                    node.results[0].type,
+                    node.attributes,
+                    (_body(operation, whole.type),),
+                )
+            )
         while len(folded) > 1:  # neighbours in rounds, as exact as one fold
             pairs = zip(folded[::2], folded[1::2], strict=False)
-            rest = folded[len(folded) // 2 * 2:]
+            rest = folded[len(folded) // 2 * 2 :]
             folded = [context.add(operation, pair, node.results[0].type) for pair in pairs] + rest
         return folded[0]
 
@@ -69,14 +79,20 @@ def _operation(node: Node, context: Rewriter) -> str | None:
     if len(node.operands) != 2:
         return None
     (body,), (whole, initial) = node.regions, node.operands
-    if len(body.nodes) != 1 or body.nodes[0].results != body.results \
-            or set(body.nodes[0].operands) != set(body.parameters):
+    if (
+        len(body.nodes) != 1
+        or body.nodes[0].results != body.results
+        or set(body.nodes[0].operands) != set(body.parameters)
+    ):
         return None
     operation, dtype = body.nodes[0].op, whole.type.dtype
     if operation in _IDEMPOTENT:
         return operation
-    if operation not in _NEUTRAL or dtype.is_narrow_float \
-            or not is_splat_of(initial, _NEUTRAL[operation], context):
+    if (
+        operation not in _NEUTRAL
+        or dtype.is_narrow_float
+        or not is_splat_of(initial, _NEUTRAL[operation], context)
+    ):
         return None  # sums of narrow floats would be rounded part by part
     return operation
 
@@ -142,8 +158,9 @@ class _Tree:
             if node.op == _CONCATENATE:
                 known[value] = node.operands[number]
             else:
-                known[value] = context.add(node.op, [of_part(v) for v in node.operands],
-                                           typed(value), node.attributes)
+                known[value] = context.add(
+                    node.op, [of_part(v) for v in node.operands], typed(value), node.attributes
+                )
         return known[whole]
 
 

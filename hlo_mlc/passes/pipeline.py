@@ -48,8 +48,9 @@ class PassRecord:
         return f"{self.name}: {change}, {self.time_ms:.2f} ms"
 
 
-def run_passes(graph: Graph, passes: Sequence[Pass], *, rounds: int = 1,
-               verify: bool = False) -> tuple[Graph, tuple[PassRecord, ...]]:
+def run_passes(
+    graph: Graph, passes: Sequence[Pass], *, rounds: int = 1, verify: bool = False
+) -> tuple[Graph, tuple[PassRecord, ...]]:
     """Runs `passes` in order, in so many rounds at most: none runs again on a graph that all of
     them have left as it is.  With `verify`, checks the graph and the promises around each.
 
@@ -77,5 +78,6 @@ def run_passes(graph: Graph, passes: Sequence[Pass], *, rounds: int = 1,
 def _check(graph: Graph, properties: tuple[Property, ...], who: str) -> None:
     for wanted in properties:
         if not wanted.holds(graph):
-            raise PassError(f"{who} a graph with {wanted.name}, but it is not so",
-                            context=format_graph(graph))
+            raise PassError(
+                f"{who} a graph with {wanted.name}, but it is not so", context=format_graph(graph)
+            )

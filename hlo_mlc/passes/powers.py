@@ -47,8 +47,11 @@ def power_of_literal(node: Node, context: Rewriter) -> Value | None:
         inverse = op("rsqrt", base)
         value = op("abs", inverse) if power == -0.5 else op("divide", inverse, base)
     is_low = context.add(
-        "stablehlo.compare", (base, constant(-np.inf)), TensorType(tensor.shape, BOOL),
-        {"comparison_direction": "EQ", "compare_type": "FLOAT"})
+        "stablehlo.compare",
+        (base, constant(-np.inf)),
+        TensorType(tensor.shape, BOOL),
+        {"comparison_direction": "EQ", "compare_type": "FLOAT"},
+    )
     at_low = constant(np.inf if power > 0 else 0)
     return context.add("stablehlo.select", (is_low, at_low, value), tensor)
 

@@ -15,8 +15,13 @@ from hlo_mlc.graph.core import Attribute, Value
 class Emitter(Protocol):
     """What takes the nodes."""
 
-    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
-            attributes: Mapping[str, Attribute] | None = None) -> Value:
+    def add(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        tensor: TensorType,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Value:
         """A new node of one result."""
         ...
 
@@ -82,8 +87,13 @@ class Real:
         """An op of CHLO."""
         return self._node(f"chlo.{op}", (), self.value.type.dtype)
 
-    def _node(self, op: str, others: Sequence[Real | float], dtype: DType,
-              attributes: Mapping[str, Attribute] | None = None) -> Real:
+    def _node(
+        self,
+        op: str,
+        others: Sequence[Real | float],
+        dtype: DType,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Real:
         operands = (self.value, *(self.like(other).value for other in others))
         tensor = TensorType(self.value.type.shape, dtype)
         return Real(self.emitter.add(op, operands, tensor, attributes), self.emitter)
@@ -133,8 +143,12 @@ class Real:
     def compare(self, direction: str, other: Real | float) -> Real:
         """Whether this is so to the other."""
         kind = "UNSIGNED" if self.value.type.dtype.is_integer else "FLOAT"
-        return self._node("stablehlo.compare", (other,), BOOL,
-                          {"comparison_direction": direction, "compare_type": kind})
+        return self._node(
+            "stablehlo.compare",
+            (other,),
+            BOOL,
+            {"comparison_direction": direction, "compare_type": kind},
+        )
 
     def __lt__(self, other: Real | float) -> Real:
         return self.compare("LT", other)
@@ -154,8 +168,12 @@ class Real:
 
     def choose(self, one: Real, other: Real | float) -> Real:
         """`one` where this holds, `other` elsewhere."""
-        return Real(self.emitter.add("stablehlo.select", (
-            self.value, one.value, one.like(other).value), one.value.type), self.emitter)
+        return Real(
+            self.emitter.add(
+                "stablehlo.select", (self.value, one.value, one.like(other).value), one.value.type
+            ),
+            self.emitter,
+        )
 
     def sqrt(self) -> Real:
         return self.apply("sqrt")
@@ -177,8 +195,9 @@ class Real:
 
     def converted(self, dtype: DType) -> Real:
         """As numbers of another type."""
-        return self if dtype is self.value.type.dtype else \
-            self._node("stablehlo.convert", (), dtype)
+        return (
+            self if dtype is self.value.type.dtype else self._node("stablehlo.convert", (), dtype)
+        )
 
     def is_finite(self) -> Real:
         """Whether it is a number and no infinity."""
@@ -194,8 +213,9 @@ class Real:
 
     def bits(self) -> Real:
         """As unsigned integers."""
-        return self._node("stablehlo.bitcast_convert", (),
-                          U32 if self.value.type.dtype is F32 else U64)
+        return self._node(
+            "stablehlo.bitcast_convert", (), U32 if self.value.type.dtype is F32 else U64
+        )
 
     def _of_bits(self, bits: Real) -> Real:
         return bits._node("stablehlo.bitcast_convert", (), self.value.type.dtype)

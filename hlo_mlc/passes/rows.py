@@ -21,8 +21,10 @@ from hlo_mlc.passes.invariant import invariant_nodes
 
 DOT_OP = "stablehlo.dot_general"
 _SLICE_OP = "stablehlo.dynamic_slice"
-_MOVES = frozenset(f"stablehlo.{name}" for name in (
-    "broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose"))
+_MOVES = frozenset(
+    f"stablehlo.{name}"
+    for name in ("broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose")
+)
 
 
 class NewNodes(NodeList):
@@ -42,8 +44,12 @@ class NewNodes(NodeList):
 
     def broadcast(self, value: Value, shape: tuple[int, ...], axes: tuple[int, ...]) -> Value:
         """`value` repeated along all axes but `axes`."""
-        return self.add("stablehlo.broadcast_in_dim", (value,),
-                        TensorType(shape, value.type.dtype), {"broadcast_dimensions": axes})
+        return self.add(
+            "stablehlo.broadcast_in_dim",
+            (value,),
+            TensorType(shape, value.type.dtype),
+            {"broadcast_dimensions": axes},
+        )
 
     def cut(self, value: Value, axis: int, start: int, size: int) -> Value:
         """`size` elements of `value` along one axis, and all along the others."""
@@ -52,11 +58,18 @@ class NewNodes(NodeList):
             return value
 
         def at(place: int, everywhere: tuple[int, ...]) -> tuple[int, ...]:
-            return (*everywhere[:axis], place, *everywhere[axis + 1:])
+            return (*everywhere[:axis], place, *everywhere[axis + 1 :])
 
-        return self.add("stablehlo.slice", (value,), TensorType(at(size, shape), value.type.dtype),
-                        {"start_indices": at(start, (0,) * len(shape)),
-                         "limit_indices": at(start + size, shape), "strides": (1,) * len(shape)})
+        return self.add(
+            "stablehlo.slice",
+            (value,),
+            TensorType(at(size, shape), value.type.dtype),
+            {
+                "start_indices": at(start, (0,) * len(shape)),
+                "limit_indices": at(start + size, shape),
+                "strides": (1,) * len(shape),
+            },
+        )
 
     def move(self, value: Value, axis: int, place: int) -> Value:
         """`value` with one axis moved elsewhere."""
@@ -92,8 +105,11 @@ class Rows:
     def of(body: Graph) -> Rows:
         """The rows of a body, found in one walk."""
         found = Rows(body, parameters=frozenset(body.parameters))
-        found.invariant = {v: node for v, node in invariant_nodes(body).items()
-                           if len(node.results) == 1 and not node.regions}
+        found.invariant = {
+            v: node
+            for v, node in invariant_nodes(body).items()
+            if len(node.results) == 1 and not node.regions
+        }
         found.made = {v: node for node in body.nodes for v in node.results}
         for node in body.nodes:
             if (row := found._row(node)) is not None:
@@ -102,8 +118,7 @@ class Rows:
 
     def is_invariant(self, value: Value) -> bool:
         """Whether a value is the same in every trip."""
-        return value in self.invariant or (
-            value not in self.made and value not in self.parameters)
+        return value in self.invariant or (value not in self.made and value not in self.parameters)
 
     def _row(self, node: Node) -> Row | None:
         if node.opaque or len(node.results) != 1 or node.results[0].type is None:
@@ -156,8 +171,9 @@ class Rows:
                 self._whole[value] = self._all_rows(node, self.rows[value].count, new)
             else:
                 operands = [self._outside.get(v, v) for v in node.operands]
-                self._outside[value] = new.add(node.op, operands, value.type, node.attributes,
-                                               literal=node.literal)
+                self._outside[value] = new.add(
+                    node.op, operands, value.type, node.attributes, literal=node.literal
+                )
 
     def _all_rows(self, node: Node, count: int, new: NewNodes) -> Value:
         (result,) = node.results
@@ -180,9 +196,11 @@ class Rows:
         elif node.op == "stablehlo.reverse":
             attributes = {"dimensions": tuple(d + 1 for d in attributes["dimensions"])}
         elif node.op == "stablehlo.slice":
-            attributes = {"start_indices": (0, *attributes["start_indices"]),
-                          "limit_indices": (count, *attributes["limit_indices"]),
-                          "strides": (1, *attributes["strides"])}
+            attributes = {
+                "start_indices": (0, *attributes["start_indices"]),
+                "limit_indices": (count, *attributes["limit_indices"]),
+                "strides": (1, *attributes["strides"]),
+            }
         return new.add(node.op, rows, tensor, attributes)
 
     def _broadcast(self, value: Value, count: int, node: Node, new: NewNodes) -> Value:
@@ -204,8 +222,9 @@ class Rows:
         axes = DotAxes.of(node)
         batch, lhs_free = len(axes.lhs_batch), len(axes.lhs_free)
         is_left = node.operands[0] in self.rows
-        operands = [self._whole[v] if v in self.rows else self._outside.get(v, v)
-                    for v in node.operands]
+        operands = [
+            self._whole[v] if v in self.rows else self._outside.get(v, v) for v in node.operands
+        ]
         attributes = dict(node.attributes)
         side = "lhs" if is_left else "rhs"
         for kind in ("batching", "contracting"):
@@ -214,8 +233,12 @@ class Rows:
         # The axis of the rows comes first among the free ones of its side.
         place = batch if is_left else batch + lhs_free
         shape = tensor.shape[1:]
-        result = new.add(node.op, operands, TensorType(
-            (*shape[:place], tensor.shape[0], *shape[place:]), tensor.dtype), attributes)
+        result = new.add(
+            node.op,
+            operands,
+            TensorType((*shape[:place], tensor.shape[0], *shape[place:]), tensor.dtype),
+            attributes,
+        )
         return new.move(result, place, 0)
 
 
@@ -225,12 +248,12 @@ def sliced_axis(node: Node) -> int | None:
     shape = node.operands[0].type.shape
     is_slice = node.op == _SLICE_OP
     sizes = node.attributes["slice_sizes"] if is_slice else node.operands[1].type.shape
-    partial = [d for d, (size, extent) in enumerate(zip(sizes, shape, strict=True))
-               if size != extent]
+    partial = [
+        d for d, (size, extent) in enumerate(zip(sizes, shape, strict=True)) if size != extent
+    ]
     return partial[0] if len(partial) == 1 and sizes[partial[0]] == 1 else None
 
 
 def stacked(tensor: TensorType, count: int) -> TensorType:
     """The type of `count` rows of this type."""
     return TensorType((count, *tensor.shape), tensor.dtype)
-

@@ -28,13 +28,20 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     As JAX writes cumulative sums and products for GPUs, where the order of terms is free.
     """
     (region,) = node.regions
-    if not node.attributes.get("is_associative") or len(node.operands) != 2 \
-            or len(region.nodes) != 1 or not node.operands[0].type.is_static:
+    if (
+        not node.attributes.get("is_associative")
+        or len(node.operands) != 2
+        or len(region.nodes) != 1
+        or not node.operands[0].type.is_static
+    ):
         return None
     (step,), (xs, start) = region.nodes, node.operands
-    if step.op not in _NEUTRAL or set(step.operands) != set(region.parameters) \
-            or region.results != (step.results[0],) * 2 \
-            or not is_splat_of(start, _NEUTRAL[step.op], context):
+    if (
+        step.op not in _NEUTRAL
+        or set(step.operands) != set(region.parameters)
+        or region.results != (step.results[0],) * 2
+        or not is_splat_of(start, _NEUTRAL[step.op], context)
+    ):
         return None
     axis, shape = node.attributes["dimension"], xs.type.shape
     if shape[axis] == 0:
@@ -42,14 +49,22 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     lines, scalar = NewNodes(node.location), TensorType((), xs.type.dtype)
     neutral = lines.constant(_NEUTRAL[step.op], scalar)
     folded, one, other = (Value(scalar) for _ in range(3))
-    fold = Graph((one, other), (Node(step.op, (one, other), (folded,), {},
-                                     location=node.location),), (folded,))
-    around = (shape[axis] - 1, 0) if not node.attributes.get("is_reverse") else \
-        (0, shape[axis] - 1)
+    fold = Graph(
+        (one, other),
+        (Node(step.op, (one, other), (folded,), {}, location=node.location),),
+        (folded,),
+    )
+    around = (shape[axis] - 1, 0) if not node.attributes.get("is_reverse") else (0, shape[axis] - 1)
     running = lines.add(
-        "stablehlo.reduce_window", (xs, neutral), xs.type,
-        {"window_dimensions": tuple(n if d == axis else 1 for d, n in enumerate(shape)),
-         "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape)))}, (fold,))
+        "stablehlo.reduce_window",
+        (xs, neutral),
+        xs.type,
+        {
+            "window_dimensions": tuple(n if d == axis else 1 for d, n in enumerate(shape)),
+            "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape))),
+        },
+        (fold,),
+    )
     end = 0 if node.attributes.get("is_reverse") else shape[axis] - 1
     last = lines.reshape(lines.cut(running, axis, end, 1), start.type.shape)
     return context.splice(Graph((), tuple(lines.nodes), (running, last)))
@@ -58,27 +73,34 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
 def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     """`scan(xs) inits(s) {f}` -> `while i < n: ys[i], s = f(xs[i], s)`"""
     (region,) = node.regions
-    if any(v.type is None or not v.type.is_static
-           for v in (*node.operands, *node.results, *region.parameters)):
+    if any(
+        v.type is None or not v.type.is_static
+        for v in (*node.operands, *node.results, *region.parameters)
+    ):
         return None
     axis = node.attributes["dimension"]
     carried = _carried(node)
-    inputs = node.operands[:len(node.operands) - carried]
-    outputs = node.results[:len(node.results) - carried]
+    inputs = node.operands[: len(node.operands) - carried]
+    outputs = node.results[: len(node.results) - carried]
     lengths = {v.type.shape[axis] for v in (*inputs, *outputs)}
     if len(lengths) != 1:  # nothing says how often it runs
         return None
     (trips,) = lengths
     outside = NewNodes(node.location)
     start = outside.number(0)
-    outside.nodes += (constant_node(np.broadcast_to(
-        np.zeros((), v.type.dtype.numpy), v.type.shape), node.location) for v in outputs)
+    outside.nodes += (
+        constant_node(
+            np.broadcast_to(np.zeros((), v.type.dtype.numpy), v.type.shape), node.location
+        )
+        for v in outputs
+    )
     buffers = [n.results[0] for n in outside.nodes[1:]]
-    state = (start, *buffers, *node.operands[len(inputs):])
+    state = (start, *buffers, *node.operands[len(inputs) :])
     body = _body(node, region, inputs, len(outputs), axis, trips)
     results = tuple(Value(v.type) for v in state)
-    outside.nodes.append(Node(WHILE, state, results, {},
-                              (_condition(state, trips), body), location=node.location))
+    outside.nodes.append(
+        Node(WHILE, state, results, {}, (_condition(state, trips), body), location=node.location)
+    )
     return context.splice(Graph((), tuple(outside.nodes), results))[1:]
 
 
@@ -90,14 +112,18 @@ def _carried(node: Node) -> int:
 
 def _condition(state: Sequence[Value], trips: int) -> Graph:
     lines, parameters = NewNodes(""), tuple(Value(v.type) for v in state)
-    goes_on = lines.add("stablehlo.compare", (parameters[0], lines.number(trips)),
-                        TensorType((), BOOL),
-                        {"comparison_direction": "LT", "compare_type": "SIGNED"})
+    goes_on = lines.add(
+        "stablehlo.compare",
+        (parameters[0], lines.number(trips)),
+        TensorType((), BOOL),
+        {"comparison_direction": "LT", "compare_type": "SIGNED"},
+    )
     return Graph(parameters, tuple(lines.nodes), (goes_on,))
 
 
-def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis: int, trips: int
-          ) -> Graph:
+def _body(
+    node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis: int, trips: int
+) -> Graph:
     lines, counter = NewNodes(node.location), Value(_COUNTER)
     buffers = [Value(v.type) for v in node.results[:outputs]]
     place = counter
@@ -107,24 +133,36 @@ def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis
     def starts(rank: int) -> Iterator[Value]:
         return (place if d == axis else lines.number(0) for d in range(rank))
 
-    for whole, part in zip(inputs, region.parameters[:len(inputs)], strict=True):
+    for whole, part in zip(inputs, region.parameters[: len(inputs)], strict=True):
         shape = whole.type.shape
-        sizes = (*shape[:axis], 1, *shape[axis + 1:])
-        row = lines.add("stablehlo.dynamic_slice", (whole, *starts(len(shape))),
-                        TensorType(sizes, whole.type.dtype), {"slice_sizes": sizes})
+        sizes = (*shape[:axis], 1, *shape[axis + 1 :])
+        row = lines.add(
+            "stablehlo.dynamic_slice",
+            (whole, *starts(len(shape))),
+            TensorType(sizes, whole.type.dtype),
+            {"slice_sizes": sizes},
+        )
         lines.add("stablehlo.reshape", (row,), part)
     lines.nodes += region.nodes
     filled = []
     for buffer, part in zip(buffers, region.results[:outputs], strict=True):
         shape = buffer.type.shape
-        row = lines.add("stablehlo.reshape", (part,), TensorType(
-            (*shape[:axis], 1, *shape[axis + 1:]), part.type.dtype))
-        filled.append(lines.add("stablehlo.dynamic_update_slice",
-                                (buffer, row, *starts(len(shape))), buffer.type))
+        row = lines.add(
+            "stablehlo.reshape",
+            (part,),
+            TensorType((*shape[:axis], 1, *shape[axis + 1 :]), part.type.dtype),
+        )
+        filled.append(
+            lines.add(
+                "stablehlo.dynamic_update_slice", (buffer, row, *starts(len(shape))), buffer.type
+            )
+        )
     following = lines.add("stablehlo.add", (counter, lines.number(1)), _COUNTER)
-    return Graph((counter, *buffers, *region.parameters[len(inputs):]), tuple(lines.nodes),
-                 (following, *filled, *region.results[outputs:]))
+    return Graph(
+        (counter, *buffers, *region.parameters[len(inputs) :]),
+        tuple(lines.nodes),
+        (following, *filled, *region.results[outputs:]),
+    )
 
 
-SCAN_RULES: Mapping[str, Sequence[Rule]] = {
-    "chlo.scan": (scan_as_windows, scan_as_loop)}
+SCAN_RULES: Mapping[str, Sequence[Rule]] = {"chlo.scan": (scan_as_windows, scan_as_loop)}

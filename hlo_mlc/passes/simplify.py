@@ -67,9 +67,20 @@ def graph_rules(references: Mapping[str, Reference]) -> Rules:
     folding = {EVERY_OP: (constant_folding(references),)}
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
     return merged(
-        BIT_RULES, STATIC_SHAPE_RULES, SCAN_RULES, MOVEMENT_RULES, ARITHMETIC_RULES, INTEGER_RULES,
-        POWER_RULES, COMPOSITION_RULES, CONVOLUTION_RULES, PRODUCT_RULES, BRANCH_RULES, folding,
-        unrolling)
+        BIT_RULES,
+        STATIC_SHAPE_RULES,
+        SCAN_RULES,
+        MOVEMENT_RULES,
+        ARITHMETIC_RULES,
+        INTEGER_RULES,
+        POWER_RULES,
+        COMPOSITION_RULES,
+        CONVOLUTION_RULES,
+        PRODUCT_RULES,
+        BRANCH_RULES,
+        folding,
+        unrolling,
+    )
 
 
 def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
@@ -95,8 +106,9 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     )
 
 
-def simplify(graph: Graph, references: Mapping[str, Reference], *,
-             verify: bool = False) -> tuple[Graph, tuple[PassRecord, ...]]:
+def simplify(
+    graph: Graph, references: Mapping[str, Reference], *, verify: bool = False
+) -> tuple[Graph, tuple[PassRecord, ...]]:
     """The graph after at most four rounds of simplification, and what each pass did.
 
     It is the very graph that was given where nothing applied.

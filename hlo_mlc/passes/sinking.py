@@ -31,12 +31,17 @@ def _lift(graph: Graph) -> Graph:
             tables = [n for region in regions for n in region.nodes if _is_table(n)]
             if tables:
                 nodes += tables
-                regions = [Graph(r.parameters, tuple(n for n in r.nodes if not _is_table(n)),
-                                 r.results) for r in regions]
+                regions = [
+                    Graph(r.parameters, tuple(n for n in r.nodes if not _is_table(n)), r.results)
+                    for r in regions
+                ]
             node = with_parts(node, node.operands, tuple(regions))
         nodes.append(node)
-    return graph if tuple(nodes) == graph.nodes else Graph(
-        graph.parameters, tuple(nodes), graph.results)
+    return (
+        graph
+        if tuple(nodes) == graph.nodes
+        else Graph(graph.parameters, tuple(nodes), graph.results)
+    )
 
 
 def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:

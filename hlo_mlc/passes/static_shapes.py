@@ -21,23 +21,29 @@ def _static(node: Node) -> bool:
 
 def of_known_shape(op: str, operands: int) -> Rule:
     """`dynamic_op(x, shape) : t` -> `op(x) : t`"""
+
     def rule(node: Node, context: Rewriter) -> Value | None:
         if not _static(node):
             return None
-        attributes = {name: value for name, value in node.attributes.items()
-                      if not name.startswith("known_")}
+        attributes = {
+            name: value for name, value in node.attributes.items() if not name.startswith("known_")
+        }
         return context.add(op, node.operands[:operands], node.results[0].type, attributes)
 
     rule.__name__ = f"{op.partition('.')[2]}_of_known_shape"
     return rule
 
 
-def _with_numbers(op: str, names: Sequence[str], convert: Callable[
-        [Sequence[tuple[int, ...]], Node], Mapping[str, Attribute]]) -> Rule:
+def _with_numbers(
+    op: str,
+    names: Sequence[str],
+    convert: Callable[[Sequence[tuple[int, ...]], Node], Mapping[str, Attribute]],
+) -> Rule:
     """`dynamic_op(x, …, constants)` -> `op(x, …)` with the constants as attributes"""
+
     def rule(node: Node, context: Rewriter) -> Value | None:
-        kept = node.operands[:len(node.operands) - len(names)]
-        numbers = [_numbers(v, context) for v in node.operands[len(kept):]]
+        kept = node.operands[: len(node.operands) - len(names)]
+        numbers = [_numbers(v, context) for v in node.operands[len(kept) :]]
         if not _static(node) or any(n is None for n in numbers):
             return None
         attributes = {**node.attributes, **convert([n for n in numbers if n is not None], node)}
@@ -47,8 +53,7 @@ def _with_numbers(op: str, names: Sequence[str], convert: Callable[
     return rule
 
 
-def _named(*names: str) -> Callable[
-        [Sequence[tuple[int, ...]], Node], Mapping[str, Attribute]]:
+def _named(*names: str) -> Callable[[Sequence[tuple[int, ...]], Node], Mapping[str, Attribute]]:
     return lambda numbers, node: dict(zip(names, numbers, strict=True))
 
 
@@ -68,6 +73,7 @@ STATIC_SHAPE_RULES: Mapping[str, Sequence[Rule]] = {
     "stablehlo.real_dynamic_slice": (_with_numbers("stablehlo.slice", _SLICE, _named(*_SLICE)),),
     "stablehlo.dynamic_pad": (_with_numbers("stablehlo.pad", _PAD, _named(*_PAD)),),
     "stablehlo.dynamic_gather": (
-        _with_numbers("stablehlo.gather", ("slice_sizes",), _named("slice_sizes")),),
+        _with_numbers("stablehlo.gather", ("slice_sizes",), _named("slice_sizes")),
+    ),
     "stablehlo.dynamic_conv": (_with_numbers("stablehlo.convolution", ("padding",), _pairs),),
 }

@@ -46,21 +46,27 @@ def update_in_place(graph: Graph) -> Graph:
 def _adds_updates(graph: Graph) -> bool:
     """Whether there is anything to look at: most graphs are done with here."""
     updates = {node.results[0] for node in graph.walk() if node.op in (_UPDATE_OP, _SCATTER_OP)}
-    return bool(updates) and any(node.op == _ADD_OP and not updates.isdisjoint(node.operands)
-                                 for node in graph.walk())
+    return bool(updates) and any(
+        node.op == _ADD_OP and not updates.isdisjoint(node.operands) for node in graph.walk()
+    )
 
 
 def _added(x: Value, update: Node, context: Rewriter) -> Value | None:
     """What updates `x` where `update` updates zeros."""
-    if update.opaque or update.op not in (_UPDATE_OP, _SCATTER_OP) \
-            or not is_splat_of(update.operands[0], 0, context):
+    if (
+        update.opaque
+        or update.op not in (_UPDATE_OP, _SCATTER_OP)
+        or not is_splat_of(update.operands[0], 0, context)
+    ):
         return None
     if update.op == _UPDATE_OP:
         _, part, *starts = update.operands
-        before = context.add("stablehlo.dynamic_slice", (x, *starts), part.type,
-                             {"slice_sizes": part.type.shape})
-        return context.add(_UPDATE_OP, (x, context.add(_ADD_OP, (before, part), part.type),
-                                        *starts), x.type)
+        before = context.add(
+            "stablehlo.dynamic_slice", (x, *starts), part.type, {"slice_sizes": part.type.shape}
+        )
+        return context.add(
+            _UPDATE_OP, (x, context.add(_ADD_OP, (before, part), part.type), *starts), x.type
+        )
     kind = _kind(update)
     if not kind or not (_is_unique(update) or (kind == "add" and x.type.dtype.is_integer)):
         return None
@@ -71,15 +77,18 @@ def _added(x: Value, update: Node, context: Rewriter) -> Value | None:
 
 
 def _kind(scatter: Node) -> str:
-    """"set" or "add" for scatters of one tensor that do that, else ""."""
+    """ "set" or "add" for scatters of one tensor that do that, else ""."""
     (body,) = scatter.regions
     if len(scatter.operands) != 3:
         return ""
     if body.results == body.parameters[1:]:
         return "set"
-    is_sum = len(body.nodes) == 1 and body.nodes[0].op == _ADD_OP \
-        and body.results == body.nodes[0].results \
+    is_sum = (
+        len(body.nodes) == 1
+        and body.nodes[0].op == _ADD_OP
+        and body.results == body.nodes[0].results
         and {*body.nodes[0].operands} == {*body.parameters}
+    )
     return "add" if is_sum else ""
 
 
@@ -105,8 +114,9 @@ def _signed_at(node: Node, signed: set[Value]) -> Iterator[Value]:
     """Those of a node's results and of its regions' parameters that may be so, as far as known."""
     if is_open_loop(node):
         test, body = node.regions
-        for values in zip(node.operands, body.results, node.results, test.parameters,
-                          body.parameters, strict=True):
+        for values in zip(
+            node.operands, body.results, node.results, test.parameters, body.parameters, strict=True
+        ):
             if not signed.isdisjoint(values[:2]):
                 yield from values[2:]
     elif node.op == _BARRIER_OP and not node.opaque:

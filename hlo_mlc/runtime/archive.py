@@ -79,20 +79,22 @@ def read_archive(path: Path) -> Archive:
         data = memoryview(path.read_bytes())
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}") from error
-    if bytes(data[:len(MAGIC)]) != MAGIC:
-        raise ArchiveError(f"{path} is no file of exported functions, or was written by another "
-                           "version of hlo_mlc")
+    if bytes(data[: len(MAGIC)]) != MAGIC:
+        raise ArchiveError(
+            f"{path} is no file of exported functions, or was written by another version of hlo_mlc"
+        )
     rest = data[_START:]
-    if hashlib.sha256(rest).digest() != data[len(MAGIC):_START]:
-        raise ArchiveError(f"{path} is damaged: its digest does not match. Export it again, or "
-                           "copy it again")
+    if hashlib.sha256(rest).digest() != data[len(MAGIC) : _START]:
+        raise ArchiveError(
+            f"{path} is damaged: its digest does not match. Export it again, or copy it again"
+        )
     try:
         content, end = taken_apart(rest)
         first = _START + end
         first += -first % _ALIGNMENT
         blocks = {}
         for name, (offset, size) in content["blocks"].items():
-            blocks[name] = data[first + offset:first + offset + size]
+            blocks[name] = data[first + offset : first + offset + size]
             if offset < 0 or len(blocks[name]) != size:
                 raise ValueError(f"block {name!r} lies outside of the file")
         return Archive(content["description"], blocks)

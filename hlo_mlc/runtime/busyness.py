@@ -66,10 +66,18 @@ def read_clocks(stat: Path = _STAT) -> Clocks | None:
         return None
     if not ticks:
         return None
-    busy = sum(count for row in ticks for column, count in enumerate(row)
-               if column not in (*_IDLE, *_GUEST))
-    return Clocks(time.perf_counter(), busy / os.sysconf("SC_CLK_TCK"),
-                  time.process_time() + _seconds_of_children(), len(ticks))
+    busy = sum(
+        count
+        for row in ticks
+        for column, count in enumerate(row)
+        if column not in (*_IDLE, *_GUEST)
+    )
+    return Clocks(
+        time.perf_counter(),
+        busy / os.sysconf("SC_CLK_TCK"),
+        time.process_time() + _seconds_of_children(),
+        len(ticks),
+    )
 
 
 def _seconds_of_children() -> float:
@@ -78,8 +86,9 @@ def _seconds_of_children() -> float:
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = 0
     with contextlib.suppress(OSError):  # one of them ends meanwhile
-        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children"
-                          ).read_text().split():
+        for child in (
+            Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
+        ):
             fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
             ticks += sum(map(int, fields[_USED]))
     return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
@@ -99,6 +108,7 @@ def at_once(measure: Callable[[], T]) -> T:
 def when_idle(measure: Callable[[], T], most: float = BUSY) -> T:
     """What `measure` finds while others have at most this share of the CPUs' time: it begins when
     they have had no more for a while, and again where that was not so to its end."""
+
     def long_enough() -> T:
         began = time.perf_counter()
         found = measure()
@@ -137,8 +147,14 @@ def supersedes(share: float, earlier: float | None) -> bool:
 
 def busy_line(share: float) -> str:
     """What to say of figures that were measured while others had this share; "" if nothing."""
-    return "" if share <= BUSY else (f"while the machine was busy: others had {share:.0%} of its "
-                                     "CPUs' time; the next time it is measured again")
+    return (
+        ""
+        if share <= BUSY
+        else (
+            f"while the machine was busy: others had {share:.0%} of its "
+            "CPUs' time; the next time it is measured again"
+        )
+    )
 
 
 def share_in(note: Any) -> float:

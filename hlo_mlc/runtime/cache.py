@@ -123,8 +123,9 @@ class ObjectCache:
             write_whole(path, [header, data])
         except OSError as error:
             # Without the file's name, so that Python shows one warning and not one for each kernel.
-            self._warn(f"cannot write in {self._folder} ({error.strerror or error}); "
-                       "going on without")
+            self._warn(
+                f"cannot write in {self._folder} ({error.strerror or error}); going on without"
+            )
             return
         self._account(len(header) + len(data))
 

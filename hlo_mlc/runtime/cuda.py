@@ -20,8 +20,13 @@ _registration_lock = process_lock()
 _registered = False
 
 
-def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequence[int],
-            scratch_bytes: int = 0) -> None:
+def publish(
+    kernel_id: str,
+    cubin: bytes,
+    functions: Sequence[str],
+    plan: Sequence[int],
+    scratch_bytes: int = 0,
+) -> None:
     """Makes machine code and the launches of its functions what runs for `kernel_id` on GPUs, in
     programs that are loaded from now on.
 
@@ -34,13 +39,22 @@ def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequen
         return
     names = (ctypes.c_char_p * len(functions))(*[name.encode() for name in functions])
     numbers = (ctypes.c_int64 * len(plan))(*plan)
-    done = library.load().mlc_cuda_set(kernel_id.encode(), cubin, len(cubin), names,
-                                       len(functions), numbers, len(plan),
-                                       scratch_bytes)
+    done = library.load().mlc_cuda_set(
+        kernel_id.encode(),
+        cubin,
+        len(cubin),
+        names,
+        len(functions),
+        numbers,
+        len(plan),
+        scratch_bytes,
+    )
     if done <= 0:
         raise RuntimeLibraryError(
-            f"The launches of kernel {kernel_id!r} were refused" if done == 0 else
-            f"No memory to publish kernel {kernel_id!r}")
+            f"The launches of kernel {kernel_id!r} were refused"
+            if done == 0
+            else f"No memory to publish kernel {kernel_id!r}"
+        )
     _published[kernel_id] = published
 
 

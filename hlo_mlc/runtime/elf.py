@@ -25,8 +25,16 @@ PROGRAM = 1  # type of a section that holds code or data
 _SYMBOLS, _RELOCATIONS = 2, 4  # and of those that hold what is said of it
 _IN_MEMORY, _GLOBAL = 2, 1  # flag of a section, binding of a symbol
 
-SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"),
-                   ("value", "<i8"), ("size", "<u8")])
+SYMBOL = np.dtype(
+    [
+        ("name", "<u4"),
+        ("info", "u1"),
+        ("other", "u1"),
+        ("section", "<u2"),
+        ("value", "<i8"),
+        ("size", "<u8"),
+    ]
+)
 RELOCATION = np.dtype([("offset", "<i8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<i8")])
 
 
@@ -78,7 +86,7 @@ def read_object(data: bytes) -> ObjectFile:
 
     Raises: CodegenError for anything else, and for a damaged one.
     """
-    if data[:len(MAGIC)] != MAGIC or data[_KIND] != _64_BITS_LITTLE_ENDIAN:
+    if data[: len(MAGIC)] != MAGIC or data[_KIND] != _64_BITS_LITTLE_ENDIAN:
         raise CodegenError("it is no ELF file of 64 bits, least significant byte first")
     try:
         return _read(data)
@@ -90,8 +98,9 @@ def _read(data: bytes) -> ObjectFile:
     (_, kind, machine, _, _, _, start, _, _, _, _, _, count, names) = _HEADER.unpack_from(data)
     if kind != _RELOCATABLE:
         raise CodegenError(f"it is an ELF file of type {kind}, expected {_RELOCATABLE}, an object")
-    headers = [_SECTION.unpack_from(data, start + number * _SECTION.size)
-               for number in range(count)]
+    headers = [
+        _SECTION.unpack_from(data, start + number * _SECTION.size) for number in range(count)
+    ]
     called = _bytes(data, headers[names])
     sections = [_section(data, called, header) for header in headers]
     relocations: list[tuple[int, np.ndarray]] = []
@@ -122,7 +131,7 @@ def _bytes(data: bytes, header: tuple[int, ...]) -> bytes:
     offset, size = header[4:6]
     if offset + size > len(data):
         raise ValueError("a section ends after the file")
-    return data[offset:offset + size]
+    return data[offset : offset + size]
 
 
 def _text(names: bytes, offset: int) -> str:

@@ -24,8 +24,10 @@ def generators_digest(cache_dir: Path) -> str:
         for where, folders, names in os.walk(os.path.join(package, folder)):
             folders.sort()
             paths += [os.path.join(where, name) for name in sorted(names) if name.endswith(".py")]
-    states = [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-              for path, s in zip(paths, map(os.stat, paths), strict=True)]
+    states = [
+        (path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+        for path, s in zip(paths, map(os.stat, paths), strict=True)
+    ]
     state = hashlib.sha256(repr((version("llvmlite"), states)).encode()).hexdigest()
     place = hashlib.sha256(package.encode()).hexdigest()[:16]
     noted = read_note(path := cache_dir / f"sources-{place}.json") or {}
@@ -40,7 +42,7 @@ def generators_digest(cache_dir: Path) -> str:
 def _digest_of(package: str, paths: Iterable[str]) -> str:
     digest = hashlib.sha256(version("llvmlite").encode())
     for path in paths:
-        digest.update(f"\0{path[len(package):]}\0".encode())
+        digest.update(f"\0{path[len(package) :]}\0".encode())
         with open(path, "rb", buffering=0) as source:
             digest.update(source.read())
     return digest.hexdigest()

@@ -52,9 +52,19 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mlc_trace_kernel": (ctypes.c_char_p, [_pointer, ctypes.c_int64]),
     "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
     "mlc_fault": (ctypes.c_char_p, []),
-    "mlc_cuda_set": (ctypes.c_int, [
-        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p),
-        ctypes.c_int64, _int64_pointer, ctypes.c_int64, ctypes.c_int64]),
+    "mlc_cuda_set": (
+        ctypes.c_int,
+        [
+            ctypes.c_char_p,
+            ctypes.c_char_p,
+            ctypes.c_int64,
+            ctypes.POINTER(ctypes.c_char_p),
+            ctypes.c_int64,
+            _int64_pointer,
+            ctypes.c_int64,
+            ctypes.c_int64,
+        ],
+    ),
     "mlc_cuda_use_driver": (None, [ctypes.c_char_p]),
     "mlc_cuda_ffi_state_type_id": (_pointer, []),
     "mlc_cuda_ffi_state_type_info": (_pointer, []),

@@ -58,10 +58,10 @@ class Block:
         image = np.zeros(self.size, np.uint8)
         for number, at in self.sections.items():
             section = self.code.sections[number]
-            image[at:at + section.size] = np.frombuffer(section.content, np.uint8)
+            image[at : at + section.size] = np.frombuffer(section.content, np.uint8)
         for number, at in self.jumps.items():
             jump = self.machine.jump_to(address_of(self.code.symbol_name(number)))
-            image[at:at + len(jump)] = np.frombuffer(jump, np.uint8)
+            image[at : at + len(jump)] = np.frombuffer(jump, np.uint8)
         addresses = self._addresses(base)
         for number, rows in self.code.relocations:
             if number in self.sections:
@@ -80,8 +80,9 @@ class Block:
             addresses[number] = base + at
         return addresses
 
-    def _fill(self, image: np.ndarray, base: int, number: int, rows: np.ndarray,
-              addresses: np.ndarray) -> None:
+    def _fill(
+        self, image: np.ndarray, base: int, number: int, rows: np.ndarray, addresses: np.ndarray
+    ) -> None:
         for type_ in sorted(set(rows["type"].tolist())):
             relocation = self.machine.relocations.get(type_)
             if relocation is None:
@@ -112,8 +113,9 @@ def block_of(code: ObjectFile) -> Block:
     """
     machine = MACHINES.get(code.machine)
     if machine is None:
-        raise CodegenError(f"it is for a processor (ELF machine {code.machine}) that has no linker "
-                           "here")
+        raise CodegenError(
+            f"it is for a processor (ELF machine {code.machine}) that has no linker here"
+        )
     loaded = [number for number, section in enumerate(code.sections) if _is_part(section)]
     executable = [n for n in loaded if code.sections[n].flags & _EXECUTABLE]
     size = 0
@@ -135,12 +137,15 @@ def block_of(code: ObjectFile) -> Block:
 def _is_part(section: Section) -> bool:
     if not section.is_loaded or section.name == _UNWINDING:
         return False
-    if section.type != PROGRAM or (section.flags & _WRITABLE
-                                    and not section.name.startswith(_RELOCATED_ONLY)):
+    if section.type != PROGRAM or (
+        section.flags & _WRITABLE and not section.name.startswith(_RELOCATED_ONLY)
+    ):
         raise CodegenError(f"its section {section.name} is neither code nor constants")
     if section.alignment > _PAGE_BYTES:
-        raise CodegenError(f"its section {section.name} is to be aligned to {section.alignment} "
-                           f"bytes, expected at most {_PAGE_BYTES}")
+        raise CodegenError(
+            f"its section {section.name} is to be aligned to {section.alignment} "
+            f"bytes, expected at most {_PAGE_BYTES}"
+        )
     return True
 
 

@@ -45,8 +45,12 @@ def aligned(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Generator,
-            below: int | None = None) -> np.ndarray:
+def made_up(
+    shape: Sequence[int],
+    dtype: np.typing.DTypeLike,
+    rng: np.random.Generator,
+    below: int | None = None,
+) -> np.ndarray:
     """An aligned array of values that no program should choke on: normally distributed floats,
     non-negative integers (less than `below`; without it small ones, which are valid as indices into
     nearly everything), booleans of both kinds. Large arrays repeat themselves.
@@ -67,8 +71,13 @@ def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Gen
     return array
 
 
-def bind_kernel(code: KernelCode, arrays_in: Sequence[np.ndarray], arrays_out: Sequence[np.ndarray],
-                dims: Sequence[int] = (), threads: int = 1) -> Callable[[], None]:
+def bind_kernel(
+    code: KernelCode,
+    arrays_in: Sequence[np.ndarray],
+    arrays_out: Sequence[np.ndarray],
+    dims: Sequence[int] = (),
+    threads: int = 1,
+) -> Callable[[], None]:
     """A function that runs `code` on these arrays, with nothing left to prepare at each call.
 
     `dims` are the values of the kernel's symbolic dimensions; the caller is one of the `threads`.
@@ -130,8 +139,12 @@ class PairedTimes:
     def of(cls, times_a: list[float], times_b: list[float]) -> PairedTimes:
         """Of the microseconds that both sides took in each round."""
         ratios = [a / max(b, 1e-3) for a, b in zip(times_a, times_b, strict=True)]
-        return cls(_timing(times_a), _timing(times_b), statistics.median(ratios),
-                   _quartile_distance(ratios))
+        return cls(
+            _timing(times_a),
+            _timing(times_b),
+            statistics.median(ratios),
+            _quartile_distance(ratios),
+        )
 
     @property
     def sure_speedup(self) -> float:
@@ -148,8 +161,9 @@ class PairedTimes:
         return replace(self, a=self.a.per_call(calls), b=self.b.per_call(calls))
 
 
-def time_paired(run_a: Callable[[], object], run_b: Callable[[], object], rounds: int,
-                warmup: int = 1) -> PairedTimes:
+def time_paired(
+    run_a: Callable[[], object], run_b: Callable[[], object], rounds: int, warmup: int = 1
+) -> PairedTimes:
     """Times `run_a` and `run_b` in turns, A B A B, after `warmup` untimed rounds.
 
     Each must have done all of its work when it returns (`jax.block_until_ready`).
@@ -173,8 +187,9 @@ def time_paired(run_a: Callable[[], object], run_b: Callable[[], object], rounds
     return PairedTimes.of(times_a, times_b)
 
 
-def time_in_turns(run_a: Callable[[], object], run_b: Callable[[], object],
-                  seconds: float) -> PairedTimes:
+def time_in_turns(
+    run_a: Callable[[], object], run_b: Callable[[], object], seconds: float
+) -> PairedTimes:
     """Times one call of each, in as many rounds as fit into `seconds`. Short ones are called
     several times in a row, so that the clock and the scheduler do not show."""
     began = time.perf_counter()
@@ -186,15 +201,20 @@ def time_in_turns(run_a: Callable[[], object], run_b: Callable[[], object],
     return time_paired(repeated(run_a, calls), repeated(run_b, calls), rounds).per_call(calls)
 
 
-def time_rounds(run_a: Callable[[], object], run_b: Callable[[], object], rounds: int
-                ) -> PairedTimes:
+def time_rounds(
+    run_a: Callable[[], object], run_b: Callable[[], object], rounds: int
+) -> PairedTimes:
     """Times one call of each in so many rounds, in each of which either side is called often enough
     to last `SHORTEST_MEASUREMENT_S`."""
     calls_a, calls_b = calls_to_measure(run_a), calls_to_measure(run_b)
     times = time_paired(repeated(run_a, calls_a), repeated(run_b, calls_b), rounds)
     ratio = calls_b / calls_a
-    return PairedTimes(times.a.per_call(calls_a), times.b.per_call(calls_b), times.speedup * ratio,
-                       times.speedup_spread * ratio)
+    return PairedTimes(
+        times.a.per_call(calls_a),
+        times.b.per_call(calls_b),
+        times.speedup * ratio,
+        times.speedup_spread * ratio,
+    )
 
 
 def calls_to_measure(run: Callable[[], object]) -> int:
@@ -209,6 +229,7 @@ def calls_to_measure(run: Callable[[], object]) -> int:
 
 def repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
     """So many calls of `run` in a row."""
+
     def many() -> None:
         for _ in range(calls):
             run()

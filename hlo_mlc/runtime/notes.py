@@ -56,5 +56,7 @@ def write_note(path: Path, content: Note) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, [f"{json.dumps(content, indent=1)}\n".encode()])
     except OSError as error:
-        warn(f"hlo_mlc cannot write {path} ({error.strerror or error}); what is to be kept "
-             "there is found out again by each process")
+        warn(
+            f"hlo_mlc cannot write {path} ({error.strerror or error}); what is to be kept "
+            "there is found out again by each process"
+        )

@@ -22,8 +22,9 @@ def proof_counts(folder: Path | str, generators: str) -> Counter[str]:
     note = read_note(proofs_path(folder)) or {}
     counts = note.get("counts") if note.get("generators") == generators else None
     known = counts if isinstance(counts, dict) else {}
-    return Counter({outcome: count for outcome in OUTCOMES
-                    if isinstance(count := known.get(outcome, 0), int)})
+    return Counter(
+        {outcome: count for outcome in OUTCOMES if isinstance(count := known.get(outcome, 0), int)}
+    )
 
 
 def add_proofs(folder: Path | str, generators: str, fresh: Mapping[str, int]) -> None:

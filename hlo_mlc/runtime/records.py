@@ -59,8 +59,10 @@ class Measured:
 
     def __str__(self) -> str:
         how = ", by a model" if self.modelled else ""
-        return (f"{self.speedup:.2f} times as fast as the default schedule "
-                f"({self.default_us:.1f} us, this one {self.ours_us:.1f} us{how})")
+        return (
+            f"{self.speedup:.2f} times as fast as the default schedule "
+            f"({self.default_us:.1f} us, this one {self.ours_us:.1f} us{how})"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +96,10 @@ class Record:
         facts += [f"default / this {best.speedup:.2f}"] if self.schedules else []
         facts += [f"XLA / this {best.xla_ratio:.2f}"] if best.xla_ratio else []
         facts += [self.choice] if self.choice else []
-        return (f"{self.name or 'unnamed'}  {self.kernel}  {self.target}  {', '.join(facts)}  "
-                f"{'; '.join(schedules_text(self.schedules)) or 'default'}")
+        return (
+            f"{self.name or 'unnamed'}  {self.kernel}  {self.target}  {', '.join(facts)}  "
+            f"{'; '.join(schedules_text(self.schedules)) or 'default'}"
+        )
 
 
 def schedule_text(way: Way) -> str:
@@ -159,8 +163,10 @@ class Records:
                 raise ValueError("it is about another kernel or target")
         except ValueError as error:
             aside = path.with_suffix(".damaged")
-            _warn(f"{path} is damaged ({error}); it is set aside as {aside.name}, and the kernel "
-                  "gets its default schedule until it is tuned again")
+            _warn(
+                f"{path} is damaged ({error}); it is set aside as {aside.name}, and the kernel "
+                "gets its default schedule until it is tuned again"
+            )
             with contextlib.suppress(OSError):
                 path.replace(aside)
             return None
@@ -179,14 +185,17 @@ class Records:
         try:
             with self._locked(path.parent):
                 there = self.get(record.kernel, record.target)
-                if there is not None and (there.by_hand > record.by_hand or (
-                        there != replaces and _rank(there) >= _rank(record))):
+                if there is not None and (
+                    there.by_hand > record.by_hand
+                    or (there != replaces and _rank(there) >= _rank(record))
+                ):
                     return there
                 text = json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n"
                 write_whole(path, [text.encode()])
         except OSError as error:
-            raise CacheError(f"The records in {self._folder} cannot be written: "
-                             f"{error.strerror or error}") from error
+            raise CacheError(
+                f"The records in {self._folder} cannot be written: {error.strerror or error}"
+            ) from error
         return record
 
     def remove(self, kernel: str, target: str) -> None:
@@ -195,8 +204,9 @@ class Records:
 
     def all(self) -> list[Record]:
         """Every record, by target and kernel."""
-        found = (self.get(path.stem, path.parent.name)
-                 for path in sorted(self._folder.glob("*/*.json")))
+        found = (
+            self.get(path.stem, path.parent.name) for path in sorted(self._folder.glob("*/*.json"))
+        )
         return [record for record in found if record is not None]
 
     def export_text(self) -> str:
@@ -214,13 +224,19 @@ class Records:
         try:
             records = _exported(text)
         except ValueError as error:
-            raise CacheError(f"These are no exported records, or damaged ones ({error}): export "
-                             "them again with this version") from error
+            raise CacheError(
+                f"These are no exported records, or damaged ones ({error}): export "
+                "them again with this version"
+            ) from error
         missing = [_unknown(record.schedules) for record in records]
-        kept = sum(self.put(record) == record
-                   for record, lacks in zip(records, missing, strict=True) if not lacks)
-        return Merged(len(records), kept, sum(map(bool, missing)),
-                      tuple(sorted(set().union(*missing))))
+        kept = sum(
+            self.put(record) == record
+            for record, lacks in zip(records, missing, strict=True)
+            if not lacks
+        )
+        return Merged(
+            len(records), kept, sum(map(bool, missing)), tuple(sorted(set().union(*missing)))
+        )
 
     def _path(self, kernel: str, target: str) -> Path:
         if not _NAME.fullmatch(kernel) or not _NAME.fullmatch(target):
@@ -245,14 +261,20 @@ def require_say(options: Options, what: str) -> None:
     """Raises: UsageError where what tuning writes has no say in kernels, for who wants to `what` a
     function."""
     if options.deterministic:
-        raise UsageError("With deterministic=True (HLO_MLC_DETERMINISTIC=1) nothing that was tuned "
-                         f"is compiled: {what} the function without it")
+        raise UsageError(
+            "With deterministic=True (HLO_MLC_DETERMINISTIC=1) nothing that was tuned "
+            f"is compiled: {what} the function without it"
+        )
     if options.records:
-        raise UsageError(f"With records={options.records} (HLO_MLC_RECORDS) kernels are built by "
-                         f"this file alone: {what} the function without it, and export that")
+        raise UsageError(
+            f"With records={options.records} (HLO_MLC_RECORDS) kernels are built by "
+            f"this file alone: {what} the function without it, and export that"
+        )
     if options.choose == "xla":
-        raise UsageError('With choose="xla" (HLO_MLC_CHOOSE) no kernel of ours is run: '
-                         f"{what} the function without it")
+        raise UsageError(
+            'With choose="xla" (HLO_MLC_CHOOSE) no kernel of ours is run: '
+            f"{what} the function without it"
+        )
 
 
 def find_record(kernel: str, target: str, options: Options) -> Record | None:
@@ -286,20 +308,25 @@ def pin_of(options: Options) -> str:
 def require_target(path: Path, target: str) -> None:
     """Raises: ConfigurationError where a pinned file has records for CPUs, or for GPUs, and none of
     them is for the target, which is one of these."""
-    targets = {known for _, known in pinned_records(path)
-               if bool(_GPU.match(known)) == bool(_GPU.match(target))}
+    targets = {
+        known
+        for _, known in pinned_records(path)
+        if bool(_GPU.match(known)) == bool(_GPU.match(target))
+    }
     if targets and target not in targets:
         raise ConfigurationError(
             f"The records in {path} are for {', '.join(sorted(targets))}, and this is {target}: "
-            "tune on a machine like this one, and export that")
+            "tune on a machine like this one, and export that"
+        )
 
 
 def _read_pinned(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"The records in {path} cannot be read: "
-                                 f"{error.strerror or error}") from error
+        raise ConfigurationError(
+            f"The records in {path} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=8)
@@ -309,8 +336,10 @@ def _pinned(path: Path, content: bytes) -> Mapping[tuple[str, str], Record]:
         if unknown := set().union(*(_unknown(record.schedules) for record in records)):
             raise ValueError(f"this version does not have {', '.join(sorted(unknown))}")
     except ValueError as error:
-        raise ConfigurationError(f"The records in {path} cannot be followed ({error}): write them "
-                                 "anew, with `hlo-mlc records export`") from error
+        raise ConfigurationError(
+            f"The records in {path} cannot be followed ({error}): write them "
+            "anew, with `hlo-mlc records export`"
+        ) from error
     return {(record.kernel, record.target): record for record in records}
 
 
@@ -325,15 +354,21 @@ def _rank(record: Record) -> tuple[bool, bool, float, str, str]:
     later, else by its text."""
     text = json.dumps(_to_json(record), sort_keys=True)
     measured = record.measured
-    return (record.by_hand, not measured.modelled, measured.speedup, record.made.get("date", ""),
-            text)
+    return (
+        record.by_hand,
+        not measured.modelled,
+        measured.speedup,
+        record.made.get("date", ""),
+        text,
+    )
 
 
 def _unknown(schedules: Schedules) -> set[str]:
     """The templates, and primitives of steps, that this version does not have."""
     steps = (how for _, how in schedules.values() if isinstance(how, tuple))
-    return ({template for template, _ in schedules.values()} - _TEMPLATES
-            | {step.name for trace in steps for step in trace} - PRIMITIVES.keys())
+    return {template for template, _ in schedules.values()} - _TEMPLATES | {
+        step.name for trace in steps for step in trace
+    } - PRIMITIVES.keys()
 
 
 def _exported(text: str) -> list[Record]:
@@ -358,10 +393,14 @@ def _to_json(record: Record) -> dict[str, Any]:
     content = {
         "kernel": record.kernel,
         "target": record.target,
-        "schedules": {str(position): _way_to_json(way)
-                      for position, way in sorted(record.schedules.items())},
-        "measured": {name: value for name, value in asdict(record.measured).items()
-                     if name != "modelled" or value},  # earlier versions read what was measured
+        "schedules": {
+            str(position): _way_to_json(way) for position, way in sorted(record.schedules.items())
+        },
+        "measured": {
+            name: value
+            for name, value in asdict(record.measured).items()
+            if name != "modelled" or value
+        },  # earlier versions read what was measured
         "choice": record.choice,
         "made": dict(record.made),
     } | ({"name": record.name} if record.name else {})
@@ -374,14 +413,24 @@ def _from_json(content: Any) -> Record:
         rest = {name: value for name, value in content.items() if name != "digest"}
         if content["digest"] != _digest(rest):
             raise ValueError("its digest does not match")
-        schedules = {int(position): _way_from_json(way)
-                     for position, way in content["schedules"].items()}
-        measured = Measured(**{str(k): bool(v) if k == "modelled" else float(v)
-                               for k, v in content["measured"].items()})
-        record = Record(str(content["kernel"]), str(content["target"]), schedules, measured,
-                        str(content["choice"]), {str(k): str(v)
-                                                 for k, v in content["made"].items()},
-                        str(content.get("name", "")))
+        schedules = {
+            int(position): _way_from_json(way) for position, way in content["schedules"].items()
+        }
+        measured = Measured(
+            **{
+                str(k): bool(v) if k == "modelled" else float(v)
+                for k, v in content["measured"].items()
+            }
+        )
+        record = Record(
+            str(content["kernel"]),
+            str(content["target"]),
+            schedules,
+            measured,
+            str(content["choice"]),
+            {str(k): str(v) for k, v in content["made"].items()},
+            str(content.get("name", "")),
+        )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no record: {type(error).__name__}: {error}") from error
     names = all(map(_NAME.fullmatch, (record.kernel, record.target)))

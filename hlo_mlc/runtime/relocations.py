@@ -74,10 +74,12 @@ def _page(values: np.ndarray, places: np.ndarray, words: np.ndarray) -> np.ndarr
 
 def _in_page(scale: int) -> _Compute:
     """Of an ADD, or of a load or store of `1 << scale` bytes: where in its page an address is."""
+
     def compute(values: np.ndarray, places: np.ndarray, words: np.ndarray) -> np.ndarray:
         if (values & (1 << scale) - 1).any():
             raise CodegenError(f"an address in it is no multiple of {1 << scale}")
         return _filled(words, 10, 12, (values & 0xFFF) >> scale)
+
     return compute
 
 
@@ -85,27 +87,33 @@ def _branch(values: np.ndarray, places: np.ndarray, words: np.ndarray) -> np.nda
     return _filled(words, 0, 26, _within(28, values - places) >> 2)
 
 
-_X86_64 = Machine({
-    1: Relocation(_LONG, _absolute),  # R_X86_64_64
-    2: Relocation(_WORD, _relative),  # R_X86_64_PC32
-    4: Relocation(_WORD, _relative, calls=True),  # R_X86_64_PLT32
-    24: Relocation(_LONG, _far_relative),  # R_X86_64_PC64
-}, far_jump=bytes.fromhex("ff25 0000 0000"))  # jmp *(%rip)
+_X86_64 = Machine(
+    {
+        1: Relocation(_LONG, _absolute),  # R_X86_64_64
+        2: Relocation(_WORD, _relative),  # R_X86_64_PC32
+        4: Relocation(_WORD, _relative, calls=True),  # R_X86_64_PLT32
+        24: Relocation(_LONG, _far_relative),  # R_X86_64_PC64
+    },
+    far_jump=bytes.fromhex("ff25 0000 0000"),
+)  # jmp *(%rip)
 
-_AARCH64 = Machine({
-    257: Relocation(_LONG, _absolute),  # R_AARCH64_ABS64
-    260: Relocation(_LONG, _far_relative),  # R_AARCH64_PREL64
-    261: Relocation(_WORD, _relative),  # R_AARCH64_PREL32
-    275: Relocation(_WORD, _page),  # R_AARCH64_ADR_PREL_PG_HI21
-    277: Relocation(_WORD, _in_page(0)),  # R_AARCH64_ADD_ABS_LO12_NC
-    278: Relocation(_WORD, _in_page(0)),  # R_AARCH64_LDST8_ABS_LO12_NC
-    282: Relocation(_WORD, _branch, calls=True),  # R_AARCH64_JUMP26
-    283: Relocation(_WORD, _branch, calls=True),  # R_AARCH64_CALL26
-    284: Relocation(_WORD, _in_page(1)),  # R_AARCH64_LDST16_ABS_LO12_NC
-    285: Relocation(_WORD, _in_page(2)),  # R_AARCH64_LDST32_ABS_LO12_NC
-    286: Relocation(_WORD, _in_page(3)),  # R_AARCH64_LDST64_ABS_LO12_NC
-    299: Relocation(_WORD, _in_page(4)),  # R_AARCH64_LDST128_ABS_LO12_NC
-}, far_jump=struct.pack("<II", 0x58000050, 0xD61F0200))  # ldr x16, .+8; br x16
+_AARCH64 = Machine(
+    {
+        257: Relocation(_LONG, _absolute),  # R_AARCH64_ABS64
+        260: Relocation(_LONG, _far_relative),  # R_AARCH64_PREL64
+        261: Relocation(_WORD, _relative),  # R_AARCH64_PREL32
+        275: Relocation(_WORD, _page),  # R_AARCH64_ADR_PREL_PG_HI21
+        277: Relocation(_WORD, _in_page(0)),  # R_AARCH64_ADD_ABS_LO12_NC
+        278: Relocation(_WORD, _in_page(0)),  # R_AARCH64_LDST8_ABS_LO12_NC
+        282: Relocation(_WORD, _branch, calls=True),  # R_AARCH64_JUMP26
+        283: Relocation(_WORD, _branch, calls=True),  # R_AARCH64_CALL26
+        284: Relocation(_WORD, _in_page(1)),  # R_AARCH64_LDST16_ABS_LO12_NC
+        285: Relocation(_WORD, _in_page(2)),  # R_AARCH64_LDST32_ABS_LO12_NC
+        286: Relocation(_WORD, _in_page(3)),  # R_AARCH64_LDST64_ABS_LO12_NC
+        299: Relocation(_WORD, _in_page(4)),  # R_AARCH64_LDST128_ABS_LO12_NC
+    },
+    far_jump=struct.pack("<II", 0x58000050, 0xD61F0200),
+)  # ldr x16, .+8; br x16
 
 MACHINES: Mapping[int, Machine] = {62: _X86_64, 183: _AARCH64}
 """By the number of the machine in an ELF header."""

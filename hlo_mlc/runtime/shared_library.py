@@ -21,9 +21,19 @@ def shared_library(name: str, code: bytes, architecture: str) -> bytes:
         objects, library = (Path(folder) / n for n in ("code.o", name))
         objects.write_bytes(code)
         ran = subprocess.run(
-            [compiler, "-shared", "-o", library, objects, f"-Wl,-soname,{name}",
-             "-Wl,-z,noexecstack", "-Wl,-z,text"],
-            capture_output=True, text=True)
+            [
+                compiler,
+                "-shared",
+                "-o",
+                library,
+                objects,
+                f"-Wl,-soname,{name}",
+                "-Wl,-z,noexecstack",
+                "-Wl,-z,text",
+            ],
+            capture_output=True,
+            text=True,
+        )
         if ran.returncode:
             last = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]
             raise RuntimeLibraryError(f"{compiler} cannot link {name}: {last}")
@@ -39,5 +49,7 @@ def _compiler(architecture: str) -> str:
         found = shutil.which(name)
         if found:
             return found
-    raise UsageError(f"A shared library takes a linker for {architecture}: install {names[-1]}, or "
-                     "export a static library (a path that ends in .a)")
+    raise UsageError(
+        f"A shared library takes a linker for {architecture}: install {names[-1]}, or "
+        "export a static library (a path that ends in .a)"
+    )

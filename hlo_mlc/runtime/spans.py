@@ -47,8 +47,9 @@ def recorded_spans(per_thread: int = _PER_THREAD) -> Iterator[list[Lane]]:
     native = library.load()
     trace = native.mlc_trace_begin(per_thread)
     if trace is None:
-        raise UsageError("Another trace is being recorded, and there is one at a time: wait until "
-                         "it has ended")
+        raise UsageError(
+            "Another trace is being recorded, and there is one at a time: wait until it has ended"
+        )
     found: list[Lane] = []
     try:
         yield found
@@ -67,8 +68,12 @@ class _Span(ctypes.Structure):
 class _Lane(ctypes.Structure):
     """MlcLane."""
 
-    _fields_ = [("thread", ctypes.c_int64), ("spans", ctypes.POINTER(_Span)),
-                ("count", ctypes.c_int64), ("lost", ctypes.c_int64)]
+    _fields_ = [
+        ("thread", ctypes.c_int64),
+        ("spans", ctypes.POINTER(_Span)),
+        ("count", ctypes.c_int64),
+        ("lost", ctypes.c_int64),
+    ]
 
 
 def _lanes(trace: int) -> Iterator[Lane]:
@@ -79,11 +84,17 @@ def _lanes(trace: int) -> Iterator[Lane]:
     number = 0
     while native.mlc_trace_lane(trace, number, ctypes.byref(lane)):
         spans = []
-        for span in lane.spans[:lane.count]:
+        for span in lane.spans[: lane.count]:
             if span.kernel not in names:
                 names[span.kernel] = native.mlc_trace_kernel(trace, span.kernel).decode()
-            spans.append(Span(names[span.kernel], None if span.task == _WHOLE_KERNEL else span.task,
-                              span.begin_ns, span.end_ns))
+            spans.append(
+                Span(
+                    names[span.kernel],
+                    None if span.task == _WHOLE_KERNEL else span.task,
+                    span.begin_ns,
+                    span.end_ns,
+                )
+            )
         yield Lane(lane.thread, _thread_name(lane.thread), tuple(spans), lane.lost)
         number += 1
 

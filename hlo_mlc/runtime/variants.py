@@ -60,8 +60,9 @@ _kept: dict[str, Lease] = {}  # for the life of the process
 _ended: collections.deque[str] = collections.deque()  # ids whose lease has ended
 _table_lock = process_lock()
 
-_NO_MORE = ("memory, or the number of maps that the system allows a process (vm.max_map_count), "
-            "ran out")
+_NO_MORE = (
+    "memory, or the number of maps that the system allows a process (vm.max_map_count), ran out"
+)
 
 
 class _Pages:
@@ -84,7 +85,8 @@ class _Pages:
         if library.load().mlc_code_publish(self.address, code, len(code)) < 0:
             raise RuntimeLibraryError(
                 f"The system does not make {len(code):,} bytes of code executable: {_NO_MORE}, or "
-                "it forbids code that a process makes")
+                "it forbids code that a process makes"
+            )
 
 
 def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> KernelCode:
@@ -94,17 +96,21 @@ def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> Ker
     refers to one that this process does not have; RuntimeLibraryError when memory ran out.
     """
     machine = object_bytes[elf.MACHINE]
-    if object_bytes[:len(elf.MAGIC)] == elf.MAGIC and machine != _machine_code():
-        raise CodegenError(f"The object file of kernel {symbol!r} is for another machine "
-                           f"(ELF machine {int.from_bytes(machine, 'little')})")
+    if object_bytes[: len(elf.MAGIC)] == elf.MAGIC and machine != _machine_code():
+        raise CodegenError(
+            f"The object file of kernel {symbol!r} is for another machine "
+            f"(ELF machine {int.from_bytes(machine, 'little')})"
+        )
     try:
         block = block_of(elf.read_object(object_bytes))
         offset = block.offset(symbol)
         pages = _Pages(block.size)
         code = block.linked(pages.address, _function_of_process)
     except CodegenError as error:
-        raise CodegenError(f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
-                           f"cannot be loaded: {error}") from error
+        raise CodegenError(
+            f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
+            f"cannot be loaded: {error}"
+        ) from error
     pages.publish(code)
     return KernelCode(pages.address + offset, scratch_bytes, pages)
 
@@ -240,8 +246,9 @@ def read_profile(kernel_id: str) -> Profile | None:
     """What was counted for `kernel_id` since the last reset; None if there is no such kernel."""
     calls = ctypes.c_int64()
     nanoseconds = ctypes.c_int64()
-    found = library.load().mlc_profile_read(_encode(kernel_id), ctypes.byref(calls),
-                                            ctypes.byref(nanoseconds))
+    found = library.load().mlc_profile_read(
+        _encode(kernel_id), ctypes.byref(calls), ctypes.byref(nanoseconds)
+    )
     return Profile(calls.value, nanoseconds.value) if found > 0 else None
 
 

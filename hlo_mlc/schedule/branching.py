@@ -35,8 +35,9 @@ def branch(program: LoopProgram, name: str) -> LoopProgram:
     def visit(stmt: For) -> Body:
         needs: dict[Stmt, Conditions] = {}
         _find_needs((stmt,), needs)
-        needs = {s: {c: None for c in asked if lanes.isdisjoint(c.free)}
-                 for s, asked in needs.items()}
+        needs = {
+            s: {c: None for c in asked if lanes.isdisjoint(c.free)} for s, asked in needs.items()
+        }
         return _behind_branches((stmt,), frozenset(), needs)
 
     return rewrite_loops(program, "branch", name, visit)
@@ -59,12 +60,15 @@ def _inside(stmt: Stmt, known: Set[Expr], needs: Mapping[Stmt, Conditions]) -> B
     if isinstance(stmt, Store | Accumulate):
         return _settled(stmt, known) if known else (stmt,)
     if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE:
-        return transform((stmt,), lambda s: _inside(s, known, needs) if isinstance(
-            s, Store | Accumulate) else None)
+        return transform(
+            (stmt,),
+            lambda s: _inside(s, known, needs) if isinstance(s, Store | Accumulate) else None,
+        )
     if isinstance(stmt, If) and not stmt.otherwise and known.issuperset(conjuncts(stmt.condition)):
         return _behind_branches(stmt.then, known, needs)
-    return (with_bodies(stmt, tuple(
-        [_behind_branches(body, known, needs) for body in bodies(stmt)])),)
+    return (
+        with_bodies(stmt, tuple([_behind_branches(body, known, needs) for body in bodies(stmt)])),
+    )
 
 
 def _find_needs(statements: Body, found: dict[Stmt, Conditions]) -> Conditions:
@@ -89,9 +93,14 @@ def _find_needs(statements: Body, found: dict[Stmt, Conditions]) -> Conditions:
 def _decisive(stmt: Store | Accumulate) -> Iterator[Expr]:
     """The conditions without which a store or an update changes nothing."""
     found = [] if stmt.guard is None else [*conjuncts(stmt.guard)]
-    if isinstance(stmt, Accumulate) and stmt.combiner.identity is not None and all(
+    if (
+        isinstance(stmt, Accumulate)
+        and stmt.combiner.identity is not None
+        and all(
             vanishes_outside(term, stmt.combiner.name, neutral)
-            for term, neutral in zip(stmt.terms, stmt.combiner.identity, strict=True)):
+            for term, neutral in zip(stmt.terms, stmt.combiner.identity, strict=True)
+        )
+    ):
         of_terms = [[c for guard in guards(term) for c in conjuncts(guard)] for term in stmt.terms]
         found += [c for c in of_terms[0] if all(c in others for others in of_terms)]
     return (c for c in found if not loads(c))
@@ -99,10 +108,14 @@ def _decisive(stmt: Store | Accumulate) -> Iterator[Expr]:
 
 def _settled(stmt: Store | Accumulate, facts: Set[Expr]) -> Body:
     """A statement where these conditions hold."""
+
     def rule(e: Expr) -> Expr:
         known = where_true(e, facts)
-        return known if known.dtype is not BOOL else all_of(
-            *(c for c in conjuncts(known) if c not in facts))
+        return (
+            known
+            if known.dtype is not BOOL
+            else all_of(*(c for c in conjuncts(known) if c not in facts))
+        )
 
     return map_expressions((stmt,), rule)
 
@@ -135,8 +148,9 @@ def version(program: LoopProgram, name: str) -> LoopProgram:
         if inside is None or inside is FALSE or not lanes.isdisjoint(inside.free):
             return (stmt,)
         facts = asked.keys()
-        free = transform((stmt,), lambda s: _settled(s, facts) if isinstance(
-            s, Store | Accumulate) else None)
+        free = transform(
+            (stmt,), lambda s: _settled(s, facts) if isinstance(s, Store | Accumulate) else None
+        )
         return free if inside is TRUE else (If(inside, free, renamed((stmt,))),)
 
     return rewrite_loops(program, "version", name, visit)
@@ -149,8 +163,11 @@ def _asked(statements: Body) -> Conditions:
         if isinstance(stmt, If):
             asked = () if stmt.otherwise else (stmt.condition,)
         else:
-            own = (stmt.guard,) if isinstance(stmt, Store | Accumulate) \
-                and stmt.guard is not None else ()
+            own = (
+                (stmt.guard,)
+                if isinstance(stmt, Store | Accumulate) and stmt.guard is not None
+                else ()
+            )
             asked = (*(g for e in expressions(stmt) for g in guards(e)), *own)
         found |= dict.fromkeys(c for condition in asked for c in conjuncts(condition))
     return found

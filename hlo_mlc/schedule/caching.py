@@ -47,8 +47,9 @@ T = TypeVar("T")
 _LAYOUTS = {"rows": 0, "transposed": 1}  # how many dimensions of a tile the others are before
 
 
-def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = "",
-               along: str = "") -> LoopProgram:
+def cache_read(
+    program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = "", along: str = ""
+) -> LoopProgram:
     """Copy what each iteration of a loop reads of a buffer to a private tile first.
 
         for i in 0..4:                   for i in 0..4:
@@ -77,26 +78,39 @@ def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", s
     for loop_name in filter(None, (same, along)):
         require_loops(program, "cache_read", loop_name)
         if layout != "loops":
-            raise ScheduleError(f"cache_read: expected the layout 'loops' for the places of "
-                                f"{name!r} that {loop_name!r} tells; got {layout!r}")
+            raise ScheduleError(
+                f"cache_read: expected the layout 'loops' for the places of "
+                f"{name!r} that {loop_name!r} tells; got {layout!r}"
+            )
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         writer = next((a for a in touched if a.writes), None)
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
         if layout == "loops":
-            chosen = [a for a in touched if (not same or _is_same(a, same))
-                      and (not along or _is_nearest(a, along))]
+            chosen = [
+                a
+                for a in touched
+                if (not same or _is_same(a, same)) and (not along or _is_nearest(a, along))
+            ]
             if not chosen:
-                raise refuse("cache_read", stmt, f"reads {name} elsewhere in each iteration of "
-                             f"{same}" if same else f"reads {name} at no places that are nearest "
-                             f"to each other along {along}")
+                raise refuse(
+                    "cache_read",
+                    stmt,
+                    f"reads {name} elsewhere in each iteration of {same}"
+                    if same
+                    else f"reads {name} at no places that are nearest to each other along {along}",
+                )
             return _read_first(stmt, chosen, _tile_name(name, at))
         buffer = touched[0].buffer
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
-        copy = _copy(tile, cached, lambda inside, origin, guard: Store(
-            cached, inside, Load(buffer, origin), guard), buffer)
+        copy = _copy(
+            tile,
+            cached,
+            lambda inside, origin, guard: Store(cached, inside, Load(buffer, origin), guard),
+            buffer,
+        )
         return (Allocate(cached, (*copy, *redirect(stmt.body, {buffer: cached}, tile.place))),)
 
     return _staged(program, "cache_read", name, at, stage)
@@ -121,25 +135,50 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         buffer = touched[0].buffer
-        together = next((a for a in touched if a.writes
-                         and isinstance(a.stmt, Accumulate) and len(a.stmt.buffers) > 1), None)
+        together = next(
+            (
+                a
+                for a in touched
+                if a.writes and isinstance(a.stmt, Accumulate) and len(a.stmt.buffers) > 1
+            ),
+            None,
+        )
         if together is not None:
-            raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
-                         f"{together}")
+            raise refuse(
+                "cache_write", stmt, f"updates other buffers together with {name} in {together}"
+            )
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cover = _cover(stmt, touched, math.prod(tile.extents))
         if cover is None:
-            raise refuse("cache_write", stmt, f"does not surely write every element of the "
-                         f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
+            raise refuse(
+                "cache_write",
+                stmt,
+                f"does not surely write every element of the "
+                f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches",
+            )
         cached = Buffer(_tile_name(name, at), buffer.dtype, _turned(tile.shape, turn), "stack")
-        reads = [n for n, s in enumerate(taken_out(stmt.body)[1]) for a in accesses((s,), buffer)
-                 if not a.writes or isinstance(a.stmt, Accumulate)]
+        reads = [
+            n
+            for n, s in enumerate(taken_out(stmt.body)[1])
+            for a in accesses((s,), buffer)
+            if not a.writes or isinstance(a.stmt, Accumulate)
+        ]
         start: Body = ()
         if reads and min(reads) <= max(cover):
-            start = _copy(tile, cached, lambda inside, origin, guard: Store(
-                cached, inside, Load(buffer, origin), guard), buffer, turn)
-        finish = _copy(tile, cached, lambda inside, origin, guard: Store(
-            buffer, origin, Load(cached, inside), guard), buffer, turn)
+            start = _copy(
+                tile,
+                cached,
+                lambda inside, origin, guard: Store(cached, inside, Load(buffer, origin), guard),
+                buffer,
+                turn,
+            )
+        finish = _copy(
+            tile,
+            cached,
+            lambda inside, origin, guard: Store(buffer, origin, Load(cached, inside), guard),
+            buffer,
+            turn,
+        )
         body = redirect(stmt.body, {buffer: cached}, lambda place: _turned(tile.place(place), turn))
         return (Allocate(cached, (*start, *body, *finish)),)
 
@@ -148,8 +187,9 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
 
 def _require_layout(primitive: str, name: str, layout: str, known: tuple[str, ...]) -> None:
     if layout not in known:
-        raise ScheduleError(f"{primitive}: expected a layout of {name!r} out of "
-                            f"{', '.join(known)}; got {layout!r}")
+        raise ScheduleError(
+            f"{primitive}: expected a layout of {name!r} out of {', '.join(known)}; got {layout!r}"
+        )
 
 
 def _is_same(access: Access, name: str) -> bool:
@@ -162,11 +202,15 @@ def _is_nearest(access: Access, name: str) -> bool:
     """Whether an access moves through memory along the loop of that name, and farther along all
     others around it in which it moves, of which there are some."""
     read = Load(access.buffer, access.indices)
-    steps = {s.var.name: stride(read, s.var) for s, _ in access.path
-             if isinstance(s, For) and any(s.var in i.free for i in access.indices)}
+    steps = {
+        s.var.name: stride(read, s.var)
+        for s, _ in access.path
+        if isinstance(s, For) and any(s.var in i.free for i in access.indices)
+    }
     own = steps.pop(name, None)
     return bool(own and steps) and all(
-        step is not None and abs(own) < abs(step) for step in steps.values())
+        step is not None and abs(own) < abs(step) for step in steps.values()
+    )
 
 
 def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
@@ -175,11 +219,13 @@ def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
     places: dict[tuple[Expr, ...], list[For]] = {}
     conditions: dict[tuple[Expr, ...], Expr | None] = {}
     for a in touched:
-        loops = [s for s, _ in a.path
-                 if isinstance(s, For) and any(s.var in i.free for i in a.indices)]
+        loops = [
+            s for s, _ in a.path if isinstance(s, For) and any(s.var in i.free for i in a.indices)
+        ]
         known = places.setdefault(a.indices, loops)
         if any(not s.extent.free.isdisjoint(varying) or loads(s.extent) for s in loops) or any(
-                read.source in written for i in a.indices for read in loads(i)):
+            read.source in written for i in a.indices for read in loads(i)
+        ):
             raise refuse("cache_read", stmt, f"changes meanwhile what {a} reads")
         if [s.extent for s in known] != [s.extent for s in loops]:
             raise refuse("cache_read", stmt, f"holds loops of several extents around {a}")
@@ -188,8 +234,12 @@ def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
             conditions[a.indices] = None
     buffer, tiles, fills = touched[0].buffer, {}, ()
     for number, (place, loops) in enumerate(places.items()):
-        tile = Buffer(f"{name}.{number}" if number else name, buffer.dtype,
-                      tuple(most_iterations("cache_read", s) for s in loops), "stack")
+        tile = Buffer(
+            f"{name}.{number}" if number else name,
+            buffer.dtype,
+            tuple(most_iterations("cache_read", s) for s in loops),
+            "stack",
+        )
         refuse_large("cache_read", stmt, tile)
         tiles[place] = tile, tuple(s.var for s in loops)
         guard = _inside(buffer, place) if conditions[place] is None else None
@@ -214,11 +264,16 @@ def _reached(access: Access, loops: Sequence[For]) -> Expr | None:
         return None
     inside = {s.var for s, _ in access.path if isinstance(s, For)} - own
     for s, branch in access.path:
-        if isinstance(s, If) and branch == 0 and not loads(s.condition) \
-                and s.condition.free.isdisjoint(inside):
+        if (
+            isinstance(s, If)
+            and branch == 0
+            and not loads(s.condition)
+            and s.condition.free.isdisjoint(inside)
+        ):
             condition = build.all_of(condition, s.condition)
         elif not isinstance(s, Allocate | For) or (
-                isinstance(s, For) and s.var not in own and not is_full(s)):
+            isinstance(s, For) and s.var not in own and not is_full(s)
+        ):
             return None
     return condition
 
@@ -238,17 +293,24 @@ def pad(program: LoopProgram, name: str, elements: int, dimension: int = -1) -> 
     found = _private_arrays(program, "pad", name)
     if any(not -1 <= dimension < len(b.shape) for b in found):
         raise ScheduleError(f"pad: {name!r} has no dimension {dimension}")
-    wide = {b: replace(b, shape=tuple(
-        size + elements * (n == dimension % len(b.shape)) for n, size in enumerate(b.shape)))
-        for b in found}
+    wide = {
+        b: replace(
+            b,
+            shape=tuple(
+                size + elements * (n == dimension % len(b.shape)) for n, size in enumerate(b.shape)
+            ),
+        )
+        for b in found
+    }
     for stmt in walk(program.body):
         if isinstance(stmt, Allocate) and stmt.buffer in wide:
             refuse_large("pad", stmt, wide[stmt.buffer])
     return with_body(program, redirect(program.body, wide))
 
 
-def transform_layout(program: LoopProgram, name: str, parts: tuple[int, ...],
-                     order: tuple[str, ...]) -> LoopProgram:
+def transform_layout(
+    program: LoopProgram, name: str, parts: tuple[int, ...], order: tuple[str, ...]
+) -> LoopProgram:
     """Cut the dimensions of a private buffer into parts, and put these into another order.
 
         alloc a: 8x6xf32 stack:        alloc a: 4x4x3xf32 stack:
@@ -260,24 +322,37 @@ def transform_layout(program: LoopProgram, name: str, parts: tuple[int, ...],
     """
     groups = [[int(n) for n in group.split()] for group in order]
     if sorted(n for group in groups for n in group) != [*range(len(parts))]:
-        raise ScheduleError(f"transform_layout: expected {len(parts)} parts of {name!r} in some "
-                            f"order, got {', '.join(order)}")
+        raise ScheduleError(
+            f"transform_layout: expected {len(parts)} parts of {name!r} in some "
+            f"order, got {', '.join(order)}"
+        )
     arrays = _private_arrays(program, "transform_layout", name)
     owners = _parts_of(arrays[0].shape, parts)
     if owners is None or any(b.shape != arrays[0].shape for b in arrays):
-        raise ScheduleError(f"transform_layout: {name!r} does not consist of parts of "
-                            f"{'x'.join(map(str, parts))}")
+        raise ScheduleError(
+            f"transform_layout: {name!r} does not consist of parts of {'x'.join(map(str, parts))}"
+        )
 
     def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         only = {v: index.constant(0) for i in indices for v in i.free if v.extent == 1}
         known = [build.substitute(i, only) for i in indices]  # so that parts are told apart
-        digits = [index.floormod(index.floordiv(known[d], inside), size)
-                  for size, (d, inside) in zip(parts, owners, strict=True)]
+        digits = [
+            index.floormod(index.floordiv(known[d], inside), size)
+            for size, (d, inside) in zip(parts, owners, strict=True)
+        ]
         return tuple([_together([(digits[n], parts[n]) for n in group]) for group in groups])
 
-    return with_body(program, redirect(program.body, {
-        b: replace(b, shape=tuple(math.prod(parts[n] for n in group) for group in groups))
-        for b in arrays}, place))
+    return with_body(
+        program,
+        redirect(
+            program.body,
+            {
+                b: replace(b, shape=tuple(math.prod(parts[n] for n in group) for group in groups))
+                for b in arrays
+            },
+            place,
+        ),
+    )
 
 
 def _together(digits: Sequence[tuple[Expr, int]]) -> Expr:
@@ -299,7 +374,7 @@ def _parts_of(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[tuple[int,
             own.append(rest.pop(0))
         if math.prod(own) != extent:
             return None
-        found += [(d, math.prod(own[n + 1:])) for n in range(len(own))]
+        found += [(d, math.prod(own[n + 1 :])) for n in range(len(own))]
     return None if rest else found
 
 
@@ -323,20 +398,33 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
 
     Halide: store_in with a streaming hint; elsewhere non-temporal stores.
     """
-    body = transform(program.body, lambda s: (replace(s, streaming=True),)
-                     if isinstance(s, Store) and s.buffer.name == name else None)
+    body = transform(
+        program.body,
+        lambda s: (
+            (replace(s, streaming=True),)
+            if isinstance(s, Store) and s.buffer.name == name
+            else None
+        ),
+    )
     if body is program.body:
         raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
     return with_body(program, body)
 
 
-def _staged(program: LoopProgram, primitive: str, name: str, at: str,
-            stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
+def _staged(
+    program: LoopProgram,
+    primitive: str,
+    name: str,
+    at: str,
+    stage: Callable[[For, list[Access]], Body],
+) -> LoopProgram:
     buffers = {a.buffer.name: a.buffer for a in accesses(program.body)} | {
-        s.buffer.name: s.buffer for s in walk(program.body) if isinstance(s, Allocate)}
+        s.buffer.name: s.buffer for s in walk(program.body) if isinstance(s, Allocate)
+    }
     if name not in buffers:
-        raise ScheduleError(f"{primitive}: no buffer is called {name!r}; those in use are: "
-                            f"{', '.join(buffers)}")
+        raise ScheduleError(
+            f"{primitive}: no buffer is called {name!r}; those in use are: {', '.join(buffers)}"
+        )
     for inner in walk(program.body):
         if isinstance(inner, Allocate) and inner.buffer.name == _tile_name(name, at):
             raise refuse(primitive, inner, f"keeps a part of {name} at {at} already")
@@ -350,8 +438,9 @@ def _staged(program: LoopProgram, primitive: str, name: str, at: str,
             return None
         return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
 
-    return changed(program, transform_loops(program.body, at, visit), primitive, at,
-                   f"does not use {name}")
+    return changed(
+        program, transform_loops(program.body, at, visit), primitive, at, f"does not use {name}"
+    )
 
 
 def _turned(of: tuple[T, ...], by: int) -> tuple[T, ...]:
@@ -363,9 +452,13 @@ def _tile_name(buffer: str, at: str) -> str:
     return f"{buffer}.{at}"
 
 
-def _copy(tile: Tile, cached: Buffer,
-          store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
-          buffer: Buffer, turn: int = 0) -> Body:
+def _copy(
+    tile: Tile,
+    cached: Buffer,
+    store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
+    buffer: Buffer,
+    turn: int = 0,
+) -> Body:
     """Loops over a tile; elements outside of the buffer are left out."""
 
     def nest(inside: tuple[Expr, ...]) -> Body:
@@ -373,8 +466,14 @@ def _copy(tile: Tile, cached: Buffer,
             origin = tile.origin(_turned(inside, -turn))
             return (store(inside, origin, _inside(buffer, origin)),)
         depth = len(inside)
-        return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,
-                     lambda var: nest((*inside, var))),)
+        return (
+            loop(
+                f"{cached.name}.{depth}",
+                cached.shape[depth],
+                LoopKind.SERIAL,
+                lambda var: nest((*inside, var)),
+            ),
+        )
 
     return nest(())
 
@@ -384,7 +483,8 @@ def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
     conditions = [
         build.apply(op, i, index.constant(bound))
         for i, extent in zip(indices, buffer.shape, strict=True)
-        for op, bound in (("ge", 0), ("lt", extent))]
+        for op, bound in (("ge", 0), ("lt", extent))
+    ]
     guard = build.all_of(*conditions)
     return None if guard is build.TRUE else guard
 
@@ -409,8 +509,11 @@ def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
         free = frozenset().union(*(i.free for i in a.indices))
         loops = [s for s in certain[id(a.stmt)] if s.var in free]
         settled = solve(a, a, varying, unstable)
-        if settled is None or any(s.var not in settled for s in loops) \
-                or any(solve(a, b, varying, unstable) is not None for b in chosen):
+        if (
+            settled is None
+            or any(s.var not in settled for s in loops)
+            or any(solve(a, b, varying, unstable) is not None for b in chosen)
+        ):
             continue
         counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
         if len(counts) < len(loops):

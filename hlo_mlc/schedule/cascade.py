@@ -109,8 +109,9 @@ def _in_runs(statements: Body, terms: int, names: _Names) -> tuple[Body, _Added]
             own = {u: of for u, of in own.items() if stmt.buffer not in u.buffers}
         elif isinstance(stmt, For) and own:
             most = stmt.var.extent or 2 * terms
-            own = {u: (n if stmt.var in places else n * most, places)
-                   for u, (n, places) in own.items()}
+            own = {
+                u: (n if stmt.var in places else n * most, places) for u, (n, places) in own.items()
+            }
             if sum([n for n, _ in own.values()]) >= 2 * terms:
                 new = _cut(stmt, terms, names)
         result += new
@@ -131,8 +132,11 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
     if extent is not None:
         length = _even(extent, length)
     name = stmt.var.name
-    parts = {b: replace(b, name=names.given(f"{b.name}.{name}", (b.name, name)))
-             for u in updates for b in u.update.buffers}
+    parts = {
+        b: replace(b, name=names.given(f"{b.name}.{name}", (b.name, name)))
+        for u in updates
+        for b in u.update.buffers
+    }
 
     def run(number: Var) -> Body:
         begin = index.multiply(number, index.constant(length))
@@ -140,10 +144,20 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
         if extent is None or extent % length:
             size = index.minimum(size, index.subtract(stmt.extent, begin))
         near = Var(name, stmt.var.dtype, length)
-        fold = For(near, size, stmt.kind, substitute(
-            _into(stmt.body, parts), {stmt.var: index.add(begin, near)}))
-        return allocated(parts.values(), (*(s for u in updates for s in u.start(parts)), fold,
-                                          *(s for u in updates for s in u.finish(parts))))
+        fold = For(
+            near,
+            size,
+            stmt.kind,
+            substitute(_into(stmt.body, parts), {stmt.var: index.add(begin, near)}),
+        )
+        return allocated(
+            parts.values(),
+            (
+                *(s for u in updates for s in u.start(parts)),
+                fold,
+                *(s for u in updates for s in u.finish(parts)),
+            ),
+        )
 
     count = index.floordiv(index.add(stmt.extent, index.constant(length - 1)), length)
     whole = loop(names.given(f"{name}.r", name), count, stmt.kind, run)
@@ -183,24 +197,39 @@ class _Update:
     def times(self) -> int:
         """How often each place is added to; what happens otherwise does not happen as well."""
         inner = (*self.path, self.update)[1:]
-        if any(isinstance(s, If) and following in s.otherwise
-               for s, following in zip(self.path, inner, strict=True)):
+        if any(
+            isinstance(s, If) and following in s.otherwise
+            for s, following in zip(self.path, inner, strict=True)
+        ):
             return 0
         around = self.across
-        return math.prod(constant_extent(s) or s.var.extent or 1
-                         for s in self.loops if s not in around)
+        return math.prod(
+            constant_extent(s) or s.var.extent or 1 for s in self.loops if s not in around
+        )
 
     def start(self, parts: Mapping[Buffer, Buffer]) -> Body:
         """Neutral elements in the parts that stand for the sums."""
         update = self.update
-        return self._around(tuple(Store(parts[b], update.indices, e) for b, e in zip(
-            update.buffers, update.combiner.identity, strict=True)))
+        return self._around(
+            tuple(
+                Store(parts[b], update.indices, e)
+                for b, e in zip(update.buffers, update.combiner.identity, strict=True)
+            )
+        )
 
     def finish(self, parts: Mapping[Buffer, Buffer]) -> Body:
         """The parts added to the sums."""
         update = self.update
-        return self._around((Accumulate(update.buffers, update.indices, update.combiner, tuple(
-            Load(parts[b], update.indices) for b in update.buffers)),))
+        return self._around(
+            (
+                Accumulate(
+                    update.buffers,
+                    update.indices,
+                    update.combiner,
+                    tuple(Load(parts[b], update.indices) for b in update.buffers),
+                ),
+            )
+        )
 
     def _around(self, body: Body) -> Body:
         for outer in reversed(self.across):
@@ -218,9 +247,14 @@ def _sums(var: Var, body: Body) -> dict[_Update, int]:
         if isinstance(stmt, Store | Allocate):
             touched.add(stmt.buffer)
         elif isinstance(stmt, Accumulate):
-            if _is_private_sum(stmt) and lane_invariant(stmt, var) and all(
+            if (
+                _is_private_sum(stmt)
+                and lane_invariant(stmt, var)
+                and all(
                     isinstance(s, Allocate | If) or (isinstance(s, For) and s.kind in _PLAIN)
-                    for s in around):
+                    for s in around
+                )
+            ):
                 found.setdefault(stmt.buffers, []).append(_Update(stmt, tuple(around)))
             else:
                 touched.update(stmt.buffers)
@@ -248,7 +282,8 @@ def _covering(updates: list[_Update]) -> dict[_Update, int]:
         if box is None:
             return {}
         holder = boxes.get(box) or next(
-            (u for other, u in boxes.items() if _holds(other, box)), None)
+            (u for other, u in boxes.items() if _holds(other, box)), None
+        )
         if holder is not None:
             chosen[holder] += times
         elif all(_are_apart(other, box) for other in boxes):
@@ -267,16 +302,28 @@ def _are_apart(one: _Box, other: _Box) -> bool:
 
 
 def _is_private_sum(update: Accumulate) -> bool:
-    return not update.atomic and update.combiner.identity is not None and is_sum(update.combiner) \
+    return (
+        not update.atomic
+        and update.combiner.identity is not None
+        and is_sum(update.combiner)
         and all(b.scope in ("register", "stack") for b in update.buffers)
+    )
 
 
 def _into(statements: Body, parts: Mapping[Buffer, Buffer]) -> Body:
     """The statements, adding to parts."""
+
     def visit(stmt: Stmt) -> Body | None:
         if isinstance(stmt, Accumulate) and stmt.buffers[0] in parts:
-            return (Accumulate(tuple(parts[b] for b in stmt.buffers), stmt.indices, stmt.combiner,
-                               stmt.terms, stmt.guard),)
+            return (
+                Accumulate(
+                    tuple(parts[b] for b in stmt.buffers),
+                    stmt.indices,
+                    stmt.combiner,
+                    stmt.terms,
+                    stmt.guard,
+                ),
+            )
         return None
 
     return transform(statements, visit)

@@ -31,12 +31,17 @@ def coalesce(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
     memory = Memory.of(program) if checked else None
     private = {s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)}
     if name not in private:
-        raise ScheduleError(f"coalesce: no private buffer is called {name!r}; there are: "
-                            f"{', '.join(sorted(private)) or 'none'}")
+        raise ScheduleError(
+            f"coalesce: no private buffer is called {name!r}; there are: "
+            f"{', '.join(sorted(private)) or 'none'}"
+        )
 
     def visit(stmt: Stmt) -> Body | None:
-        return _merged(stmt, memory) if isinstance(stmt, Allocate) and stmt.buffer.name == name \
+        return (
+            _merged(stmt, memory)
+            if isinstance(stmt, Allocate) and stmt.buffer.name == name
             else None
+        )
 
     return with_body(program, transform(program.body, visit))
 
@@ -67,8 +72,11 @@ def _merged(held: Allocate, memory: Memory | None) -> Body:
         raise refuse("coalesce", copy.nest, "copies to a place that is chosen meanwhile")
     if copy.store.buffer in private:
         raise refuse("coalesce", copy.nest, "copies to a buffer that is not always there")
-    if any(buffer in s.buffers and (isinstance(s, Call) or len(s.buffers) > 1)
-           for s in walk(held.body) if isinstance(s, Accumulate | Call)):
+    if any(
+        buffer in s.buffers and (isinstance(s, Call) or len(s.buffers) > 1)
+        for s in walk(held.body)
+        if isinstance(s, Accumulate | Call)
+    ):
         raise refuse("coalesce", held, "is updated together with other buffers")
     if memory is not None:
         _check_places(statements, last, copy, buffer, memory)
@@ -82,25 +90,31 @@ def _copied(stmt: Stmt, buffer: Buffer) -> _Copy | None:
     while isinstance(inner, For) and len(inner.body) == 1:
         extents[inner.var] = constant_extent(inner)
         inner = inner.body[0]
-    if not isinstance(inner, Store) or not isinstance(inner.value, Load) \
-            or inner.value.source != buffer or inner.buffer.dtype is not buffer.dtype \
-            or (inner.guard, inner.value.guard) != (None, None):
+    if (
+        not isinstance(inner, Store)
+        or not isinstance(inner.value, Load)
+        or inner.value.source != buffer
+        or inner.buffer.dtype is not buffer.dtype
+        or (inner.guard, inner.value.guard) != (None, None)
+    ):
         return None
     at = inner.value.indices
-    whole = all(size == extents.pop(i, 1 if i is index.constant(0) else None)
-                for i, size in zip(at, buffer.shape, strict=True))
+    whole = all(
+        size == extents.pop(i, 1 if i is index.constant(0) else None)
+        for i, size in zip(at, buffer.shape, strict=True)
+    )
     return _Copy(stmt, inner, at) if whole and not extents else None
 
 
 def _check_places(statements: Body, last: int, copy: _Copy, buffer: Buffer, memory: Memory) -> None:
     """Refuse a copy that does not come last, and places that anything else touches."""
-    goal, = (a for a in accesses((copy.nest,)) if a.writes)
+    (goal,) = (a for a in accesses((copy.nest,)) if a.writes)
     others = [a for s in statements if s is not copy.nest for a in accesses((s,))]
     varying = variables(statements)
     unstable = {a.buffer for a in (goal, *others) if a.writes}
     if any(read.source in unstable for i in goal.indices for read in loads(i)):
         raise refuse("coalesce", copy.nest, "copies to a place that is chosen meanwhile")
-    if any(a.buffer == buffer for s in statements[last + 1:] for a in accesses((s,))):
+    if any(a.buffer == buffer for s in statements[last + 1 :] for a in accesses((s,))):
         raise refuse("coalesce", copy.nest, f"is not the last to use {buffer.name}")
     own = {s.var for s in walk((copy.nest,)) if isinstance(s, For)}
     settled = solve(goal, goal, own, unstable)
@@ -108,6 +122,7 @@ def _check_places(statements: Body, last: int, copy: _Copy, buffer: Buffer, memo
         raise refuse("coalesce", copy.nest, "may copy several elements to one place")
     for other in others:
         if memory.may_overlap(other.buffer, copy.store.buffer) and not (
-                memory.comparable(other.buffer, copy.store.buffer)
-                and solve(goal, other, varying, unstable) is None):
+            memory.comparable(other.buffer, copy.store.buffer)
+            and solve(goal, other, varying, unstable) is None
+        ):
             raise refuse("coalesce", copy.nest, f"copies to where {other} is")

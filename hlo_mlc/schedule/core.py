@@ -37,26 +37,73 @@ Argument = int | str | tuple[str, ...] | tuple[int, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
-                     loops.fuse, loops.reorder, loops.unswitch, loops.rename,
-                     statements.add_unit_loop, statements.add_loops, statements.begin_inside,
-                     statements.inline, statements.replicate, branching.branch,
-                     branching.version, jamming.jam,
-                     kinds.unroll, kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
-                     kinds.tensorize, kinds.atomic, reduction.rfactor, privatizing.privatize,
-                     privatizing.fold_apart, cascade.cascade, fusion.fuse_loops,
-                     fusion.fuse_first, fusion.fuse_last, fission.distribute, fission.sink,
-                     storage.contract, storage.expand, storage.promote, storage.hoist,
-                     caching.cache_read, caching.cache_write, coalescing.coalesce, caching.pad,
-                     caching.transform_layout, caching.stream, prefetching.prefetch,
-                     prefetching.prefetch_next, pipelining.persist, pipelining.double_buffer)
+    for function in (
+        splitting.split,
+        splitting.specialize,
+        ranges.cut,
+        ranges.set_apart,
+        loops.fuse,
+        loops.reorder,
+        loops.unswitch,
+        loops.rename,
+        statements.add_unit_loop,
+        statements.add_loops,
+        statements.begin_inside,
+        statements.inline,
+        statements.replicate,
+        branching.branch,
+        branching.version,
+        jamming.jam,
+        kinds.unroll,
+        kinds.write_out,
+        kinds.vectorize,
+        kinds.parallel,
+        kinds.bind,
+        kinds.tensorize,
+        kinds.atomic,
+        reduction.rfactor,
+        privatizing.privatize,
+        privatizing.fold_apart,
+        cascade.cascade,
+        fusion.fuse_loops,
+        fusion.fuse_first,
+        fusion.fuse_last,
+        fission.distribute,
+        fission.sink,
+        storage.contract,
+        storage.expand,
+        storage.promote,
+        storage.hoist,
+        caching.cache_read,
+        caching.cache_write,
+        coalescing.coalesce,
+        caching.pad,
+        caching.transform_layout,
+        caching.stream,
+        prefetching.prefetch,
+        prefetching.prefetch_next,
+        pipelining.persist,
+        pipelining.double_buffer,
+    )
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
-    for function in (splitting.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
-                     jamming.jam, reduction.rfactor, privatizing.fold_apart, fusion.fuse_first,
-                     fission.distribute, fission.sink, storage.hoist, coalescing.coalesce)
+    for function in (
+        splitting.split,
+        loops.reorder,
+        kinds.vectorize,
+        kinds.parallel,
+        kinds.bind,
+        jamming.jam,
+        reduction.rfactor,
+        privatizing.fold_apart,
+        fusion.fuse_first,
+        fission.distribute,
+        fission.sink,
+        storage.hoist,
+        coalescing.coalesce,
+    )
 }
 
 
@@ -118,8 +165,9 @@ class Schedule:
     def apply(self, step: Step) -> Schedule:
         """One more rewrite."""
         if step.name not in PRIMITIVES:
-            raise ScheduleError(f"no schedule primitive is called {step.name!r}; there are: "
-                                f"{', '.join(PRIMITIVES)}")
+            raise ScheduleError(
+                f"no schedule primitive is called {step.name!r}; there are: {', '.join(PRIMITIVES)}"
+            )
         primitive = self._primitive(step)
         if step.name != "bind" and self.trace and self.trace[-1].name == "bind":
             raise ScheduleError(f"{step}: expected all rewrites before the first bind")
@@ -174,8 +222,7 @@ class Schedule:
         return self.apply(Step("unswitch", (loop,)))
 
     def branch(self, loop: str) -> Schedule:
-        """What decides whether something is done in `loop` is asked before it, around it at most.
-        """
+        """What decides whether something is done in `loop` is asked before, around it at most."""
         return self.apply(Step("branch", (loop,)))
 
     def version(self, loop: str) -> Schedule:
@@ -300,12 +347,20 @@ class Schedule:
         source = (kept,) if kept != "value" else ()
         return self.apply(Step("hoist", (loop, inner, multiple, *source)))
 
-    def cache_read(self, buffer: str, loop: str, layout: str = "rows", same: str = "",
-                   along: str = "") -> Schedule:
+    def cache_read(
+        self, buffer: str, loop: str, layout: str = "rows", same: str = "", along: str = ""
+    ) -> Schedule:
         """What an iteration of `loop` reads of `buffer`, or what is the `same` in all iterations of
         a loop in it, or nearest to each other `along` one, is copied to a private tile first."""
-        given = (layout, same, along) if along else (layout, same) if same else (
-            layout,) if layout != "rows" else ()
+        given = (
+            (layout, same, along)
+            if along
+            else (layout, same)
+            if same
+            else (layout,)
+            if layout != "rows"
+            else ()
+        )
         return self.apply(Step("cache_read", (buffer, loop, *given)))
 
     def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
@@ -321,8 +376,9 @@ class Schedule:
         given = (dimension,) if dimension >= 0 else ()
         return self.apply(Step("pad", (buffer, elements, *given)))
 
-    def transform_layout(self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
-                         ) -> Schedule:
+    def transform_layout(
+        self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
+    ) -> Schedule:
         """The dimensions of a private buffer -> their `parts` in another `order`."""
         return self.apply(Step("transform_layout", (buffer, parts, order)))
 
@@ -335,8 +391,7 @@ class Schedule:
         return self.apply(Step("prefetch", (buffer, loop, ahead)))
 
     def prefetch_next(self, buffer: str, at: tuple[str, ...], every: str) -> Schedule:
-        """In each iteration of `every` a line of what the next iteration of `at` reads is fetched.
-        """
+        """In each iteration of `every` a line that the next iteration of `at` reads is fetched."""
         return self.apply(Step("prefetch_next", (buffer, at, every)))
 
     def persist(self, loop: str, blocks: int) -> Schedule:
@@ -354,8 +409,9 @@ def _wrong_argument(primitive: Callable[..., LoopProgram], step: Step) -> Schedu
     for parameter, given in zip(wanted, step.arguments, strict=False):
         kind = _KINDS.get(str(parameter.annotation))
         if kind is not None and not isinstance(given, kind):
-            return ScheduleError(f"{step.name}: expected {parameter.name} to be {kind.__name__}, "
-                                 f"got {given!r}")
+            return ScheduleError(
+                f"{step.name}: expected {parameter.name} to be {kind.__name__}, got {given!r}"
+            )
     return None
 
 

@@ -20,8 +20,9 @@ from hlo_mlc.schedule.loops import (
 )
 
 
-def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "", *,
-               checked: bool = True) -> LoopProgram:
+def distribute(
+    program: LoopProgram, name: str, inner: str = "", behind: str = "", *, checked: bool = True
+) -> LoopProgram:
     """Give what stands before and behind a loop in another one's body a loop of its own.
 
         for i in 0..4:               for i in 0..4:
@@ -58,7 +59,7 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
         if behind:
             parts = [(), parts[0] + parts[1], *parts[2:]]
         for n, part in enumerate(parts if checked else ()):
-            later = tuple(s for other in parts[n + 1:] for s in other)
+            later = tuple(s for other in parts[n + 1 :] for s in other)
             check_same_iteration("distribute", band, part, later, memory)
 
         def nest(part: Body, names: Mapping[Var, Var]) -> Body:
@@ -69,12 +70,19 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
             return part
 
         late = {v: Var(f"{v.name}.{behind}", v.dtype, v.extent) for v in (s.var for s in band)}
-        return tuple(s for n, part in enumerate(parts) for s in nest(
-            part, late if behind and n == 2 else {}))
+        return tuple(
+            s for n, part in enumerate(parts) for s in nest(part, late if behind and n == 2 else {})
+        )
 
-    return changed(program, transform_loops(program.body, name, cut), "distribute", name,
-                   f"must hold the loop {inner} as one of its statements" if inner else
-                   "must hold several statements")
+    return changed(
+        program,
+        transform_loops(program.body, name, cut),
+        "distribute",
+        name,
+        f"must hold the loop {inner} as one of its statements"
+        if inner
+        else "must hold several statements",
+    )
 
 
 def _parts(body: Body, inner: str) -> list[Body]:
@@ -82,9 +90,10 @@ def _parts(body: Body, inner: str) -> list[Body]:
     every statement; nothing where there are none."""
     if not inner:
         return [(s,) for s in body] if len(body) > 1 else []
-    place = next((n for n, s in enumerate(body)
-                  if isinstance(s, For) and s.var.name == inner), None)
-    return [] if place is None else [body[:place], body[place:place + 1], body[place + 1:]]
+    place = next(
+        (n for n, s in enumerate(body) if isinstance(s, For) and s.var.name == inner), None
+    )
+    return [] if place is None else [body[:place], body[place : place + 1], body[place + 1 :]]
 
 
 def sink(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
@@ -108,14 +117,17 @@ def sink(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgra
 
 
 def _sunk(outer: For, memory: Memory | None) -> Body:
-    parts = [tuple(part) for is_loop, group in itertools.groupby(
-        outer.body, lambda s: isinstance(s, For))
-        for part in (((s,) for s in group) if is_loop else (group,))]
+    parts = [
+        tuple(part)
+        for is_loop, group in itertools.groupby(outer.body, lambda s: isinstance(s, For))
+        for part in (((s,) for s in group) if is_loop else (group,))
+    ]
     result: Body = ()
     for n, part in enumerate(parts):
         if memory is not None:
-            check_same_iteration("sink", [outer], part, tuple(itertools.chain(*parts[n + 1:])),
-                                 memory)
+            check_same_iteration(
+                "sink", [outer], part, tuple(itertools.chain(*parts[n + 1 :])), memory
+            )
         held = For(outer.var, outer.extent, outer.kind, part)
         inner = only_loop(held)
         if inner is None:
@@ -125,18 +137,29 @@ def _sunk(outer: For, memory: Memory | None) -> Body:
             raise refuse("sink", inner, f"has an extent that depends on {outer.var.name}")
         if memory is not None:
             check_permutable([held, inner], [inner, held], memory, "sink")
-        result += (For(inner.var, inner.extent, inner.kind, _sunk(
-            For(outer.var, outer.extent, outer.kind, inner.body), memory)),)
+        result += (
+            For(
+                inner.var,
+                inner.extent,
+                inner.kind,
+                _sunk(For(outer.var, outer.extent, outer.kind, inner.body), memory),
+            ),
+        )
     return result
 
 
-def check_same_iteration(primitive: str, band: Sequence[For], first: Body, second: Body,
-                         memory: Memory) -> None:
+def check_same_iteration(
+    primitive: str, band: Sequence[For], first: Body, second: Body, memory: Memory
+) -> None:
     """Refuse unless what `first` and `second` both touch, they touch in the same iteration of all
     the loops, or both update it by one declared reduction that commutes."""
     before, after = accesses(first), accesses(second)
     for a, b, agree in meetings(memory, before, after, variables((band[0], *first, *second))):
         free = next((s for s in band if s.var not in agree), None)
         if free is not None:
-            raise refuse(primitive, free, f"carries a dependence: {a} and {b} may touch the same "
-                         f"element of {a.buffer.name} in different iterations")
+            raise refuse(
+                primitive,
+                free,
+                f"carries a dependence: {a} and {b} may touch the same "
+                f"element of {a.buffer.name} in different iterations",
+            )

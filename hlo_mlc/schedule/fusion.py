@@ -40,23 +40,29 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
             after = _holder(statements, second, before + 1)
         if before is None or after is None:
             return statements
-        opened, scopes = _opened(statements[before:after + 1], first, second)
+        opened, scopes = _opened(statements[before : after + 1], first, second)
         if len({scope.buffer.name for scope in scopes}) < len(scopes):
-            raise refuse("fuse_loops", statements[after], "would share a scope with a private "
-                         "buffer of the same name")
+            raise refuse(
+                "fuse_loops",
+                statements[after],
+                "would share a scope with a private buffer of the same name",
+            )
         body = _merge(opened, first, second, memory)
         body = allocated([scope.buffer for scope in scopes], body)
-        return (*statements[:before], *body, *statements[after + 1:])
+        return (*statements[:before], *body, *statements[after + 1 :])
 
     result = transform_lists(program.body, visit)
     if result is program.body:
-        raise ScheduleError(f"fuse_loops: expected {first!r} and, after it in the same list of "
-                            f"statements, {second!r}; fuse the loops around them first")
+        raise ScheduleError(
+            f"fuse_loops: expected {first!r} and, after it in the same list of "
+            f"statements, {second!r}; fuse the loops around them first"
+        )
     return with_body(program, result)
 
 
-def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: int = 1, *,
-               checked: bool = True) -> LoopProgram:
+def fuse_first(
+    program: LoopProgram, first: str, second: str, at: str, least: int = 1, *, checked: bool = True
+) -> LoopProgram:
     """Run a loop that stands in front of the loop `at` beside one in its first iteration.
 
         for k in 0..8:                    for t in 0..4:
@@ -80,11 +86,17 @@ def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: in
 
     def visit(statements: Body) -> Body:
         nonlocal found
-        place = next((n for n, (a, b) in enumerate(pairwise(statements))
-                      if _is_loop(a, first) and _is_loop(b, at)), None)
+        place = next(
+            (
+                n
+                for n, (a, b) in enumerate(pairwise(statements))
+                if _is_loop(a, first) and _is_loop(b, at)
+            ),
+            None,
+        )
         if place is None:
             return statements
-        one, outer = statements[place:place + 2]
+        one, outer = statements[place : place + 2]
         found = True
         if math.prod(s.var.extent or 1 for s in walk(one.body) if isinstance(s, For)) < least:
             return statements
@@ -94,16 +106,24 @@ def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: in
             raise refuse("fuse_first", outer, "is a vector, all of whose lanes go the same way")
         inside, scopes = _opened(list(outer.body), second)
         if sum(_is_loop(s, second) for s in inside) != 1:
-            raise refuse("fuse_first", outer, f"must hold the loop {second} as one of its "
-                         "statements")
-        body = allocated([s.buffer for s in scopes], tuple(
-            _beside(one, s, outer, memory if checked else None) if _is_loop(s, second) else s
-            for s in inside))
+            raise refuse(
+                "fuse_first", outer, f"must hold the loop {second} as one of its statements"
+            )
+        body = allocated(
+            [s.buffer for s in scopes],
+            tuple(
+                _beside(one, s, outer, memory if checked else None) if _is_loop(s, second) else s
+                for s in inside
+            ),
+        )
         rest = tuple(s for s in inside if not _is_loop(s, second))
         if checked and not _independent((one,), rest, memory):
             raise refuse("fuse_first", outer, f"does more beside {second} with what {first} does")
-        return (*statements[:place], For(outer.var, outer.extent, outer.kind, body),
-                *statements[place + 2:])
+        return (
+            *statements[:place],
+            For(outer.var, outer.extent, outer.kind, body),
+            *statements[place + 2 :],
+        )
 
     result = transform_lists(program.body, visit)
     if not found:
@@ -114,8 +134,12 @@ def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: in
 def _beside(one: For, two: For, outer: For, memory: Memory | None) -> Stmt:
     """The loop `two`, in the first iteration of the outer one with what the loop `one` does."""
     if one.extent is not two.extent or one.kind is not two.kind:
-        raise refuse("fuse_first", two, f"must have the extent and the kind of {one.var.name}, "
-                     f"which is 0..{one.extent} {one.kind.value}")
+        raise refuse(
+            "fuse_first",
+            two,
+            f"must have the extent and the kind of {one.var.name}, "
+            f"which is 0..{one.extent} {one.kind.value}",
+        )
     moved = substitute(one.body, {one.var: two.var})
     if memory is not None:
         check_same_iteration("fuse_first", (two,), moved, two.body, memory)
@@ -141,12 +165,18 @@ def fuse_last(program: LoopProgram, last: str, at: tuple[str, ...]) -> LoopProgr
         raise ScheduleError(f"fuse_last: expected the loops in which {last!r} is to be done")
 
     def visit(statements: Body) -> Body:
-        place = next((n for n, (a, b) in enumerate(pairwise(statements))
-                      if _is_loop(a, at[0]) and _is_loop(b, last)), None)
+        place = next(
+            (
+                n
+                for n, (a, b) in enumerate(pairwise(statements))
+                if _is_loop(a, at[0]) and _is_loop(b, last)
+            ),
+            None,
+        )
         if place is None:
             return statements
-        outer, one = statements[place:place + 2]
-        return (*statements[:place], _ending(outer, at[1:], one, ()), *statements[place + 2:])
+        outer, one = statements[place : place + 2]
+        return (*statements[:place], _ending(outer, at[1:], one, ()), *statements[place + 2 :])
 
     result = transform_lists(program.body, visit)
     if result is program.body:
@@ -162,8 +192,10 @@ def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...])
         raise refuse("fuse_last", outer, "may have no iteration")
     if any(isinstance(s, For) and s.var is outer.var for s in walk((one,))):
         raise refuse("fuse_last", outer, f"has the variable of a loop of {one.var.name}")
-    known = (*known, index.compare("eq", outer.var, index.subtract(
-        outer.extent, index.constant(1))))
+    known = (
+        *known,
+        index.compare("eq", outer.var, index.subtract(outer.extent, index.constant(1))),
+    )
     *before, end = outer.body
     if not inner:
         body = (*outer.body, *when(build.all_of(*known), (one,)))
@@ -211,19 +243,29 @@ def _merge(statements: list[Stmt], first: str, second: str, memory: Memory) -> B
     end = next(n for n, s in enumerate(statements) if n > start and _is_loop(s, second))
     one, two = statements[start], statements[end]
     if one.extent is not two.extent or one.kind is not two.kind:
-        raise refuse("fuse_loops", two, f"must have the extent and the kind of {first}, which is "
-                     f"0..{one.extent} {one.kind.value}")
-    early, late = _parted(statements[start + 1:end], one, two, memory)
+        raise refuse(
+            "fuse_loops",
+            two,
+            f"must have the extent and the kind of {first}, which is "
+            f"0..{one.extent} {one.kind.value}",
+        )
+    early, late = _parted(statements[start + 1 : end], one, two, memory)
     moved = substitute(two.body, {two.var: one.var})
     check_same_iteration("fuse_loops", (one,), one.body, moved, memory)
     both = For(one.var, one.extent, one.kind, _in_turn(one.body, moved))
-    return (*statements[:start], *early, both, *late, *statements[end + 1:])
+    return (*statements[:start], *early, both, *late, *statements[end + 1 :])
 
 
 def _in_turn(first: Body, second: Body) -> Body:
     """One after the other; under one condition where both have the same."""
-    if first and second and isinstance(first[-1], If) and isinstance(second[0], If) \
-            and first[-1].condition is second[0].condition and not loads(first[-1].condition):
+    if (
+        first
+        and second
+        and isinstance(first[-1], If)
+        and isinstance(second[0], If)
+        and first[-1].condition is second[0].condition
+        and not loads(first[-1].condition)
+    ):
         both = (a + b for a, b in zip(bodies(first[-1]), bodies(second[0]), strict=True))
         return (*first[:-1], If(first[-1].condition, *both), *second[1:])
     return first + second
@@ -240,8 +282,12 @@ def _parted(between: list[Stmt], one: For, two: For, memory: Memory) -> tuple[Bo
         elif _independent((stmt,), (two,), memory):
             late.append(stmt)
         else:
-            raise refuse("fuse_loops", stmt, f"stands between {one.var.name} and {two.var.name}, "
-                         "needs the one and is needed by the other")
+            raise refuse(
+                "fuse_loops",
+                stmt,
+                f"stands between {one.var.name} and {two.var.name}, "
+                "needs the one and is needed by the other",
+            )
     return tuple(early), tuple(late)
 
 
@@ -249,5 +295,7 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
     before, after = accesses(first), accesses(second)
     varying = variables((*first, *second))
     unstable = {a.buffer for a in (*before, *after) if a.writes}
-    return all(memory.comparable(a.buffer, b.buffer) and solve(a, b, varying, unstable) is None
-               for a, b in pairs(memory, before, after))
+    return all(
+        memory.comparable(a.buffer, b.buffer) and solve(a, b, varying, unstable) is None
+        for a, b in pairs(memory, before, after)
+    )

@@ -28,8 +28,9 @@ from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.guards import conjuncts
 
 
-def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checked: bool = True
-        ) -> LoopProgram:
+def jam(
+    program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checked: bool = True
+) -> LoopProgram:
     """Write the iterations of nested loops out, those together that ask for the same, and run the
     loops in them as one.
 
@@ -58,28 +59,45 @@ def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checke
     def inside(statements: Body, known: Facts) -> Body:
         result: list[Stmt] = []
         for stmt in statements:
-            nest = band_of(stmt, {*names}) \
-                if isinstance(stmt, For) and stmt.var.name in names else None
+            nest = (
+                band_of(stmt, {*names})
+                if isinstance(stmt, For) and stmt.var.name in names
+                else None
+            )
             if nest is not None and len(nest[0]) == len(names):
                 band, guard = nest
                 result += _jammed(band, guard, known, inner, memory)
                 continue
             if isinstance(stmt, If):
                 branches = (*known, *_facts(conjuncts(stmt.condition))), known
-                result.append(with_bodies(stmt, tuple(
-                    [inside(body, facts) for body, facts in zip(bodies(stmt), branches,
-                                                                strict=True)])))
+                result.append(
+                    with_bodies(
+                        stmt,
+                        tuple(
+                            [
+                                inside(body, facts)
+                                for body, facts in zip(bodies(stmt), branches, strict=True)
+                            ]
+                        ),
+                    )
+                )
                 continue
             result.append(with_bodies(stmt, tuple([inside(body, known) for body in bodies(stmt)])))
         new = tuple(result)
         return statements if new == statements else new
 
-    return changed(program, inside(program.body, ()), "jam", names[0],
-                   f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
+    return changed(
+        program,
+        inside(program.body, ()),
+        "jam",
+        names[0],
+        f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested",
+    )
 
 
-def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None
-            ) -> Body:
+def _jammed(
+    band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None
+) -> Body:
     """What nested loops do in all iterations; they do nothing unless the guard holds."""
     body = unguarded(band[-1].body)[1]
     for stmt in band:
@@ -89,8 +107,11 @@ def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: 
         _check_independent(band, body, memory)
     held = next((s for s in walk(body) if isinstance(s, Allocate)), None)
     if held is not None:
-        raise refuse("jam", band[0], f"holds {held.buffer.name}, of which there is one for each "
-                     "iteration; expand first")
+        raise refuse(
+            "jam",
+            band[0],
+            f"holds {held.buffer.name}, of which there is one for each iteration; expand first",
+        )
     groups: dict[tuple[Expr, ...], list[Body]] = {}
     copies_of = _Copies(tuple(s.var for s in band))
     for numbers in itertools.product(*map(range, counts)):
@@ -98,16 +119,20 @@ def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: 
         asked = conjuncts(copies_of.at(here, guard))
         if FALSE not in asked:
             groups.setdefault(asked, []).append(
-                map_expressions(body, functools.partial(copies_of.at, here)))
+                map_expressions(body, functools.partial(copies_of.at, here))
+            )
     # Those of which nothing is left to ask are one, in their order.
-    left = ((all_of(*(c for c in asked if not _follows(c, known))), copies)
-            for asked, copies in groups.items())
+    left = (
+        (all_of(*(c for c in asked if not _follows(c, known))), copies)
+        for asked, copies in groups.items()
+    )
     apart = any(stmt.var.name == inner for stmt in band)
     result: Body = ()
     for own, alike in itertools.groupby(left, lambda group: group[0]):
         together = [copy for _, copies in alike for copy in copies]
-        result += when(own, tuple(itertools.chain(*together)) if apart
-                       else _together(together, inner))
+        result += when(
+            own, tuple(itertools.chain(*together)) if apart else _together(together, inner)
+        )
     return result
 
 
@@ -124,8 +149,9 @@ class _Copies:
         """What an expression is in the iteration with these numbers."""
         places = self.places.get(e)
         if places is None:
-            places = self.places[e] = tuple([
-                n for n, v in enumerate(self.variables) if v in e.free])
+            places = self.places[e] = tuple(
+                [n for n, v in enumerate(self.variables) if v in e.free]
+            )
         if not places:
             return e
         key = e, tuple([numbers[n] for n in places])
@@ -149,8 +175,9 @@ def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:
     for a, b, agree in meetings(memory, written, touched, variables((band[0],))):
         free = next((s for s in band if s.var not in agree), None)
         if free is not None:
-            raise refuse("jam", free, f"would change the order in which {a} and {b} touch "
-                         f"{a.buffer.name}")
+            raise refuse(
+                "jam", free, f"would change the order in which {a} and {b} touch {a.buffer.name}"
+            )
 
 
 def _together(copies: Sequence[Body], inner: str) -> Body:
@@ -162,12 +189,21 @@ def _together(copies: Sequence[Body], inner: str) -> Body:
     for alike in zip(*copies, strict=True):
         one = alike[0]
         if not isinstance(one, For) or not all(
-                isinstance(s, For) and s.var is one.var and s.extent is one.extent for s in alike):
+            isinstance(s, For) and s.var is one.var and s.extent is one.extent for s in alike
+        ):
             result += alike
             continue
         inside = [s.body for s in alike]
-        result += (For(one.var, one.extent, one.kind, tuple(itertools.chain(*inside))
-                       if one.var.name == inner else _together(inside, inner)),)
+        result += (
+            For(
+                one.var,
+                one.extent,
+                one.kind,
+                tuple(itertools.chain(*inside))
+                if one.var.name == inner
+                else _together(inside, inner),
+            ),
+        )
     return result
 
 
@@ -178,5 +214,6 @@ def _facts(conditions: Sequence[Expr]) -> Facts:
 def _follows(condition: Expr, known: Facts) -> bool:
     """Whether a condition says less than one of these facts about the same things."""
     wanted = exactly(condition)
-    return wanted is not None and all(any(
-        index.bounds(index.subtract(one, fact))[1] <= 0 for fact in known) for one in wanted)
+    return wanted is not None and all(
+        any(index.bounds(index.subtract(one, fact))[1] <= 0 for fact in known) for one in wanted
+    )

@@ -68,10 +68,14 @@ def write_out(program: LoopProgram, name: str) -> LoopProgram:
     What `unroll` leaves to the printer, which may write copies of loops side by side, is done at
     once: guards that hold in some iterations disappear there.  Exo: unroll_loop.
     """
+
     def iterations(stmt: For) -> Body:
         require_kind("write_out", stmt, LoopKind.SERIAL)
-        return tuple(s for n in range(require_constant("write_out", stmt))
-                     for s in substitute(stmt.body, {stmt.var: index.constant(n)}))
+        return tuple(
+            s
+            for n in range(require_constant("write_out", stmt))
+            for s in substitute(stmt.body, {stmt.var: index.constant(n)})
+        )
 
     return rewrite_loops(program, "write_out", name, iterations)
 
@@ -91,22 +95,40 @@ def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopP
     refuse_inside(program, "vectorize", name, LoopKind.VECTORIZE)
     for stmt in require_loops(program, "vectorize", name):
         if require_constant("vectorize", stmt) > MAX_LANES:
-            raise refuse("vectorize", stmt, f"has more than {MAX_LANES} iterations; split it by "
-                         "the number of lanes first")
+            raise refuse(
+                "vectorize",
+                stmt,
+                f"has more than {MAX_LANES} iterations; split it by the number of lanes first",
+            )
         private = {s.buffer for s in walk(stmt.body) if isinstance(s, Allocate)}
         for inner in walk(stmt.body):
-            if isinstance(inner, While) or (isinstance(inner, For) and inner.kind in (
-                    LoopKind.PARALLEL, LoopKind.VECTORIZE)):
-                raise refuse("vectorize", stmt, f"holds `{headline(inner)}`, which cannot run "
-                             "within a vector")
-            if isinstance(inner, Accumulate) and not commutes(inner) \
-                    and all(stmt.var not in i.free for i in inner.indices) \
-                    and private.isdisjoint(inner.buffers):
-                raise refuse("vectorize", stmt, "would change the order of terms, and the combiner "
-                             f"of `{headline(inner)}` does not commute; rfactor first")
+            if isinstance(inner, While) or (
+                isinstance(inner, For) and inner.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE)
+            ):
+                raise refuse(
+                    "vectorize",
+                    stmt,
+                    f"holds `{headline(inner)}`, which cannot run within a vector",
+                )
+            if (
+                isinstance(inner, Accumulate)
+                and not commutes(inner)
+                and all(stmt.var not in i.free for i in inner.indices)
+                and private.isdisjoint(inner.buffers)
+            ):
+                raise refuse(
+                    "vectorize",
+                    stmt,
+                    "would change the order of terms, and the combiner "
+                    f"of `{headline(inner)}` does not commute; rfactor first",
+                )
             if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
-                raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
-                             "the lanes of a vector go the same way")
+                raise refuse(
+                    "vectorize",
+                    stmt,
+                    f"decides how `{headline(inner)}` goes on, but "
+                    "the lanes of a vector go the same way",
+                )
     return _mark(program, "vectorize", name, LoopKind.VECTORIZE)
 
 
@@ -124,15 +146,20 @@ def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
     for stmt in require_loops(program, "parallel", name):
         for inner in walk(stmt.body):
             if isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
-                raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
-                             "already; fuse the two loops instead")
+                raise refuse(
+                    "parallel",
+                    stmt,
+                    f"holds `{headline(inner)}`, which is parallel "
+                    "already; fuse the two loops instead",
+                )
     refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
     _check_private(program, "parallel", name)
     return _mark(program, "parallel", name, LoopKind.PARALLEL)
 
 
-def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked: bool = True
-         ) -> LoopProgram:
+def bind(
+    program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked: bool = True
+) -> LoopProgram:
     """Run the iterations of a loop as the blocks of a GPU's grid, or as the threads of a block.
 
         for i.o in 0..8:             for i.o in 0..8 block:
@@ -155,8 +182,9 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
     names = (names,) if isinstance(names, str) else names
     kind = {"block": LoopKind.BLOCK, "thread": LoopKind.THREAD}.get(to)
     if kind is None:
-        raise ScheduleError(f'bind: expected "block" or "thread" for {", ".join(names)}, got '
-                            f"{to!r}")
+        raise ScheduleError(
+            f'bind: expected "block" or "thread" for {", ".join(names)}, got {to!r}'
+        )
     if not checked:
         for name in names:
             require_loops(program, "bind", name)
@@ -171,9 +199,14 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
 
 def _bound(statements: Body, names: frozenset[str], kind: LoopKind) -> Body:
     """Statements with the loops of some names done side by side."""
-    return transform(statements, lambda s: (
-        For(s.var, s.extent, kind, _bound(s.body, names, kind)),)
-        if type(s) is For and s.var.name in names else None)
+    return transform(
+        statements,
+        lambda s: (
+            (For(s.var, s.extent, kind, _bound(s.body, names, kind)),)
+            if type(s) is For and s.var.name in names
+            else None
+        ),
+    )
 
 
 def tensorize(program: LoopProgram, name: str) -> LoopProgram:
@@ -186,14 +219,20 @@ def tensorize(program: LoopProgram, name: str) -> LoopProgram:
     Loops of that name that are no such product (`loops/matrices.py`) stay as they are.  TVM:
     tensorize.
     """
+
     def mark(stmt: For) -> Body | None:
         if parts(stmt) is None:
             return None
         require_kind("tensorize", stmt, LoopKind.SERIAL)
         return (For(stmt.var, stmt.extent, LoopKind.TENSOR, stmt.body),)
 
-    return changed(program, transform_loops(program.body, name, mark), "tensorize", name,
-                   "is not what an instruction does")
+    return changed(
+        program,
+        transform_loops(program.body, name, mark),
+        "tensorize",
+        name,
+        "is not what an instruction does",
+    )
 
 
 def atomic(program: LoopProgram, name: str) -> LoopProgram:
@@ -205,6 +244,7 @@ def atomic(program: LoopProgram, name: str) -> LoopProgram:
     An update combines the element there with something by an op of which any order gives one
     result, up to rounding; what else is stored to the buffer stays as it is.  Halide: atomic.
     """
+
     def visit(stmt: Stmt) -> Body | None:
         if not isinstance(stmt, Store) or stmt.buffer.name != name:
             return None
@@ -216,8 +256,10 @@ def atomic(program: LoopProgram, name: str) -> LoopProgram:
 
     body = transform(program.body, visit)
     if body is program.body:
-        raise ScheduleError(f"atomic: no store to a buffer called {name!r} updates its element by "
-                            "an op of which order does not matter")
+        raise ScheduleError(
+            f"atomic: no store to a buffer called {name!r} updates its element by "
+            "an op of which order does not matter"
+        )
     return with_body(program, body)
 
 
@@ -228,49 +270,74 @@ def _check_bound(program: LoopProgram, name: str, kind: LoopKind) -> None:
         refuse_inside(program, "bind", name, LoopKind.BLOCK, LoopKind.THREAD)
         _check_private(program, "bind", name)
     for *above, stmt in paths(program.body):
-        if isinstance(stmt, For) and stmt.var.name == name and kind is LoopKind.THREAD \
-                and not any(isinstance(s, For) and s.kind is LoopKind.BLOCK for s in above):
+        if (
+            isinstance(stmt, For)
+            and stmt.var.name == name
+            and kind is LoopKind.THREAD
+            and not any(isinstance(s, For) and s.kind is LoopKind.BLOCK for s in above)
+        ):
             raise refuse("bind", stmt, "is in no block; bind a loop around it to blocks first")
     for stmt in require_loops(program, "bind", name):
         for inner in walk(stmt.body):
-            if isinstance(inner, For) and (inner.kind in (LoopKind.PARALLEL, LoopKind.BLOCK)
-                                           or (kind is LoopKind.BLOCK and _is_threads(inner))):
+            if isinstance(inner, For) and (
+                inner.kind in (LoopKind.PARALLEL, LoopKind.BLOCK)
+                or (kind is LoopKind.BLOCK and _is_threads(inner))
+            ):
                 raise refuse("bind", stmt, f"holds `{headline(inner)}`")
 
 
 def _with_shared(program: LoopProgram) -> LoopProgram:
     """Private buffers that exist around loops over threads are shared by these, unless each thread
     has its own part."""
-    around = {s.buffer for *above, threads in paths(program.body)
-              if _is_threads(threads) and not any(map(_is_threads, above)) for s in above
-              if isinstance(s, Allocate) and s.buffer.scope in ("stack", "register", "shared")}
+    around = {
+        s.buffer
+        for *above, threads in paths(program.body)
+        if _is_threads(threads) and not any(map(_is_threads, above))
+        for s in above
+        if isinstance(s, Allocate) and s.buffer.scope in ("stack", "register", "shared")
+    }
     if not around:
         return program
-    shared = {a.buffer for a in all_accesses(program.body)
-              if a.buffer in around and not _is_in_parts(a)}
-    return with_body(program, redirect(program.body, {
-        b: replace(b, scope="shared" if b in shared else "thread") for b in around}))
+    shared = {
+        a.buffer for a in all_accesses(program.body) if a.buffer in around and not _is_in_parts(a)
+    }
+    return with_body(
+        program,
+        redirect(
+            program.body,
+            {b: replace(b, scope="shared" if b in shared else "thread") for b in around},
+        ),
+    )
 
 
 def _is_in_parts(access: Access) -> bool:
     """Whether the first indices of a buffer are the threads' own where it is used."""
     threads = [s.var for s, _ in access.path if _is_threads(s)]
-    return bool(threads) and access.buffer.shape[:1] == (threads[0].extent,) \
+    return (
+        bool(threads)
+        and access.buffer.shape[:1] == (threads[0].extent,)
         and is_own_part(access.buffer, access.indices, threads)
+    )
 
 
 def _check_all_by_threads(program: LoopProgram) -> None:
     """Refuse blocks of which some statements are for the threads and some for nobody."""
     for block in walk(program.body):
-        if not isinstance(block, For) or block.kind is not LoopKind.BLOCK \
-                or not any(_is_threads(s) for s in walk(block.body)):
+        if (
+            not isinstance(block, For)
+            or block.kind is not LoopKind.BLOCK
+            or not any(_is_threads(s) for s in walk(block.body))
+        ):
             continue
         for *above, stmt in paths(block.body):
             inside = any(_is_threads(s) for s in above)
             if isinstance(stmt, Store | Accumulate) and not inside:
                 raise refuse("bind", block, f"would hold `{headline(stmt)}` beside its threads")
-            if inside and _is_threads(stmt) and not (_is_threads(above[-1])
-                                                     and len(above[-1].body) == 1):
+            if (
+                inside
+                and _is_threads(stmt)
+                and not (_is_threads(above[-1]) and len(above[-1].body) == 1)
+            ):
                 raise refuse("bind", stmt, "is not all that the threads around it do")
 
 
@@ -286,12 +353,16 @@ def _check_private(program: LoopProgram, primitive: str, name: str) -> None:
         private = {s.buffer for s in above if isinstance(s, Allocate)}
         for access in accesses(stmt.body):
             if access.buffer in private:
-                raise refuse(primitive, stmt, f"uses {access.buffer.name}, which is private to "
-                             "the task around it")
+                raise refuse(
+                    primitive,
+                    stmt,
+                    f"uses {access.buffer.name}, which is private to the task around it",
+                )
 
 
-def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
-          checked: bool = True) -> LoopProgram:
+def _mark(
+    program: LoopProgram, primitive: str, name: str, kind: LoopKind, checked: bool = True
+) -> LoopProgram:
     memory = Memory.of(program) if checked else None
 
     def mark(stmt: For) -> Body:
@@ -301,8 +372,12 @@ def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
         marked = For(stmt.var, stmt.extent, kind, stmt.body)
         if memory is not None and kind is not LoopKind.UNROLL:
             update = folding(marked)
-            conflict = carried(stmt, memory, reductions_are_free=kind is LoopKind.VECTORIZE or (
-                update is not None and commutes(update)))
+            conflict = carried(
+                stmt,
+                memory,
+                reductions_are_free=kind is LoopKind.VECTORIZE
+                or (update is not None and commutes(update)),
+            )
             if conflict is not None:
                 raise refuse(primitive, stmt, f"has dependent iterations: {conflict}")
         return (marked,)

@@ -45,8 +45,9 @@ def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For,
     return found
 
 
-def rewrite_loops(program: LoopProgram, primitive: str, name: str,
-                  rewrite: Callable[[For], Body | None]) -> LoopProgram:
+def rewrite_loops(
+    program: LoopProgram, primitive: str, name: str, rewrite: Callable[[For], Body | None]
+) -> LoopProgram:
     """What `rewrite` makes of every loop called `name`; None: the loop, with what is inside of it
     rewritten.
 
@@ -58,8 +59,9 @@ def rewrite_loops(program: LoopProgram, primitive: str, name: str,
     return with_body(program, body)
 
 
-def changed(program: LoopProgram, body: Body, primitive: str, name: str, reason: str
-            ) -> LoopProgram:
+def changed(
+    program: LoopProgram, body: Body, primitive: str, name: str, reason: str
+) -> LoopProgram:
     """The program with a body that was rewritten from its own.
 
     Raises: ScheduleError where that is its own still, for this reason if there is such a loop.
@@ -126,8 +128,17 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
         size = require_constant("fuse", within)
         total = index.multiply(stmt.extent, within.extent)
         kind = stmt.kind if stmt.kind is within.kind else LoopKind.SERIAL
-        return (loop(name, total, kind, lambda both: substitute(within.body, {
-            stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)})),)
+        return (
+            loop(
+                name,
+                total,
+                kind,
+                lambda both: substitute(
+                    within.body,
+                    {stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)},
+                ),
+            ),
+        )
 
     return rewrite_loops(program, "fuse", outer, join)
 
@@ -150,21 +161,32 @@ def unswitch(program: LoopProgram, name: str) -> LoopProgram:
 
     def ask(stmt: For) -> Body | None:
         varying = variables((stmt,)) | lanes
-        condition = next((c for c in _conditions(stmt.body) if c.free.isdisjoint(varying)
-                          and not loads(c)), None)
+        condition = next(
+            (c for c in _conditions(stmt.body) if c.free.isdisjoint(varying) and not loads(c)), None
+        )
         if condition is None:
             return None
-        return (If(condition, *(_settled(stmt, condition, answer)
-                                for answer in (build.TRUE, build.FALSE))),)
+        return (
+            If(
+                condition,
+                *(_settled(stmt, condition, answer) for answer in (build.TRUE, build.FALSE)),
+            ),
+        )
 
-    return changed(program, transform_loops(program.body, name, ask), "unswitch", name,
-                   "asks nothing that is the same in all its iterations")
+    return changed(
+        program,
+        transform_loops(program.body, name, ask),
+        "unswitch",
+        name,
+        "asks nothing that is the same in all its iterations",
+    )
 
 
 def lane_variables(program: LoopProgram) -> frozenset[Var]:
     """What counts lanes of vectors, which take the same side of a branch."""
-    return frozenset(s.var for s in walk(program.body)
-                     if isinstance(s, For) and s.kind is LoopKind.VECTORIZE)
+    return frozenset(
+        s.var for s in walk(program.body) if isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+    )
 
 
 def _conditions(statements: Body) -> Iterator[Expr]:
@@ -184,8 +206,10 @@ def _conditions(statements: Body) -> Iterator[Expr]:
 def _settled(stmt: For, condition: Expr, answer: Expr) -> Body:
     """A loop in which the answer to a condition is known; nothing if it does nothing then."""
     memo: dict[Expr, Expr] = {}
-    return map_expressions((stmt,), lambda e: build.transform(
-        e, lambda node: answer if node is condition else None, memo))
+    return map_expressions(
+        (stmt,),
+        lambda e: build.transform(e, lambda node: answer if node is condition else None, memo),
+    )
 
 
 def only_loop(stmt: For) -> For | None:
@@ -209,8 +233,9 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
     there each time.  Halide and TVM: reorder.
     """
     if len(set(names)) < max(2, len(names)):
-        raise ScheduleError(f"reorder: expected the names of two or more different loops, got "
-                            f"{', '.join(names)}")
+        raise ScheduleError(
+            f"reorder: expected the names of two or more different loops, got {', '.join(names)}"
+        )
     for name in names:
         require_loops(program, "reorder", name)
     memory = Memory.of(program) if checked else None
@@ -230,16 +255,24 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         body = when(guard, unguarded(band[-1].body)[1])
         for position in reversed(range(len(order))):
             current = order[position]
-            inside = {s.var for s in order[position + 1:]}
+            inside = {s.var for s in order[position + 1 :]}
             if not current.extent.free.isdisjoint(inside):
-                raise refuse("reorder", current, "has an extent that depends on a loop which "
-                             "would move inside it")
+                raise refuse(
+                    "reorder",
+                    current,
+                    "has an extent that depends on a loop which would move inside it",
+                )
             body = (For(current.var, current.extent, current.kind, body),)
         return body
 
-    return changed(program, transform(program.body, visit), "reorder", names[0],
-                   f"and {', '.join(names[1:])} are not perfectly nested; distribute the loops "
-                   "between them first")
+    return changed(
+        program,
+        transform(program.body, visit),
+        "reorder",
+        names[0],
+        f"and {', '.join(names[1:])} are not perfectly nested; distribute the loops "
+        "between them first",
+    )
 
 
 def band_of(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
@@ -261,8 +294,12 @@ def unguarded(body: Body) -> tuple[Expr, Body]:
     """The condition under which a body does anything, as far as no store decides about it, and
     what it does then."""
     guard = build.TRUE
-    while len(body) == 1 and isinstance(body[0], If) and not body[0].otherwise \
-            and not loads(body[0].condition):
+    while (
+        len(body) == 1
+        and isinstance(body[0], If)
+        and not body[0].otherwise
+        and not loads(body[0].condition)
+    ):
         guard = build.all_of(guard, body[0].condition)
         body = body[0].then
     return guard, body
@@ -284,8 +321,9 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
     if inner:
         require_loops(program, "rename", inner)
         if loops_named(program.body, to):
-            raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got "
-                                f"{to!r}")
+            raise ScheduleError(
+                f"rename: expected a name for {name!r} that no loop has, got {to!r}"
+            )
 
     def renamed(stmt: For) -> Body | None:
         if inner and not loops_named(stmt.body, inner):
@@ -293,16 +331,22 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
         own = Var(to, stmt.var.dtype, stmt.var.extent)
         return (For(own, stmt.extent, stmt.kind, substitute(stmt.body, {stmt.var: own})),)
 
-    result = changed(program, transform_loops(program.body, name, renamed), "rename", name,
-                     f"holds no loop called {inner}")
+    result = changed(
+        program,
+        transform_loops(program.body, name, renamed),
+        "rename",
+        name,
+        f"holds no loop called {inner}",
+    )
     for outer in loops_named(result.body, to) if loops_named(program.body, to) else ():
         if loops_named(outer.body, to):
             raise refuse("rename", outer, "would hold another loop of that name")
     return result
 
 
-def check_permutable(band: list[For], order: list[For], memory: Memory,
-                     primitive: str = "reorder") -> None:
+def check_permutable(
+    band: list[For], order: list[For], memory: Memory, primitive: str = "reorder"
+) -> None:
     """Refuse to put perfectly nested loops into another order where that changes anything."""
     for stmt in band:
         if stmt.kind is LoopKind.VECTORIZE:
@@ -312,27 +356,40 @@ def check_permutable(band: list[For], order: list[For], memory: Memory,
     varying = variables((band[0],))
     for a, b, agree in meetings(memory, written, touched, varying):
         # Instances that agree in all other loops keep their order where these keep theirs.
-        before, after = ([s.var.name for s in loops if s.var not in agree]
-                         for loops in (band, order))
+        before, after = (
+            [s.var.name for s in loops if s.var not in agree] for loops in (band, order)
+        )
         if before != after and not _stores_the_same(
-                a, b, varying - agree, [w.buffer for w in written], memory):
-            raise refuse(primitive, band[0], f"would change the order in which {a} and {b} touch "
-                         f"{a.buffer.name}: nothing ties the iterations of "
-                         f"{', '.join(sorted(before))} together")
+            a, b, varying - agree, [w.buffer for w in written], memory
+        ):
+            raise refuse(
+                primitive,
+                band[0],
+                f"would change the order in which {a} and {b} touch "
+                f"{a.buffer.name}: nothing ties the iterations of "
+                f"{', '.join(sorted(before))} together",
+            )
 
 
-def _stores_the_same(a: Access, b: Access, varying: set[Var], written: list[Buffer], memory: Memory
-                     ) -> bool:
+def _stores_the_same(
+    a: Access, b: Access, varying: set[Var], written: list[Buffer], memory: Memory
+) -> bool:
     """Whether one store touches an element twice, and what it stores depends on nothing that is
     written, and on variables only as far as the element does."""
     store = a.stmt
-    if store is not b.stmt or not isinstance(store, Store) or not (a.writes and b.writes) or any(
-            memory.may_overlap(read.source, w) for read in loads(store.value) for w in written):
+    if (
+        store is not b.stmt
+        or not isinstance(store, Store)
+        or not (a.writes and b.writes)
+        or any(memory.may_overlap(read.source, w) for read in loads(store.value) for w in written)
+    ):
         return False
     value = store.value
     for number, i in enumerate(store.indices):
-        own = next((v for v, factor in index.affine(i)[0].items()
-                    if isinstance(v, Var) and factor == 1), None)
+        own = next(
+            (v for v, factor in index.affine(i)[0].items() if isinstance(v, Var) and factor == 1),
+            None,
+        )
         if own is not None and not i.free.isdisjoint(varying):
             others = index.subtract(own, i)
             value = build.substitute(value, {own: index.add(Var(f"place{number}", INDEX), others)})

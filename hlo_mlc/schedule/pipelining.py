@@ -43,9 +43,21 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
                 return body
             return (If(index.compare("lt", at, index.constant(extent)), body),)
 
-        return (loop(f"{name}.p", blocks, LoopKind.BLOCK, lambda p: (
-            loop(f"{name}.o", -(-extent // blocks), LoopKind.SERIAL,
-                 lambda o: iteration(p, o)),)),)
+        return (
+            loop(
+                f"{name}.p",
+                blocks,
+                LoopKind.BLOCK,
+                lambda p: (
+                    loop(
+                        f"{name}.o",
+                        -(-extent // blocks),
+                        LoopKind.SERIAL,
+                        lambda o: iteration(p, o),
+                    ),
+                ),
+            ),
+        )
 
     return rewrite_loops(program, "persist", name, rounds)
 
@@ -74,8 +86,9 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         trips = require_constant("double_buffer", stmt)
         inside, body = taken_out(stmt.body)
         rounds = For(stmt.var, stmt.extent, stmt.kind, body)
-        own = {buffer: replace(buffer, name=f"{buffer.name}.b")
-               for buffer in _filled(rounds, memory)}
+        own = {
+            buffer: replace(buffer, name=f"{buffer.name}.b") for buffer in _filled(rounds, memory)
+        }
         if trips < 2:
             return None
         twins.update(own)
@@ -103,15 +116,22 @@ def _two_at_once(stmt: For, trips: int, twins: Mapping[Buffer, Buffer]) -> Body:
     def two(o: Var) -> Body:
         first = index.multiply(o, index.constant(2))
         second, third = (index.add(first, index.constant(n)) for n in (1, 2))
-        return (*at(fill, second, True), *at(use, first, False),
-                *at(fill, third, False), *at(use, second, True))
+        return (
+            *at(fill, second, True),
+            *at(use, first, False),
+            *at(fill, third, False),
+            *at(use, second, True),
+        )
 
     last = index.constant(trips - 1)
     if trips % 2:
         rest = at(use, last, False)
     else:
-        rest = (*at(fill, last, True), *at(use, index.constant(trips - 2), False),
-                *at(use, last, True))
+        rest = (
+            *at(fill, last, True),
+            *at(use, index.constant(trips - 2), False),
+            *at(use, last, True),
+        )
     pairs = (trips - 1) // 2
     rounds = (loop(f"{stmt.var.name}.o", pairs, LoopKind.SERIAL, two),) if pairs else ()
     return (*at(fill, index.constant(0), False), *rounds, *rest)
@@ -127,25 +147,30 @@ def _filled(stmt: For, memory: Memory) -> tuple[Buffer, ...]:
     touched, rest = accesses(stmt.body[:1]), accesses(stmt.body[1:])
     filled = tuple(dict.fromkeys(a.buffer for a in touched if a.writes))
     for a in touched:
-        if a.writes and (a.buffer.scope not in ("shared", "stack")
-                         or not isinstance(a.stmt, Store)):
+        if a.writes and (
+            a.buffer.scope not in ("shared", "stack") or not isinstance(a.stmt, Store)
+        ):
             raise refuse("double_buffer", stmt, f"does more than to fill private buffers: {a}")
         if not a.writes and a.buffer in filled:
             raise refuse("double_buffer", stmt, f"reads what it fills: {a}")
-        if a.writes and any(stmt.var in e.free for e in (*a.indices, *(
-                () if a.stmt.guard is None else (a.stmt.guard,)))):
+        if a.writes and any(
+            stmt.var in e.free
+            for e in (*a.indices, *(() if a.stmt.guard is None else (a.stmt.guard,)))
+        ):
             raise refuse("double_buffer", stmt, f"fills other elements in every iteration: {a}")
     for b in rest:
         if b.writes and any(memory.may_overlap(a.buffer, b.buffer) for a in touched):
             raise refuse("double_buffer", stmt, f"overwrites what the next one needs: {b}")
     for inner in walk(stmt.body[:1]):
-        if isinstance(inner, If) and stmt.var in inner.condition.free \
-                and _stored(inner.then) != _stored(inner.otherwise):
+        if (
+            isinstance(inner, If)
+            and stmt.var in inner.condition.free
+            and _stored(inner.then) != _stored(inner.otherwise)
+        ):
             raise refuse("double_buffer", inner, "fills some elements in some iterations only")
     return filled
 
 
 def _stored(statements: Body) -> set[tuple[str, ...]]:
     """The elements that statements store to, by the names of variables."""
-    return {(s.buffer.name, *map(str, s.indices)) for s in walk(statements)
-            if isinstance(s, Store)}
+    return {(s.buffer.name, *map(str, s.indices)) for s in walk(statements) if isinstance(s, Store)}

@@ -48,8 +48,14 @@ def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgra
         if stmt.kind is LoopKind.VECTORIZE:
             asked = tuple(Prefetch(load.source, load.indices, ahead) for load in reads)
             return (with_bodies(stmt, ((*asked, *stmt.body),)),)
-        return (*(s for load, around in reads.items() for s in _around(
-            around, (Prefetch(load.source, load.indices, ahead),))), stmt)
+        return (
+            *(
+                s
+                for load, around in reads.items()
+                for s in _around(around, (Prefetch(load.source, load.indices, ahead),))
+            ),
+            stmt,
+        )
 
     def visit(stmt: Stmt) -> Body | None:
         is_there = isinstance(stmt, For) and f"{stmt.var.name}.".startswith(f"{at}.")
@@ -67,8 +73,7 @@ def _around(loops: list[For], body: Body) -> Body:
     return body
 
 
-def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: str
-                  ) -> LoopProgram:
+def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: str) -> LoopProgram:
     """Ask for what is read of a buffer in the next iteration of some loops, line by line.
 
         for p in 0..9:                          for p in 0..9:
@@ -92,18 +97,21 @@ def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: s
         turns = [s for s in around if s.var.name in at]
         if tuple(s.var.name for s in turns) != at or turns[-1] is path[-1]:
             continue
-        branch = _branch(path[path.index(turns[-1]):], turns)
+        branch = _branch(path[path.index(turns[-1]) :], turns)
         if branch not in tiles:
             tiles[branch] = _tile(turns[-1], branch, name)
         buffer, tile = tiles[branch]
         asked[*turns, path[-1]] = ()
         if any(turns[0].var in b.free for b in tile.base):
-            counted = [s for s in around[around.index(turns[0]):] if s not in turns]
+            counted = [s for s in around[around.index(turns[0]) :] if s not in turns]
             line = _line(buffer, tile, _next(turns), counted)
             asked[*turns, path[-1]] = (Prefetch(buffer, line, 0),)
     if not asked:
-        raise refuse("prefetch_next", require_loops(program, "prefetch_next", every)[0],
-                     f"is not inside of {', '.join(at)}, in this order")
+        raise refuse(
+            "prefetch_next",
+            require_loops(program, "prefetch_next", every)[0],
+            f"is not inside of {', '.join(at)}, in this order",
+        )
 
     def ask(statements: Body, turns: tuple[For, ...]) -> Body:
         def visit(stmt: Stmt) -> Body | None:
@@ -147,8 +155,9 @@ def _next(turns: list[For]) -> dict[Var, Expr]:
     return after
 
 
-def _line(buffer: Buffer, tile: Tile, after: dict[Var, Expr], counted: list[For]
-          ) -> tuple[Expr, ...]:
+def _line(
+    buffer: Buffer, tile: Tile, after: dict[Var, Expr], counted: list[For]
+) -> tuple[Expr, ...]:
     """The line of a tile that it is the turn of, when so many iterations are done."""
     line = CACHE_LINE_BYTES // buffer.dtype.bytes
     lines = (*tile.extents[:-1], -(-tile.extents[-1] // line))
@@ -163,5 +172,6 @@ def _line(buffer: Buffer, tile: Tile, after: dict[Var, Expr], counted: list[For]
         number = index.floordiv(number, extent)
     inside.append(number)
     inside[0] = index.multiply(inside[0], index.constant(line))
-    return tuple(index.add(substitute(b, after), i)
-                 for b, i in zip(tile.base, reversed(inside), strict=True))
+    return tuple(
+        index.add(substitute(b, after), i) for b, i in zip(tile.base, reversed(inside), strict=True)
+    )

@@ -66,34 +66,46 @@ def privatize(program: LoopProgram, name: str) -> LoopProgram:
     these begin with, and terms may be taken in any order or their positions tell which comes first.
     Halide and TVM: rfactor; OpenMP: reduction.
     """
+
     def visit(stmt: Stmt) -> Body | None:
         private, rest = taken_out((stmt,))
         for place, fold in enumerate(rest if private else ()):
             *nest, update = _perfect(fold)
             own = next((s for s in nest if isinstance(s, For) and s.var.name == name), None)
-            if own is None or not isinstance(update, Accumulate) \
-                    or not {*private}.issuperset(update.buffers):
+            if (
+                own is None
+                or not isinstance(update, Accumulate)
+                or not {*private}.issuperset(update.buffers)
+            ):
                 continue
-            before, start = rest[:place], rest[max(0, place - len(update.buffers)):place]
-            before = before[:len(before) - len(start)]
+            before, start = rest[:place], rest[max(0, place - len(update.buffers)) : place]
+            before = before[: len(before) - len(start)]
             if any(accesses(before, b) for b in update.buffers):
                 raise refuse("privatize", own, f"is not all that {update.buffers[0].name} is for")
             partial, folded = _by_each(own, nest, update, _begun(own, update, start))
-            behind = redirect(rest[place + 1:], partial, lambda _: (index.constant(0),))
+            behind = redirect(rest[place + 1 :], partial, lambda _: (index.constant(0),))
             kept = tuple(b for b in private if b not in partial)
-            return allocated(kept, (*before, *allocated(partial.values(), (
-                *folded, *transform(behind, visit)))))
+            return allocated(
+                kept, (*before, *allocated(partial.values(), (*folded, *transform(behind, visit))))
+            )
         return None
 
-    return changed(program, transform(program.body, visit), "privatize", name,
-                   "is in no nest that does nothing but update private buffers")
+    return changed(
+        program,
+        transform(program.body, visit),
+        "privatize",
+        name,
+        "is in no nest that does nothing but update private buffers",
+    )
 
 
 def _perfect(stmt: Stmt) -> list[Stmt]:
     """A statement, and what is the only one in it, and so on."""
     path = [stmt]
-    while isinstance(path[-1], For | If) and len(
-            inner := [s for body in bodies(path[-1]) for s in body]) == 1:
+    while (
+        isinstance(path[-1], For | If)
+        and len(inner := [s for body in bodies(path[-1]) for s in body]) == 1
+    ):
         path += inner
     return path
 
@@ -102,20 +114,25 @@ def _begun(own: For, update: Accumulate, before: Body) -> dict[Buffer, Expr]:
     """What buffers hold before an update of them, by the stores right before it."""
     starts = {s.buffer: s.value for s in before if isinstance(s, Store) and s.guard is None}
     if starts.keys() != {*update.buffers} or any(b.shape for b in starts):
-        raise refuse("privatize", own, "must fold into scalars, right behind the stores that these "
-                     "begin with")
+        raise refuse(
+            "privatize",
+            own,
+            "must fold into scalars, right behind the stores that these begin with",
+        )
     return starts
 
 
-def _by_each(own: For, nest: list[Stmt], update: Accumulate, starts: dict[Buffer, Expr]
-             ) -> tuple[dict[Buffer, Buffer], Body]:
+def _by_each(
+    own: For, nest: list[Stmt], update: Accumulate, starts: dict[Buffer, Expr]
+) -> tuple[dict[Buffer, Buffer], Body]:
     """Buffers for what each iteration of a loop in a nest has folded, and loops that fold, and
     combine it all into what the first iteration has."""
     for s in nest:
         if isinstance(s, For):
             require_kind("privatize", s, LoopKind.SERIAL, LoopKind.UNROLL)
-    if any(read.source in starts for s in (*nest, update) for e in expressions(s)
-           for read in loads(e)):
+    if any(
+        read.source in starts for s in (*nest, update) for e in expressions(s) for read in loads(e)
+    ):
         raise refuse("privatize", update, "reads what it updates")
     neutral = update.combiner.identity
     merged = merging(update.combiner, update.terms, [s.var for s in nest if isinstance(s, For)])
@@ -130,16 +147,23 @@ def _by_each(own: For, nest: list[Stmt], update: Accumulate, starts: dict[Buffer
     for s in reversed(nest):
         if s is not own:
             fold = (with_bodies(s, tuple(fold if body else () for body in bodies(s))),)
-    begin = tuple(Store(b, (), build.apply("select", is_first, starts[b], e))
-                  for b, e in zip(partial, neutral, strict=True))
+    begin = tuple(
+        Store(b, (), build.apply("select", is_first, starts[b], e))
+        for b, e in zip(partial, neutral, strict=True)
+    )
     keep = tuple(Store(p, (each,), Load(b, ())) for b, p in partial.items())
     loops: Body = (For(each, own.extent, own.kind, allocated(partial, (*begin, *fold, *keep))),)
 
     return partial, (*loops, *_by_halves(name, count, partial, merged, lambda n: (n,)))
 
 
-def _by_halves(name: str, count: int, partial: Mapping[Buffer, Buffer], merged: Combiner,
-               place: Callable[[Expr], tuple[Expr, ...]]) -> Body:
+def _by_halves(
+    name: str,
+    count: int,
+    partial: Mapping[Buffer, Buffer],
+    merged: Combiner,
+    place: Callable[[Expr], tuple[Expr, ...]],
+) -> Body:
     """Loops that combine so many parts into the first of them."""
     parts, result = tuple(partial.values()), ()
 
@@ -149,14 +173,21 @@ def _by_halves(name: str, count: int, partial: Mapping[Buffer, Buffer], merged: 
 
     while count > 1:
         half = (count + 1) // 2
-        result += (loop(f"{name}.{half}", count - half, LoopKind.SERIAL,
-                        lambda n, half=half: joined(n, half)),)
+        result += (
+            loop(
+                f"{name}.{half}",
+                count - half,
+                LoopKind.SERIAL,
+                lambda n, half=half: joined(n, half),
+            ),
+        )
         count = half
     return result
 
 
-def fold_apart(program: LoopProgram, name: str, lanes: str = "", *, checked: bool = True
-               ) -> LoopProgram:
+def fold_apart(
+    program: LoopProgram, name: str, lanes: str = "", *, checked: bool = True
+) -> LoopProgram:
     """Let each iteration of a loop, which goes outside, fold terms of its own; another loop of that
     name combines what they come to with what was there.
 
@@ -197,8 +228,13 @@ def fold_apart(program: LoopProgram, name: str, lanes: str = "", *, checked: boo
             raise refuse("fold_apart", stmt, "is apart already")
         return _folded_apart(band, updates, lanes, memory)
 
-    return changed(program, transform(program.body, visit), "fold_apart", name,
-                   "is in no nest that folds its terms into one element")
+    return changed(
+        program,
+        transform(program.body, visit),
+        "fold_apart",
+        name,
+        "is in no nest that folds its terms into one element",
+    )
 
 
 def _part(buffer: Buffer, name: str) -> str:
@@ -222,12 +258,12 @@ def _down_to(stmt: Stmt, name: str) -> list[For] | None:
 def _updates(own: For) -> list[Accumulate]:
     """What a loop folds into buffers that exist outside of it."""
     inside = {s.buffer for s in walk(own.body) if isinstance(s, Allocate)}
-    return [s for s in walk(own.body) if isinstance(s, Accumulate)
-            and inside.isdisjoint(s.buffers)]
+    return [s for s in walk(own.body) if isinstance(s, Accumulate) and inside.isdisjoint(s.buffers)]
 
 
-def _folded_apart(band: list[For], updates: list[Accumulate], lanes: str, memory: Memory | None
-                  ) -> Body:
+def _folded_apart(
+    band: list[For], updates: list[Accumulate], lanes: str, memory: Memory | None
+) -> Body:
     own, name = band[-1], band[-1].var.name
     for s in band:
         require_kind("fold_apart", s, LoopKind.SERIAL, LoopKind.UNROLL)
@@ -239,14 +275,19 @@ def _folded_apart(band: list[For], updates: list[Accumulate], lanes: str, memory
         own_lanes = next((s for s in around[update] if s.var.name == lanes), None)
         if lanes and own_lanes is None:
             raise refuse("fold_apart", update, f"is in no loop called {lanes}")
-        merged = merging(update.combiner, update.terms, [
-            s.var for s in (*band, *around[update]) if constant_extent(s) != 1])
+        merged = merging(
+            update.combiner,
+            update.terms,
+            [s.var for s in (*band, *around[update]) if constant_extent(s) != 1],
+        )
         if update.combiner.identity is None or merged is None:
-            raise refuse("fold_apart", update, "takes terms in order, or has no identity to begin "
-                         "with")
+            raise refuse(
+                "fold_apart", update, "takes terms in order, or has no identity to begin with"
+            )
         size = () if own_lanes is None else (require_constant("fold_apart", own_lanes),)
-        parts = {b: Buffer(_part(b, name), b.dtype, (count, *size), "stack")
-                 for b in update.buffers}
+        parts = {
+            b: Buffer(_part(b, name), b.dtype, (count, *size), "stack") for b in update.buffers
+        }
         for buffer in parts.values():
             refuse_large("fold_apart", own, buffer)
         apart[update] = _Apart(update, own, own_lanes, merged, parts)
@@ -257,15 +298,22 @@ def _folded_apart(band: list[For], updates: list[Accumulate], lanes: str, memory
         inner = (For(s.var, s.extent, s.kind, inner),)
     each = tuple(apart.values())
     body = (*(s for a in each for s in a.start()), *inner, *(s for a in each for s in a.join()))
-    return allocated((p for a in each for p in a.parts.values()), (
-        For(own.var, own.extent, own.kind, body),
-        For(own.var, own.extent, own.kind, tuple(a.finish() for a in each))))
+    return allocated(
+        (p for a in each for p in a.parts.values()),
+        (
+            For(own.var, own.extent, own.kind, body),
+            For(own.var, own.extent, own.kind, tuple(a.finish() for a in each)),
+        ),
+    )
 
 
 def _around(own: For, updates: list[Accumulate]) -> dict[Stmt, list[For]]:
     """The loops inside of one that are around updates."""
-    return {path[-1]: [s for s in path if isinstance(s, For)] for path in paths(own.body)
-            if path[-1] in updates}
+    return {
+        path[-1]: [s for s in path if isinstance(s, For)]
+        for path in paths(own.body)
+        if path[-1] in updates
+    }
 
 
 def _check_all_that_they_are_for(own: For, updates: list[Accumulate]) -> None:
@@ -278,8 +326,15 @@ def _check_all_that_they_are_for(own: For, updates: list[Accumulate]) -> None:
             raise refuse("fold_apart", update, "must update private buffers")
         if any(map(loads, update.indices)):
             raise refuse("fold_apart", update, "updates a place that is read")
-    other = next((a for b in buffers for a in accesses(own.body, b) if a.stmt not in updates or (
-        not a.writes)), None)
+    other = next(
+        (
+            a
+            for b in buffers
+            for a in accesses(own.body, b)
+            if a.stmt not in updates or (not a.writes)
+        ),
+        None,
+    )
     if other is not None:
         raise refuse("fold_apart", own, f"is not all that {other.buffer.name} is for: {other}")
 
@@ -317,24 +372,37 @@ class _Apart:
 
     def start(self) -> Body:
         """Neutral elements."""
-        return self._lanes(tuple(Store(p, self.place(self._lane), e) for p, e in zip(
-            self.parts.values(), self.update.combiner.identity, strict=True)))
+        return self._lanes(
+            tuple(
+                Store(p, self.place(self._lane), e)
+                for p, e in zip(self.parts.values(), self.update.combiner.identity, strict=True)
+            )
+        )
 
     def fold(self) -> Body:
         """A term taken into its part."""
         u = self.update
-        return (Accumulate(tuple(self.parts.values()), self.place(self._lane), u.combiner, u.terms,
-                           u.guard),)
+        return (
+            Accumulate(
+                tuple(self.parts.values()), self.place(self._lane), u.combiner, u.terms, u.guard
+            ),
+        )
 
     def join(self) -> Body:
         """All lanes combined into the first."""
         if self.lanes is None:
             return ()
-        return _by_halves(self.lanes.var.name, require_constant("fold_apart", self.lanes),
-                          self.parts, self.merged, self.place)
+        return _by_halves(
+            self.lanes.var.name,
+            require_constant("fold_apart", self.lanes),
+            self.parts,
+            self.merged,
+            self.place,
+        )
 
     def finish(self) -> Accumulate:
         """What an iteration has, combined with what was there."""
         u, first = self.update, self.place(index.constant(0))
-        return Accumulate(u.buffers, u.indices, self.merged, tuple(
-            Load(p, first) for p in self.parts.values()))
+        return Accumulate(
+            u.buffers, u.indices, self.merged, tuple(Load(p, first) for p in self.parts.values())
+        )

@@ -22,16 +22,25 @@ def cut(program: LoopProgram, name: str, at: int) -> LoopProgram:
 
     Halide: loop partition; others: index set splitting.
     """
+
     def parts(stmt: For) -> Body:
         require_kind("cut", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
         extent = require_constant("cut", stmt)
         if not 0 < at < extent:
-            raise ScheduleError(f"cut: expected an iteration of {name!r} behind the first out of "
-                                f"{extent}, got {at}")
+            raise ScheduleError(
+                f"cut: expected an iteration of {name!r} behind the first out of {extent}, got {at}"
+            )
         return tuple(
-            loop(f"{name}.{suffix}", high - low, stmt.kind, lambda i, low=low: substitute(
-                stmt.body, {stmt.var: index.add(i, index.constant(low))}))
-            for suffix, low, high in (("a", 0, at), ("b", at, extent)))
+            loop(
+                f"{name}.{suffix}",
+                high - low,
+                stmt.kind,
+                lambda i, low=low: substitute(
+                    stmt.body, {stmt.var: index.add(i, index.constant(low))}
+                ),
+            )
+            for suffix, low, high in (("a", 0, at), ("b", at, extent))
+        )
 
     return rewrite_loops(program, "cut", name, parts)
 
@@ -51,14 +60,19 @@ def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgr
 
     Halide: specialize; others: loop unswitching.
     """
+
     def copies(stmt: For) -> Body:
         require_kind("set_apart", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
         extent = require_constant("set_apart", stmt)
         if not 0 <= low < high <= extent:
-            raise ScheduleError(f"set_apart: expected some iterations of {name!r} out of {extent}, "
-                                f"got those from {low} on that are before {high}")
-        inside = build.all_of(index.compare("ge", stmt.var, index.constant(low)),
-                              index.compare("lt", stmt.var, index.constant(high)))
+            raise ScheduleError(
+                f"set_apart: expected some iterations of {name!r} out of {extent}, "
+                f"got those from {low} on that are before {high}"
+            )
+        inside = build.all_of(
+            index.compare("ge", stmt.var, index.constant(low)),
+            index.compare("lt", stmt.var, index.constant(high)),
+        )
         if inside is build.TRUE:
             return (stmt,)
         then, otherwise = _known(stmt, low, high), stmt.body
@@ -81,10 +95,17 @@ def _known(stmt: For, low: int, high: int) -> Body:
 
 def renamed(statements: Body) -> Body:
     """The same with names of their own for loops."""
+
     def visit(stmt: Stmt) -> Body | None:
         if not isinstance(stmt, For):
             return None
-        return (loop(f"{stmt.var.name}.e", stmt.extent, stmt.kind,
-                     lambda i: renamed(substitute(stmt.body, {stmt.var: i}))),)
+        return (
+            loop(
+                f"{stmt.var.name}.e",
+                stmt.extent,
+                stmt.kind,
+                lambda i: renamed(substitute(stmt.body, {stmt.var: i})),
+            ),
+        )
 
     return transform(statements, visit)

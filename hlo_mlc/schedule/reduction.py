@@ -26,8 +26,9 @@ from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
 
 
-def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1, *,
-            checked: bool = True) -> LoopProgram:
+def rfactor(
+    program: LoopProgram, name: str, lanes: int, count: int = 1, *, checked: bool = True
+) -> LoopProgram:
     """Reduce into `count` vectors of `lanes` partial results, which are combined at the end.
 
         for k in 0..43:
@@ -59,8 +60,10 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1, *,
     """
     require_loops(program, "rfactor", name)
     if not 1 <= lanes <= MAX_LANES or count < 1:
-        raise ScheduleError(f"rfactor: expected 1 to {MAX_LANES} lanes and a count of at least 1 "
-                            f"for {name!r}, got {lanes} and {count}")
+        raise ScheduleError(
+            f"rfactor: expected 1 to {MAX_LANES} lanes and a count of at least 1 "
+            f"for {name!r}, got {lanes} and {count}"
+        )
     if lanes > 1:
         refuse_inside(program, "rfactor", name, LoopKind.VECTORIZE)
     memory = Memory.of(program) if checked else None
@@ -104,16 +107,24 @@ def _continued(stmt: For, name: str) -> For | None:
 
 
 def _only_loops_above(body: Body, target: For) -> bool:
-    return any(s is target or (isinstance(s, For)
-                               and s.kind in (LoopKind.SERIAL, LoopKind.UNROLL)
-                               and _only_loops_above(s.body, target))
-               for s in body)
+    return any(
+        s is target
+        or (
+            isinstance(s, For)
+            and s.kind in (LoopKind.SERIAL, LoopKind.UNROLL)
+            and _only_loops_above(s.body, target)
+        )
+        for s in body
+    )
 
 
 def _updates(target: For) -> list[Accumulate]:
     """The statements of the loop that fold all its iterations into one element."""
-    return [s for s in target.body if isinstance(s, Accumulate)
-            and all(target.var not in i.free for i in s.indices)]
+    return [
+        s
+        for s in target.body
+        if isinstance(s, Accumulate) and all(target.var not in i.free for i in s.indices)
+    ]
 
 
 def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory | None) -> _Plan:
@@ -122,35 +133,55 @@ def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory | None
     extent = require_constant("rfactor", target)
     nested = next((s for s in target.body if not isinstance(s, Store | Accumulate)), None)
     if nested is not None:
-        raise refuse("rfactor", target, f"must hold only stores and updates, not "
-                     f"`{headline(nested)}`; reorder or distribute first")
+        raise refuse(
+            "rfactor",
+            target,
+            f"must hold only stores and updates, not "
+            f"`{headline(nested)}`; reorder or distribute first",
+        )
     updates = _updates(target)
     if not updates:
-        raise refuse("rfactor", target, "does not reduce: no update in it hits the same element "
-                     "in every iteration")
+        raise refuse(
+            "rfactor",
+            target,
+            "does not reduce: no update in it hits the same element in every iteration",
+        )
     conflict = memory and carried(target, memory, reductions_are_free=True)
     if conflict is not None:
         raise refuse("rfactor", target, f"has dependent iterations: {conflict}")
     buffers = [b for u in updates for b in u.buffers]
-    if memory and extent == 1 and any(a.buffer in buffers and a.stmt not in updates
-                                      for a in accesses(target.body)):
+    if (
+        memory
+        and extent == 1
+        and any(a.buffer in buffers and a.stmt not in updates for a in accesses(target.body))
+    ):
         raise refuse("rfactor", target, "uses what it adds up meanwhile")
     for update in updates:
         if update.combiner.identity is None and (extent < lanes or update.guard is not None):
-            raise refuse("rfactor", target, f"needs at least {lanes} unguarded terms, because "
-                         f"the combiner of `{headline(update)}` has no identity to start from")
+            raise refuse(
+                "rfactor",
+                target,
+                f"needs at least {lanes} unguarded terms, because "
+                f"the combiner of `{headline(update)}` has no identity to start from",
+            )
     axes = [s.var for s in walk((outer,)) if isinstance(s, For) and target in walk((s,))]
     in_order = lanes == 1 and min(count, extent) == 1
     merged = {u: u.combiner if in_order else merging(u.combiner, u.terms, axes) for u in updates}
     for update, combiner in merged.items():
         if combiner is None:
-            raise refuse("rfactor", target, f"would change the order of terms, and the combiner "
-                         f"of `{headline(update)}` does not commute")
+            raise refuse(
+                "rfactor",
+                target,
+                f"would change the order of terms, and the combiner "
+                f"of `{headline(update)}` does not commute",
+            )
     if len(set(buffers)) < len(buffers):
         raise refuse("rfactor", target, "updates one accumulator in two places; distribute first")
     count = min(count, max(1, extent // lanes))
-    partial = {b: Buffer(f"{b.name}.{target.var.name}", b.dtype, (count, lanes), "register")
-               for b in buffers}
+    partial = {
+        b: Buffer(f"{b.name}.{target.var.name}", b.dtype, (count, lanes), "register")
+        for b in buffers
+    }
     return _Plan(target, merged, extent, lanes, count, partial)
 
 
@@ -173,10 +204,15 @@ class _Plan:
         """Partial results before the first term."""
         if not self.neutral:
             return ()
-        return self._across(self.count, "u", lambda u, v: tuple(
-            Store(self.partial[b], (u, v), e)
-            for update in self.updates
-            for b, e in zip(update.buffers, update.combiner.identity, strict=True)))
+        return self._across(
+            self.count,
+            "u",
+            lambda u, v: tuple(
+                Store(self.partial[b], (u, v), e)
+                for update in self.updates
+                for b, e in zip(update.buffers, update.combiner.identity, strict=True)
+            ),
+        )
 
     def loops(self) -> Body:
         """The terms: whole blocks, whole vectors, one masked vector."""
@@ -184,26 +220,36 @@ class _Plan:
         first: Body = ()
         blocks, rest = divmod(self.extent, block)
         if not self.neutral:
-            first = self._across(self.count, "u", lambda u, v: self._body(
-                self._position(u, v, index.constant(0)), u, v, starting=True))
+            first = self._across(
+                self.count,
+                "u",
+                lambda u, v: self._body(
+                    self._position(u, v, index.constant(0)), u, v, starting=True
+                ),
+            )
             blocks -= 1
         skipped = index.constant(0 if self.neutral else block)
 
         def main(outer: Var) -> Body:
             base = index.add(index.multiply(outer, index.constant(block)), skipped)
-            return self._across(self.count, "u", lambda u, v: self._body(
-                self._position(u, v, base), u, v))
+            return self._across(
+                self.count, "u", lambda u, v: self._body(self._position(u, v, base), u, v)
+            )
 
         whole = (loop(self._name("o"), blocks, LoopKind.SERIAL, main),) if blocks else ()
         vectors, last = divmod(rest, self.lanes)
         base = index.constant(self.extent - rest)
-        tail = self._across(vectors, "t", lambda u, v: self._body(
-            self._position(u, v, base), u, v))
+        tail = self._across(vectors, "t", lambda u, v: self._body(self._position(u, v, base), u, v))
         if last:
             slot = index.constant(vectors)
-            tail += self._lanes(lambda v: self._body(
-                self._position(slot, v, base), slot, v,
-                guard=build.apply("lt", v, index.constant(last))))
+            tail += self._lanes(
+                lambda v: self._body(
+                    self._position(slot, v, base),
+                    slot,
+                    v,
+                    guard=build.apply("lt", v, index.constant(last)),
+                )
+            )
         return (*first, *whole, *tail)
 
     def finish(self) -> Body:
@@ -217,30 +263,42 @@ class _Plan:
                 for u in range(live - half):
                     steps += self._fold(index.constant(u), index.constant(u + half), v)
                 live = half
-            return (*steps, *(
-                Accumulate(u.buffers, u.indices, combiner, self._partials(u, 0, v))
-                for u, combiner in self.updates.items()))
+            return (
+                *steps,
+                *(
+                    Accumulate(u.buffers, u.indices, combiner, self._partials(u, 0, v))
+                    for u, combiner in self.updates.items()
+                ),
+            )
 
         return self._lanes(combine)
 
     def _fold(self, into: Expr, source: Expr, v: Expr) -> list[Stmt]:
-        return [Accumulate(tuple(self.partial[b] for b in u.buffers), (into, v), combiner,
-                           tuple(Load(self.partial[b], (source, v)) for b in u.buffers))
-                for u, combiner in self.updates.items()]
+        return [
+            Accumulate(
+                tuple(self.partial[b] for b in u.buffers),
+                (into, v),
+                combiner,
+                tuple(Load(self.partial[b], (source, v)) for b in u.buffers),
+            )
+            for u, combiner in self.updates.items()
+        ]
 
     def _partials(self, update: Accumulate, row: int, v: Expr) -> tuple[Expr, ...]:
         return tuple(Load(self.partial[b], (index.constant(row), v)) for b in update.buffers)
 
-    def _body(self, position: Expr, u: Expr, v: Expr, guard: Expr | None = None,
-              starting: bool = False) -> Body:
+    def _body(
+        self, position: Expr, u: Expr, v: Expr, guard: Expr | None = None, starting: bool = False
+    ) -> Body:
         """One iteration, its updates going to partial result (u, v)."""
         result: list[Stmt | None] = []
         for stmt in substitute(self.target.body, {self.target.var: position}):
             if isinstance(stmt, Accumulate) and stmt.buffers[0] in self.partial:
                 buffers = tuple(self.partial[b] for b in stmt.buffers)
                 if starting:
-                    result += [Store(b, (u, v), t)
-                               for b, t in zip(buffers, stmt.terms, strict=True)]
+                    result += [
+                        Store(b, (u, v), t) for b, t in zip(buffers, stmt.terms, strict=True)
+                    ]
                     continue
                 stmt = Accumulate(buffers, (u, v), stmt.combiner, stmt.terms, stmt.guard)
             result.append(guarded(stmt, guard))
@@ -255,8 +313,14 @@ class _Plan:
             return ()
         if vectors == 1:
             return self._lanes(lambda v: body(index.constant(0), v))
-        return (loop(self._name(suffix), vectors, LoopKind.UNROLL,
-                     lambda u: self._lanes(lambda v: body(u, v))),)
+        return (
+            loop(
+                self._name(suffix),
+                vectors,
+                LoopKind.UNROLL,
+                lambda u: self._lanes(lambda v: body(u, v)),
+            ),
+        )
 
     def _lanes(self, body: Callable[[Expr], Body]) -> Body:
         if self.lanes == 1:

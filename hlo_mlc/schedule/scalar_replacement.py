@@ -78,17 +78,18 @@ class _Scalars:
         """The statements with registers."""
         result: list[Stmt] = []
         for stmt in statements:
-            if (isinstance(stmt, While) or (
-                    isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL)) and not any(
-                    isinstance(s, Call) for s in walk(stmt.body)):
+            if (
+                isinstance(stmt, While) or (isinstance(stmt, For) and stmt.kind is LoopKind.SERIAL)
+            ) and not any(isinstance(s, Call) for s in walk(stmt.body)):
                 result += self._loop(stmt)
             elif isinstance(stmt, If):
                 result.append(self._inside(stmt))
             else:
                 result.append(stmt)
             if self.may_hold:
-                self.whole.update(a.buffer for a in accesses((stmt,))
-                                  if a.buffer in self.may_hold and _fills(a))
+                self.whole.update(
+                    a.buffer for a in accesses((stmt,)) if a.buffer in self.may_hold and _fills(a)
+                )
         return tuple(result)
 
     def _loop(self, stmt: For | While) -> Body:
@@ -101,8 +102,11 @@ class _Scalars:
         private: list[Buffer] = []
         renamed: dict[Buffer, Buffer] = {}
         for buffer, found in by_buffer.items():
-            if buffer not in self.may_hold or not any(a.writes for a in found) \
-                    or not all(_is_fixed(a, stmt, numbers) for a in found):
+            if (
+                buffer not in self.may_hold
+                or not any(a.writes for a in found)
+                or not all(_is_fixed(a, stmt, numbers) for a in found)
+            ):
                 continue
             shape = _with_room(buffer.shape) if any(map(_in_lanes, found)) else buffer.shape
             own = Buffer(f"{buffer.name}.{name}", buffer.dtype, shape, "register")
@@ -111,8 +115,11 @@ class _Scalars:
                 private.append(own)
             elif (begins and isinstance(stmt, For) and is_full(stmt)) or buffer in self.whole:
                 kept.append(own)
-                before += () if begins and isinstance(stmt, For) and is_full(stmt) \
+                before += (
+                    ()
+                    if begins and isinstance(stmt, For) and is_full(stmt)
                     else _copied(buffer, own, buffer.shape)
+                )
                 behind += _copied(own, buffer, buffer.shape)
             else:
                 continue
@@ -121,8 +128,12 @@ class _Scalars:
             (stmt,) = redirect((stmt,), renamed)
             stmt = with_bodies(stmt, (allocated(private, stmt.body),))
         for buffer, found in by_buffer.items():
-            if isinstance(stmt, For) and buffer not in renamed and _is_read_first(buffer, found) \
-                    and (shifted := _shifted(stmt, buffer)):
+            if (
+                isinstance(stmt, For)
+                and buffer not in renamed
+                and _is_read_first(buffer, found)
+                and (shifted := _shifted(stmt, buffer))
+            ):
                 registers, first, stmt = shifted
                 kept += registers
                 before += first
@@ -130,9 +141,13 @@ class _Scalars:
 
     def _inside(self, stmt: Stmt) -> Stmt:
         """The same in its bodies; what they fill need not be filled behind them."""
-        return with_bodies(stmt, tuple(
-            _Scalars(self.used, self.may_hold, set(self.whole)).replaced(body)
-            for body in bodies(stmt)))
+        return with_bodies(
+            stmt,
+            tuple(
+                _Scalars(self.used, self.may_hold, set(self.whole)).replaced(body)
+                for body in bodies(stmt)
+            ),
+        )
 
 
 def _is_written_out(loop: For) -> bool:
@@ -149,34 +164,49 @@ def _by_buffer(stmt: Stmt) -> dict[Buffer, list[Access]]:
 
 def _fits(buffer: Buffer, most: int) -> bool:
     """Whether a buffer may become registers."""
-    return buffer.scope in ("scratch", "result") and all(isinstance(d, int) for d in buffer.shape) \
+    return (
+        buffer.scope in ("scratch", "result")
+        and all(isinstance(d, int) for d in buffer.shape)
         and buffer.size <= most
+    )
 
 
 def _is_fixed(access: Access, stmt: For | While, numbers: set[Var]) -> bool:
     """Whether an access in a loop is to one and the same element in all trips, on one thread."""
-    return not access.called and (bool(access.path) or isinstance(stmt, While)) \
-        and not _is_shared(access) and all(i.free <= numbers and not loads(i)
-                                           for i in access.indices) \
+    return (
+        not access.called
+        and (bool(access.path) or isinstance(stmt, While))
+        and not _is_shared(access)
+        and all(i.free <= numbers and not loads(i) for i in access.indices)
         and not (isinstance(access.stmt, Accumulate) and len(access.stmt.buffers) > 1)
+    )
 
 
 def _is_shared(access: Access) -> bool:
     """Whether tasks touch it, which have no part in the registers around them."""
-    return any(isinstance(s, For) and s.kind in SIDE_BY_SIDE and s.kind is not LoopKind.VECTORIZE
-               for s, _ in access.path)
+    return any(
+        isinstance(s, For) and s.kind in SIDE_BY_SIDE and s.kind is not LoopKind.VECTORIZE
+        for s, _ in access.path
+    )
 
 
 def _fills(access: Access) -> bool:
     """Whether a store alone writes every element."""
-    return isinstance(access.stmt, Store) and access.writes and contains(
-        solid(access), tuple((0, d - 1) for d in access.buffer.shape))
+    return (
+        isinstance(access.stmt, Store)
+        and access.writes
+        and contains(solid(access), tuple((0, d - 1) for d in access.buffer.shape))
+    )
 
 
 def _in_lanes(access: Access) -> bool:
     """Whether neighbouring lanes access neighbours."""
-    return any(isinstance(s, For) and s.kind is LoopKind.VECTORIZE
-               and any(s.var in i.free for i in access.indices) for s, _ in access.path)
+    return any(
+        isinstance(s, For)
+        and s.kind is LoopKind.VECTORIZE
+        and any(s.var in i.free for i in access.indices)
+        for s, _ in access.path
+    )
 
 
 def _with_room(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -189,8 +219,14 @@ def _copied(source: Buffer, target: Buffer, shape: tuple[int, ...]) -> Body:
         dimension = len(indices)
         if dimension == len(shape):
             return (Store(target, indices, Load(source, indices)),)
-        return (make_loop(f"{target.name}.{dimension}", shape[dimension], LoopKind.UNROLL,
-                          lambda i: along((*indices, i))),)
+        return (
+            make_loop(
+                f"{target.name}.{dimension}",
+                shape[dimension],
+                LoopKind.UNROLL,
+                lambda i: along((*indices, i)),
+            ),
+        )
 
     return along(())
 
@@ -198,8 +234,11 @@ def _copied(source: Buffer, target: Buffer, shape: tuple[int, ...]) -> Body:
 def _is_read_first(buffer: Buffer, found: Sequence[Access]) -> bool:
     """Whether a loop that touches a buffer in these places may read what an earlier trip of it
     wrote: it writes in one of them, which is not the first."""
-    return buffer.scope in ("scratch", "result") and not found[0].writes \
+    return (
+        buffer.scope in ("scratch", "result")
+        and not found[0].writes
         and sum(a.writes for a in found) == 1
+    )
 
 
 def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
@@ -212,24 +251,39 @@ def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
         return None
     write = next(a for a in found if a.writes)
     stmt = write.stmt
-    if not isinstance(stmt, Store) or stmt.guard is not None or any(map(loads, stmt.indices)) \
-            or not all(isinstance(s, Allocate) for s, _ in write.path[1:]):
+    if (
+        not isinstance(stmt, Store)
+        or stmt.guard is not None
+        or any(map(loads, stmt.indices))
+        or not all(isinstance(s, Allocate) for s, _ in write.path[1:])
+    ):
         return None
     ago: dict[tuple[Expr, ...], int] = {}
-    for read in found[:found.index(write)]:
+    for read in found[: found.index(write)]:
         trips = _apart(read.indices, stmt.indices, loop.var)
-        if trips is not None and 0 < trips <= min(FARTHEST, loop.var.extent) \
-                and read.path and not read.guards and is_always_entered(read.path[1:]):
+        if (
+            trips is not None
+            and 0 < trips <= min(FARTHEST, loop.var.extent)
+            and read.path
+            and not read.guards
+            and is_always_entered(read.path[1:])
+        ):
             ago[read.indices] = trips
     if not ago:
         return None
-    new, *kept = (Buffer(f"{buffer.name}.{loop.var.name}.{n}", buffer.dtype, (), "register")
-                  for n in range(max(ago.values()) + 1))
+    new, *kept = (
+        Buffer(f"{buffer.name}.{loop.var.name}.{n}", buffer.dtype, (), "register")
+        for n in range(max(ago.values()) + 1)
+    )
     memo: dict[Expr, Expr] = {}
 
     def swap(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source == buffer and node.guard is None \
-                and node.indices in ago:
+        if (
+            isinstance(node, Load)
+            and node.source == buffer
+            and node.guard is None
+            and node.indices in ago
+        ):
             return Load(kept[ago[node.indices] - 1], ())
         return None
 
@@ -245,18 +299,32 @@ def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
                 is_behind = True
             elif one is stmt:
                 is_behind = True
-                result += allocated((new,), (
-                    Store(new, (), build.transform(stmt.value, swap, memo)),
-                    Store(buffer, stmt.indices, Load(new, ()), None, stmt.streaming),
-                    *(Store(to, (), Load(source, ())) for to, source in
-                      reversed([*zip(kept, (new, *kept), strict=False)]))))
+                result += allocated(
+                    (new,),
+                    (
+                        Store(new, (), build.transform(stmt.value, swap, memo)),
+                        Store(buffer, stmt.indices, Load(new, ()), None, stmt.streaming),
+                        *(
+                            Store(to, (), Load(source, ()))
+                            for to, source in reversed([*zip(kept, (new, *kept), strict=False)])
+                        ),
+                    ),
+                )
             else:
                 result += map_expressions((one,), lambda e: build.transform(e, swap, memo))
         return tuple(result)
 
-    first = tuple(Store(own, (), Load(buffer, tuple(
-        build.substitute(i, {loop.var: index.constant(-n)}) for i in stmt.indices)))
-        for n, own in enumerate(kept, 1))
+    first = tuple(
+        Store(
+            own,
+            (),
+            Load(
+                buffer,
+                tuple(build.substitute(i, {loop.var: index.constant(-n)}) for i in stmt.indices),
+            ),
+        )
+        for n, own in enumerate(kept, 1)
+    )
     return kept, first, For(loop.var, loop.extent, loop.kind, rewritten(loop.body))
 
 
@@ -266,8 +334,11 @@ def _apart(read: Sequence[Expr], write: Sequence[Expr], counter: Var) -> int | N
     for r, w in zip(read, write, strict=True):
         (terms, first), (others, second) = index.affine(r), index.affine(w)
         step = terms.get(counter, 0)
-        if terms != others or second - first != step * (away := (second - first) // (step or 1)) \
-                or any(counter in atom.free for atom in terms if atom is not counter):
+        if (
+            terms != others
+            or second - first != step * (away := (second - first) // (step or 1))
+            or any(counter in atom.free for atom in terms if atom is not counter)
+        ):
             return None  # a quotient of the counter takes steps of its own
         trips |= {away} if step else set()
     return trips.pop() if len(trips) == 1 else None

@@ -37,8 +37,9 @@ TAILS = ("peel", "early", "shorten", "lengthen", "guard", "mask", "repeat", "shi
 """What `split` does with what is left over."""
 
 
-def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
-          checked: bool = True) -> LoopProgram:
+def split(
+    program: LoopProgram, name: str, factor: int, tail: str = "peel", *, checked: bool = True
+) -> LoopProgram:
     """Cut a loop into blocks of `factor` iterations; what is left over is a loop of its own.
 
         for i in 0..10:              for i.o in 0..2:
@@ -108,8 +109,9 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
     if tail not in TAILS:
-        raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got "
-                            f"{tail!r}")
+        raise ScheduleError(
+            f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got {tail!r}"
+        )
     early = tail in ("early", "repeat", "shift")
 
     def cut(stmt: For) -> Body:
@@ -147,8 +149,14 @@ def _peeled(stmt: For, factor: int) -> Body:
     size = index.constant(factor)
     result: Body = ()
     if index.bounds(blocks)[1] > 0:
-        result += (loop(f"{stmt.var.name}.o", blocks, stmt.kind,
-                        lambda o: _block(stmt, index.multiply(o, size), size)),)
+        result += (
+            loop(
+                f"{stmt.var.name}.o",
+                blocks,
+                stmt.kind,
+                lambda o: _block(stmt, index.multiply(o, size), size),
+            ),
+        )
     if index.bounds(rest)[1] > 0:
         result += _block(stmt, index.multiply(blocks, size), rest, "t")
     return result
@@ -159,15 +167,15 @@ def _with_whole_tail(stmt: For, factor: int) -> Body:
     if extent % factor == 0 or extent < factor:
         return _peeled(stmt, factor)
     whole = For(stmt.var, index.constant(extent - extent % factor), stmt.kind, stmt.body)
-    return (*_peeled(whole, factor),
-            *_block(stmt, index.constant(extent - factor), factor, "t"))
+    return (*_peeled(whole, factor), *_block(stmt, index.constant(extent - factor), factor, "t"))
 
 
 def _shortened(stmt: For, factor: int) -> Body:
     def block(o: Var) -> Body:
         start = _start(o, factor)
-        return _block(stmt, start, index.minimum(
-            index.constant(factor), index.subtract(stmt.extent, start)))
+        return _block(
+            stmt, start, index.minimum(index.constant(factor), index.subtract(stmt.extent, start))
+        )
 
     return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
 
@@ -194,27 +202,52 @@ def _lengthened(stmt: For, factor: int) -> Body:
 
     def block(o: Var) -> Body:
         is_last = index.floordiv(index.add(_number(o), index.constant(1)), count)
-        return _block(stmt, _start(o, factor),
-                      index.add(index.constant(factor), index.multiply(is_last, more)))
+        return _block(
+            stmt,
+            _start(o, factor),
+            index.add(index.constant(factor), index.multiply(is_last, more)),
+        )
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
 
 def _left_out(stmt: For, factor: int) -> Body:
     """Blocks of one size, in which what is behind the last iteration is left out."""
-    return _in_whole_blocks(stmt, factor, lambda position: when(
-        index.compare("lt", position, stmt.extent),
-        substitute(stmt.body, {stmt.var: position})))
+    return _in_whole_blocks(
+        stmt,
+        factor,
+        lambda position: when(
+            index.compare("lt", position, stmt.extent), substitute(stmt.body, {stmt.var: position})
+        ),
+    )
 
 
 def _in_whole_blocks(stmt: For, factor: int, body: Callable[[Expr], Body]) -> Body:
     """Blocks of one size; `body` is that of a position, which may be behind the last one."""
     name = stmt.var.name
-    whole = loop(f"{name}.o", _blocks(stmt, factor), stmt.kind, lambda o: (
-        loop(f"{name}.i", factor, LoopKind.SERIAL, lambda i: body(
-            index.add(_start(o, factor), i))),))
-    longer = next((s for s in walk(whole.body) if isinstance(s, For) and s.var.extent is not None
-                   and index.bounds(s.extent)[1] > s.var.extent), None)
+    whole = loop(
+        f"{name}.o",
+        _blocks(stmt, factor),
+        stmt.kind,
+        lambda o: (
+            loop(
+                f"{name}.i",
+                factor,
+                LoopKind.SERIAL,
+                lambda i: body(index.add(_start(o, factor), i)),
+            ),
+        ),
+    )
+    longer = next(
+        (
+            s
+            for s in walk(whole.body)
+            if isinstance(s, For)
+            and s.var.extent is not None
+            and index.bounds(s.extent)[1] > s.var.extent
+        ),
+        None,
+    )
     if longer is not None:
         raise refuse("split", longer, f"would be longer behind the last iteration of {name}")
     return (whole,)
@@ -245,15 +278,24 @@ def _masked(stmt: For, factor: int) -> Body:
 
 def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> bool:
     """Whether a statement gives a private buffer something that is there at any position."""
-    return isinstance(stmt, Store) and stmt.buffer in private \
-        and all(i.free.isdisjoint(position.free) for i in stmt.indices) \
+    return (
+        isinstance(stmt, Store)
+        and stmt.buffer in private
+        and all(i.free.isdisjoint(position.free) for i in stmt.indices)
         and all(read.free.isdisjoint(position.free) for e in expressions(stmt) for read in loads(e))
+    )
 
 
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
     """`size` iterations from `start` on."""
-    return (loop(f"{stmt.var.name}.{suffix}", size, LoopKind.SERIAL,
-                 lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)})),)
+    return (
+        loop(
+            f"{stmt.var.name}.{suffix}",
+            size,
+            LoopKind.SERIAL,
+            lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)}),
+        ),
+    )
 
 
 def _only_from(stmt: For, start: Expr) -> For:
@@ -283,10 +325,12 @@ def _check_repeatable(stmt: For, memory: Memory) -> None:
             if not a.guards and not any(map(loads, a.indices)):
                 stored.append(a)
         elif any(memory.may_overlap(a.buffer, b) for b in written) and not any(
-                s.buffer == a.buffer and s.indices == a.indices
-                and s.path == a.path[:len(s.path)] for s in stored):
-            raise refuse("split", stmt, f"may not do an iteration again: {a} reads what this "
-                         "overwrites")
+            s.buffer == a.buffer and s.indices == a.indices and s.path == a.path[: len(s.path)]
+            for s in stored
+        ):
+            raise refuse(
+                "split", stmt, f"may not do an iteration again: {a} reads what this overwrites"
+            )
 
 
 def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
@@ -321,27 +365,42 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
             if last.value <= 0 or _all_expressions(full) == _all_expressions((stmt,)):
                 return (stmt,)
             rest = substitute((stmt,), {outer.var: last})
-            then, otherwise = (tuple([narrow for s in copy for narrow in _narrowed(_taken(s))])
-                               for copy in (full, rest))
+            then, otherwise = (
+                tuple([narrow for s in copy for narrow in _narrowed(_taken(s))])
+                for copy in (full, rest)
+            )
             return (If(index.compare("lt", outer.var, last), then, otherwise),)
 
         return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
 
     result = rewrite_loops(program, "specialize", at, visit)
     if not found:
-        raise refuse("specialize", require_loops(program, "specialize", at)[0],
-                     f"holds no loop called {name}")
+        raise refuse(
+            "specialize",
+            require_loops(program, "specialize", at)[0],
+            f"holds no loop called {name}",
+        )
     return result
 
 
 def _narrowed(statements: Body) -> Body:
     """Loops that have fewer iterations than before over variables that are known to stay below."""
+
     def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.extent is None \
-                or index.bounds(stmt.extent)[1] >= stmt.var.extent:
+        if (
+            not isinstance(stmt, For)
+            or stmt.var.extent is None
+            or index.bounds(stmt.extent)[1] >= stmt.var.extent
+        ):
             return None
-        return (loop(stmt.var.name, stmt.extent, stmt.kind, lambda i: _narrowed(
-            substitute(stmt.body, {stmt.var: i}))),)
+        return (
+            loop(
+                stmt.var.name,
+                stmt.extent,
+                stmt.kind,
+                lambda i: _narrowed(substitute(stmt.body, {stmt.var: i})),
+            ),
+        )
 
     return transform(statements, visit)
 
@@ -352,14 +411,25 @@ def _all_expressions(statements: Body) -> list[Expr]:
 
 def _taken(stmt: For) -> Body:
     """A loop from the first iteration on in which it changes something that others see."""
+
     def first(guards: Iterable[Expr]) -> int:
-        starts = [-offset for guard in guards for part in conjuncts(guard)
-                  if isinstance(part, Apply) and part.op == "ge" and part.args[0].dtype is INDEX
-                  for terms, offset in [index.affine(index.subtract(*part.args))]
-                  if terms == {stmt.var: 1}]
+        starts = [
+            -offset
+            for guard in guards
+            for part in conjuncts(guard)
+            if isinstance(part, Apply) and part.op == "ge" and part.args[0].dtype is INDEX
+            for terms, offset in [index.affine(index.subtract(*part.args))]
+            if terms == {stmt.var: 1}
+        ]
         return max(starts, default=0)
 
     idle = max(0, min((first(a.guards) for a in accesses(stmt.body) if a.writes), default=0))
     left = index.subtract(stmt.extent, index.constant(idle))
-    return (loop(stmt.var.name, left, stmt.kind, lambda i: substitute(
-        stmt.body, {stmt.var: index.add(i, index.constant(idle))})),)
+    return (
+        loop(
+            stmt.var.name,
+            left,
+            stmt.kind,
+            lambda i: substitute(stmt.body, {stmt.var: index.add(i, index.constant(idle))}),
+        ),
+    )

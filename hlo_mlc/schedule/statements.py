@@ -56,8 +56,9 @@ def add_unit_loop(program: LoopProgram, name: str) -> LoopProgram:
     return with_body(program, (loop(name, 1, LoopKind.SERIAL, lambda _: program.body),))
 
 
-def add_loops(program: LoopProgram, names: tuple[str, ...], extents: tuple[int, ...], at: str
-              ) -> LoopProgram:
+def add_loops(
+    program: LoopProgram, names: tuple[str, ...], extents: tuple[int, ...], at: str
+) -> LoopProgram:
     """Let the first iteration of new loops do what is done in a loop outside of those in it.
 
         for i in 0..4:                      for i in 0..4:
@@ -73,10 +74,11 @@ def add_loops(program: LoopProgram, names: tuple[str, ...], extents: tuple[int, 
     The names may be those of other loops, and extents should be theirs then: so all that a block
     does is done by threads, bound by one name.  Exo: add_loop with a guard.
     """
-    if not names or len(names) != len(extents) or min(extents) < 1 \
-            or len({*names}) < len(names):
-        raise ScheduleError(f"add_loops: expected names and positive extents of some loops, got "
-                            f"{', '.join(names)} and {', '.join(map(str, extents))}")
+    if not names or len(names) != len(extents) or min(extents) < 1 or len({*names}) < len(names):
+        raise ScheduleError(
+            f"add_loops: expected names and positive extents of some loops, got "
+            f"{', '.join(names)} and {', '.join(map(str, extents))}"
+        )
     new = [Var(n, INDEX, extent) for n, extent in zip(names, extents, strict=True)]
     first = build.all_of(*(index.compare("eq", v, index.constant(0)) for v in new))
     found = False
@@ -92,7 +94,8 @@ def add_loops(program: LoopProgram, names: tuple[str, ...], extents: tuple[int, 
     def within(statements: Body) -> Body:
         result: Body = ()
         for is_run, group in itertools.groupby(
-                statements, lambda s: isinstance(s, Store | Accumulate)):
+            statements, lambda s: isinstance(s, Store | Accumulate)
+        ):
             run = tuple(group)
             result += nest(run) if is_run else tuple(map(opened, run))
         return result
@@ -106,11 +109,18 @@ def add_loops(program: LoopProgram, names: tuple[str, ...], extents: tuple[int, 
         around = [s.var.name for s in path if isinstance(s, For)]
         if around[-1:] == [at] and not {*names}.isdisjoint(around):
             raise refuse("add_loops", path[-1], f"is in a loop called {', '.join(names)}")
-    result = rewrite_loops(program, "add_loops", at, lambda stmt: (
-        For(stmt.var, stmt.extent, stmt.kind, within(stmt.body)),))
+    result = rewrite_loops(
+        program,
+        "add_loops",
+        at,
+        lambda stmt: (For(stmt.var, stmt.extent, stmt.kind, within(stmt.body)),),
+    )
     if not found:
-        raise refuse("add_loops", require_loops(program, "add_loops", at)[0],
-                     "does nothing outside of the loops in it")
+        raise refuse(
+            "add_loops",
+            require_loops(program, "add_loops", at)[0],
+            "does nothing outside of the loops in it",
+        )
     return result
 
 
@@ -137,14 +147,23 @@ def begin_inside(program: LoopProgram, name: str) -> LoopProgram:
                 result.append(stmt)
                 continue
             begun: list[Store] = []
-            while result and isinstance(result[-1], Store) and result[-1].buffer in updated \
-                    and result[-1].buffer.scope in ("register", "stack"):
+            while (
+                result
+                and isinstance(result[-1], Store)
+                and result[-1].buffer in updated
+                and result[-1].buffer.scope in ("register", "stack")
+            ):
                 begun.insert(0, result.pop())
             result.append(_beginning(stmt, begun) if begun else stmt)
         return tuple(result) if len(result) < len(statements) else statements
 
-    return changed(program, transform_lists(program.body, visit), "begin_inside", name,
-                   "has nothing before it that folds begin with")
+    return changed(
+        program,
+        transform_lists(program.body, visit),
+        "begin_inside",
+        name,
+        "has nothing before it that folds begin with",
+    )
 
 
 def _begins_with(stmt: Stmt, name: str) -> bool:
@@ -164,10 +183,12 @@ def _beginning(stmt: For | Allocate, begun: list[Store]) -> For | Allocate:
         raise refuse("begin_inside", stmt, "may have no iteration")
     first = index.compare("eq", stmt.var, index.constant(0))
     stores = tuple(kept for s in begun if (kept := guarded(s, first)) is not None)
-    touched = {b for s in begun for b in (s.buffer, *(
-        read.source for e in expressions(s) for read in loads(e)))}
-    own = sum(1 for _ in itertools.takewhile(
-        lambda s: _stores_constants(s, touched), stmt.body))
+    touched = {
+        b
+        for s in begun
+        for b in (s.buffer, *(read.source for e in expressions(s) for read in loads(e)))
+    }
+    own = sum(1 for _ in itertools.takewhile(lambda s: _stores_constants(s, touched), stmt.body))
     return For(stmt.var, stmt.extent, stmt.kind, (*stmt.body[:own], *stores, *stmt.body[own:]))
 
 
@@ -175,8 +196,13 @@ def _stores_constants(stmt: Stmt, others: set[Buffer]) -> bool:
     """Whether that is all that is done, and not to some buffers."""
     if isinstance(stmt, For):
         return all(_stores_constants(s, others) for s in stmt.body)
-    return isinstance(stmt, Store) and stmt.buffer not in others and isinstance(stmt.value, Const) \
-        and not any(loads(i) for i in stmt.indices) and stmt.guard is None
+    return (
+        isinstance(stmt, Store)
+        and stmt.buffer not in others
+        and isinstance(stmt.value, Const)
+        and not any(loads(i) for i in stmt.indices)
+        and stmt.guard is None
+    )
 
 
 def inline(program: LoopProgram, name: str) -> LoopProgram:
@@ -195,28 +221,46 @@ def inline(program: LoopProgram, name: str) -> LoopProgram:
 
     def inlined(held: Allocate) -> Body:
         private, statements = taken_out(held.body)
-        place = next((n for n, s in enumerate(statements) if isinstance(s, Store)
-                      and s.buffer == held.buffer), None)
+        place = next(
+            (
+                n
+                for n, s in enumerate(statements)
+                if isinstance(s, Store) and s.buffer == held.buffer
+            ),
+            None,
+        )
         if place is None or held.buffer.shape or statements[place].guard is not None:
-            raise refuse("inline", held, "is no single value that is stored for certain, beside "
-                         "what reads it")
-        store, behind = statements[place], statements[place + 1:]
+            raise refuse(
+                "inline",
+                held,
+                "is no single value that is stored for certain, beside what reads it",
+            )
+        store, behind = statements[place], statements[place + 1 :]
         if any(accesses(statements[:place], held.buffer)) or any(
-                a.writes for a in accesses(behind, held.buffer)):
+            a.writes for a in accesses(behind, held.buffer)
+        ):
             raise refuse("inline", held, "is not stored once, before all that reads it")
         sources = {read.source for read in loads(store.value)}
-        written = next((a for a in accesses(behind) if a.writes and any(
-            memory.may_overlap(a.buffer, b) for b in sources)), None)
+        written = next(
+            (
+                a
+                for a in accesses(behind)
+                if a.writes and any(memory.may_overlap(a.buffer, b) for b in sources)
+            ),
+            None,
+        )
         if written is not None:
             raise refuse("inline", held, f"is computed from what is written behind it: {written}")
-        return allocated(private, (*statements[:place], *_with_value(
-            behind, held.buffer, store.value)))
+        return allocated(
+            private, (*statements[:place], *_with_value(behind, held.buffer, store.value))
+        )
 
     return _of_private(program, "inline", name, inlined)
 
 
 def _with_value(statements: Body, buffer: Buffer, value: Expr) -> Body:
     """Statements that have a value instead of what they read of a buffer."""
+
     def swap(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source != buffer:
             return None
@@ -256,8 +300,11 @@ def replicate(program: LoopProgram, name: str, loops: tuple[str, ...]) -> LoopPr
 
     def replicated(held: Allocate) -> Body:
         buffer = held.buffer
-        stores = [path for path in paths(held.body) if isinstance(path[-1], Store | Accumulate)
-                  and buffer in _written(path[-1])]
+        stores = [
+            path
+            for path in paths(held.body)
+            if isinstance(path[-1], Store | Accumulate) and buffer in _written(path[-1])
+        ]
         if len(stores) != 1 or not isinstance(stores[0][-1], Store):
             raise refuse("replicate", held, "is not stored once")
         around = _loops_of(stores[0], loops)
@@ -306,45 +353,68 @@ def _check_replicated(held: Allocate, store: Store, around: list[For], memory: M
         before = before and a.stmt is not store
         if a.buffer == held.buffer and before:
             raise refuse("replicate", store, f"is read before: {a}")
-        if a.writes and a.stmt is not store and any(
-                memory.may_overlap(a.buffer, b) for b in sources):
+        if (
+            a.writes
+            and a.stmt is not store
+            and any(memory.may_overlap(a.buffer, b) for b in sources)
+        ):
             raise refuse("replicate", store, f"is computed from what is written beside it: {a}")
 
 
-def _reading_own(statements: Body, buffer: Buffer, larger: Buffer, names: tuple[str, ...],
-                 known: dict[str, Var]) -> Body:
+def _reading_own(
+    statements: Body, buffer: Buffer, larger: Buffer, names: tuple[str, ...], known: dict[str, Var]
+) -> Body:
     """Statements in loops over some variables that read the part of their iteration."""
-    sizes = dict(zip(names, larger.shape[len(buffer.shape):], strict=True))
+    sizes = dict(zip(names, larger.shape[len(buffer.shape) :], strict=True))
     fits = known.keys() == {*names} and all(
-        v.extent is not None and v.extent <= sizes[n] for n, v in known.items())
+        v.extent is not None and v.extent <= sizes[n] for n, v in known.items()
+    )
 
     def read(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.source != buffer:
             return None
-        return build.load(larger, (*node.indices, *(known[n] for n in names)), node.guard,
-                          node.default)
+        return build.load(
+            larger, (*node.indices, *(known[n] for n in names)), node.guard, node.default
+        )
 
     def visit(stmt: Stmt) -> Body | None:
         if not fits and any(r.source == buffer for e in expressions(stmt) for r in loads(e)):
-            raise refuse("replicate", stmt, f"reads {buffer.name} in no such loops as those that "
-                         "compute it")
+            raise refuse(
+                "replicate", stmt, f"reads {buffer.name} in no such loops as those that compute it"
+            )
         if isinstance(stmt, For) and stmt.var.name in names:
-            return (For(stmt.var, stmt.extent, stmt.kind, _reading_own(
-                stmt.body, buffer, larger, names, {**known, stmt.var.name: stmt.var})),)
+            return (
+                For(
+                    stmt.var,
+                    stmt.extent,
+                    stmt.kind,
+                    _reading_own(
+                        stmt.body, buffer, larger, names, {**known, stmt.var.name: stmt.var}
+                    ),
+                ),
+            )
         return None
 
     result = transform(statements, visit)
     return _with_loads(result, buffer, read) if fits else result
 
 
-def _of_private(program: LoopProgram, primitive: str, name: str,
-                rewrite: Callable[[Allocate], Body]) -> LoopProgram:
+def _of_private(
+    program: LoopProgram, primitive: str, name: str, rewrite: Callable[[Allocate], Body]
+) -> LoopProgram:
     """What becomes of the scopes of all private buffers of a name."""
-    body = transform(program.body, lambda s: rewrite(s)
-                     if isinstance(s, Allocate) and s.buffer.name == name else None)
+    body = transform(
+        program.body,
+        lambda s: rewrite(s) if isinstance(s, Allocate) and s.buffer.name == name else None,
+    )
     if body is program.body:
-        known = ", ".join(sorted({s.buffer.name for s in walk(program.body)
-                                  if isinstance(s, Allocate)})) or "none"
-        raise ScheduleError(f"{primitive}: no private buffer is called {name!r}; there are: "
-                            f"{known}")
+        known = (
+            ", ".join(
+                sorted({s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)})
+            )
+            or "none"
+        )
+        raise ScheduleError(
+            f"{primitive}: no private buffer is called {name!r}; there are: {known}"
+        )
     return with_body(program, body)

@@ -67,8 +67,9 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
         if isinstance(stmt, Accumulate) and buffer in stmt.buffers and len(stmt.buffers) > 1:
             raise refuse("contract", stmt, f"updates other buffers together with {name}")
     memory = Memory.of(program)
-    body = transform(program.body, lambda s: () if isinstance(s, Prefetch) and s.buffer == buffer
-                     else None)  # what lies behind it is elsewhere then
+    body = transform(
+        program.body, lambda s: () if isinstance(s, Prefetch) and s.buffer == buffer else None
+    )  # what lies behind it is elsewhere then
     body = _contract_in(body, buffer, memory, depth=0)
     scratch = tuple(item for item in program.scratch if item[0] is not buffer)
     return replace(program, body=body, scratch=scratch)
@@ -90,13 +91,22 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
     """Move the buffer into the statements that use it, or put it here."""
     users = [s for s in statements if _uses(s, buffer)]
     if len(users) > 1 and _apart(users, buffer):
-        return tuple(part for s in statements for part in (
-            _contract_in((s,), buffer, memory, depth) if s in users else (s,)))
+        return tuple(
+            part
+            for s in statements
+            for part in (_contract_in((s,), buffer, memory, depth) if s in users else (s,))
+        )
     if len(users) == 1 and _may_enter(users[0], buffer, memory):
         user = users[0]
-        inside = with_bodies(user, tuple(
-            _contract_in(body, buffer, memory, depth + isinstance(user, For))
-            if any(_uses(s, buffer) for s in body) else body for body in bodies(user)))
+        inside = with_bodies(
+            user,
+            tuple(
+                _contract_in(body, buffer, memory, depth + isinstance(user, For))
+                if any(_uses(s, buffer) for s in body)
+                else body
+                for body in bodies(user)
+            ),
+        )
         return tuple(inside if s is user else s for s in statements)
     if depth == 0:
         reason = "is used by several statements outside of any common loop; fuse their loops first"
@@ -104,22 +114,25 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
             reason = "carries values between the iterations of the loop around its uses"
         raise refuse("contract", users[0], f": {buffer.name} {reason}")
     first, last = statements.index(users[0]), statements.index(users[-1])
-    part = statements[first:last + 1]
+    part = statements[first : last + 1]
     refuse_tasks("contract", part, buffer)
     tile = tile_around(buffer, accesses(part), part)
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
     refuse_large("contract", users[0], small)
     held = Allocate(small, redirect(part, {buffer: small}, tile.place))
-    return (*statements[:first], held, *statements[last + 1:])
+    return (*statements[:first], held, *statements[last + 1 :])
 
 
 def refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
     """Refuse to put a private buffer around tasks that would share it."""
     for stmt in walk(statements):
-        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL \
-                and accesses(stmt.body, buffer):
-            raise refuse(primitive, stmt, f"is parallel, and its tasks share {buffer.name}; keep "
-                         "private buffers inside of it")
+        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and accesses(stmt.body, buffer):
+            raise refuse(
+                primitive,
+                stmt,
+                f"is parallel, and its tasks share {buffer.name}; keep "
+                "private buffers inside of it",
+            )
 
 
 def _apart(users: list[Stmt], buffer: Buffer) -> bool:
@@ -127,9 +140,13 @@ def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     groups = [accesses((s,), buffer) for s in users]
     computed = any(loads(i) for group in groups for a in group for i in a.indices)
     varying, unstable = variables(tuple(users)), unstable_in(tuple(users)) if computed else set()
-    return all(solve(a, b, varying, unstable) is None
-               for n, group in enumerate(groups) for other in groups[n + 1:]
-               for a in group for b in other)
+    return all(
+        solve(a, b, varying, unstable) is None
+        for n, group in enumerate(groups)
+        for other in groups[n + 1 :]
+        for a in group
+        for b in other
+    )
 
 
 def _may_enter(stmt: Stmt, buffer: Buffer, memory: Memory) -> bool:
@@ -144,8 +161,9 @@ def _may_enter(stmt: Stmt, buffer: Buffer, memory: Memory) -> bool:
     return False
 
 
-def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place: str = "first"
-           ) -> LoopProgram:
+def expand(
+    program: LoopProgram, name: str, scope: str, multiple: int = 1, place: str = "first"
+) -> LoopProgram:
     """Give the private buffers of a loop's body an element for each iteration, and keep them all.
 
         for i in 0..6:                   alloc sum: 8xf32 register:
@@ -162,8 +180,10 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
     scalar expansion.
     """
     if scope not in ("register", "stack") or multiple < 1:
-        raise ScheduleError(f"expand: expected the scope register or stack, and a multiple of at "
-                            f"least 1, for {name!r}; got {scope!r} and {multiple}")
+        raise ScheduleError(
+            f"expand: expected the scope register or stack, and a multiple of at "
+            f"least 1, for {name!r}; got {scope!r} and {multiple}"
+        )
     if place not in ("first", "last"):
         raise ScheduleError(f"expand: expected the place first or last for {name!r}, got {place!r}")
 
@@ -185,8 +205,13 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
         return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
 
-    return changed(program, transform_loops(program.body, name, grow), "expand", name,
-                   "has no private buffers in its body")
+    return changed(
+        program,
+        transform_loops(program.body, name, grow),
+        "expand",
+        name,
+        "has no private buffers in its body",
+    )
 
 
 def promote(program: LoopProgram, name: str) -> LoopProgram:
@@ -214,14 +239,30 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
             (buffer,) = update.buffers
             own, start = Buffer(f"{buffer.name}.{name}", buffer.dtype, (), "register"), None
             before = result[-1] if result else None
-            if isinstance(before, Store) and before.guard is None and (
-                    before.buffer, before.indices) == (buffer, update.indices):
+            if (
+                isinstance(before, Store)
+                and before.guard is None
+                and (before.buffer, before.indices) == (buffer, update.indices)
+            ):
                 start = result.pop().value
-            sums = transform((stmt,), lambda s, own=own: (Accumulate(
-                (own,), (), s.combiner, s.terms, s.guard),) if isinstance(s, Accumulate) else None)
-            result.append(Allocate(own, (
-                Store(own, (), Load(buffer, update.indices) if start is None else start), *sums,
-                Store(buffer, update.indices, Load(own, ())))))
+            sums = transform(
+                (stmt,),
+                lambda s, own=own: (
+                    (Accumulate((own,), (), s.combiner, s.terms, s.guard),)
+                    if isinstance(s, Accumulate)
+                    else None
+                ),
+            )
+            result.append(
+                Allocate(
+                    own,
+                    (
+                        Store(own, (), Load(buffer, update.indices) if start is None else start),
+                        *sums,
+                        Store(buffer, update.indices, Load(own, ())),
+                    ),
+                )
+            )
         return tuple(result)
 
     return with_body(program, transform_lists(program.body, visit))
@@ -234,18 +275,31 @@ def _only_update(stmt: For) -> Accumulate:
     while isinstance(inner, For) and inner.kind is LoopKind.SERIAL and len(inner.body) == 1:
         axes.add(inner.var)
         inner = inner.body[0]
-    if not isinstance(inner, Accumulate) or len(inner.buffers) > 1 \
-            or inner.buffers[0].scope not in ("register", "stack"):
+    if (
+        not isinstance(inner, Accumulate)
+        or len(inner.buffers) > 1
+        or inner.buffers[0].scope not in ("register", "stack")
+    ):
         raise refuse("promote", stmt, "must do nothing but update a private buffer")
     places = frozenset().union(*(i.free for i in inner.indices))
-    if not axes.isdisjoint(places) or any(map(loads, inner.indices)) or any(
-            read.source == inner.buffers[0] for e in expressions(inner) for read in loads(e)):
+    if (
+        not axes.isdisjoint(places)
+        or any(map(loads, inner.indices))
+        or any(read.source == inner.buffers[0] for e in expressions(inner) for read in loads(e))
+    ):
         raise refuse("promote", stmt, "must update one element of it, and not read it")
     return inner
 
 
-def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, kept: str = "value", *,
-          checked: bool = True) -> LoopProgram:
+def hoist(
+    program: LoopProgram,
+    name: str,
+    inner: str,
+    multiple: int = 1,
+    kept: str = "value",
+    *,
+    checked: bool = True,
+) -> LoopProgram:
     """Compute what updates in a loop combine, and is the same in all its iterations, before it.
 
         for i in 0..4:                         alloc i.h: 8xf32 stack:
@@ -267,8 +321,9 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, kept: 
     if kept not in ("value", "source"):
         raise ScheduleError(f"hoist: expected value or source to be kept of {name!r}, got {kept!r}")
     if multiple < 1:
-        raise ScheduleError(f"hoist: expected a multiple of at least 1 for {name!r}, got "
-                            f"{multiple}")
+        raise ScheduleError(
+            f"hoist: expected a multiple of at least 1 for {name!r}, got {multiple}"
+        )
     require_loops(program, "hoist", inner)
     memory = Memory.of(program) if checked else None
     taken = {s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)}
@@ -282,11 +337,14 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, kept: 
         if not chosen:
             return None
         if len(chosen) > 1:
-            raise refuse("hoist", stmt, f"has updates that combine different things: "
-                         f"{', '.join(map(str, chosen))}")
-        (value, loops), = chosen.items()
+            raise refuse(
+                "hoist",
+                stmt,
+                f"has updates that combine different things: {', '.join(map(str, chosen))}",
+            )
+        ((value, loops),) = chosen.items()
         if kept == "source" and isinstance(value, Apply) and value.op == "convert":
-            value, = value.args
+            (value,) = value.args
         if memory is not None:
             _refuse_unstable(stmt, value, loops, memory)
         if f"{name}.h" in taken:
@@ -295,8 +353,11 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, kept: 
 
     result = rewrite_loops(program, "hoist", name, before)
     if not found:
-        raise refuse("hoist", require_loops(program, "hoist", name)[0],
-                     "changes all that its updates combine")
+        raise refuse(
+            "hoist",
+            require_loops(program, "hoist", name)[0],
+            "changes all that its updates combine",
+        )
     return result
 
 
@@ -308,8 +369,11 @@ def _same_operands(stmt: For, names: tuple[str, str]) -> dict[Expr, list[For]]:
         around = [s for s in path if isinstance(s, For)]
         same = {s.var for s in around if s.var.name in names}
         if isinstance(path[-1], Accumulate) and names[1] in (s.var.name for s in around):
-            found = {e: [s for s in around if s.var in e.free]
-                     for e in _operands(path[-1]) if e.free.isdisjoint(same)}
+            found = {
+                e: [s for s in around if s.var in e.free]
+                for e in _operands(path[-1])
+                if e.free.isdisjoint(same)
+            }
             if found:
                 most = max(found, key=lambda e: len(found[e]))
                 chosen[most] = found[most]
@@ -323,8 +387,14 @@ def _computed_before(stmt: For, value: Expr, loops: list[For], multiple: int) ->
     buffer = Buffer(f"{stmt.var.name}.h", value.dtype, tuple(sizes), "stack")
     refuse_large("hoist", stmt, buffer)
     place = tuple(s.var for s in loops)
-    body: Body = (For(stmt.var, stmt.extent, stmt.kind, transform(
-        stmt.body, lambda s: _instead(s, value, Load(buffer, place)))),)
+    body: Body = (
+        For(
+            stmt.var,
+            stmt.extent,
+            stmt.kind,
+            transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place))),
+        ),
+    )
     refuse_tasks("hoist", body, buffer)
     fill = nest_like(loops, (Store(buffer, place, value),), buffer.name)
     return (Allocate(buffer, (*fill, *body)),)
@@ -340,11 +410,14 @@ def nest_like(loops: Sequence[For], body: Body, name: str) -> Body:
 
 def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
     """An update that combines something new in the place of a value."""
-    if not isinstance(stmt, Accumulate) or value not in {*_operands(stmt), *(
-            arg for e in _operands(stmt) if isinstance(e, Apply) for arg in e.args)}:
+    if not isinstance(stmt, Accumulate) or value not in {
+        *_operands(stmt),
+        *(arg for e in _operands(stmt) if isinstance(e, Apply) for arg in e.args),
+    }:
         return None
-    terms = tuple([build.transform(t, lambda node: new if node is value else None)
-                   for t in stmt.terms])
+    terms = tuple(
+        [build.transform(t, lambda node: new if node is value else None) for t in stmt.terms]
+    )
     return (Accumulate(stmt.buffers, stmt.indices, stmt.combiner, terms, stmt.guard, stmt.atomic),)
 
 
@@ -367,8 +440,11 @@ def _refuse_unstable(stmt: For, value: Expr, loops: list[For], memory: Memory) -
         if not s.extent.free.isdisjoint(varying) or loads(s.extent):
             raise refuse("hoist", s, "has an extent that may change meanwhile")
     for path in paths(stmt.body):
-        if isinstance(path[-1], Accumulate) and value in _operands(path[-1]) and (
-                path[-1].guard is not None or any(isinstance(s, If | While) for s in path)):
+        if (
+            isinstance(path[-1], Accumulate)
+            and value in _operands(path[-1])
+            and (path[-1].guard is not None or any(isinstance(s, If | While) for s in path))
+        ):
             raise refuse("hoist", path[-1], "does not always happen")
 
 
@@ -389,5 +465,9 @@ def taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
 def refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
     """Refuse a private buffer for which a thread's stack has no room."""
     if buffer.bytes > STACK_BYTES:
-        raise refuse(primitive, stmt, f"needs {buffer.bytes} bytes of {buffer.name} at once; a "
-                     f"private buffer may have {STACK_BYTES}")
+        raise refuse(
+            primitive,
+            stmt,
+            f"needs {buffer.bytes} bytes of {buffer.name} at once; a "
+            f"private buffer may have {STACK_BYTES}",
+        )

@@ -28,14 +28,19 @@ class Tile:
 
     def place(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Where in the tile the element at `indices` of the buffer is."""
-        return tuple(index.subtract(i, b)
-                     for i, b, e in zip(indices, self.base, self.extents, strict=True) if e > 1)
+        return tuple(
+            index.subtract(i, b)
+            for i, b, e in zip(indices, self.base, self.extents, strict=True)
+            if e > 1
+        )
 
     def origin(self, inside: Iterable[Expr]) -> tuple[Expr, ...]:
         """Where in the buffer an element of the tile is."""
         position = iter(inside)
-        return tuple(index.add(b, next(position)) if e > 1 else b
-                     for b, e in zip(self.base, self.extents, strict=True))
+        return tuple(
+            index.add(b, next(position)) if e > 1 else b
+            for b, e in zip(self.base, self.extents, strict=True)
+        )
 
 
 def tile_around(buffer: Buffer, found: list[Access], statements: Body) -> Tile:
@@ -43,13 +48,16 @@ def tile_around(buffer: Buffer, found: list[Access], statements: Body) -> Tile:
     `found` are all accesses there."""
     inner, unstable = variables(statements), {a.buffer for a in found if a.writes}
     touched = [a for a in found if a.buffer == buffer]
-    spans = [_span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
-             for d in range(len(buffer.shape))]
+    spans = [
+        _span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
+        for d in range(len(buffer.shape))
+    ]
     return Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
 
 
-def _span(size: int, indices: list[Expr], inner: set[Var],
-          unstable: set[Buffer]) -> tuple[Expr, int]:
+def _span(
+    size: int, indices: list[Expr], inner: set[Var], unstable: set[Buffer]
+) -> tuple[Expr, int]:
     """Start and length of the range of one dimension that `indices` cover."""
     whole = index.constant(0), size
     starts = set()
@@ -60,8 +68,9 @@ def _span(size: int, indices: list[Expr], inner: set[Var],
         if any(load.source in unstable for atom in outer for load in loads(atom)):
             return whole
         starts.add(index.from_affine(outer, 0))
-        ends = index.bounds(index.from_affine(
-            {a: c for a, c in terms.items() if a not in outer}, offset))
+        ends = index.bounds(
+            index.from_affine({a: c for a, c in terms.items() if a not in outer}, offset)
+        )
         low, high = min(low, ends[0]), max(high, ends[1])
     if len(starts) > 1 or high - low + 1 >= size:
         return whole

@@ -19,4 +19,4 @@ def taken_apart(data: bytes | memoryview, begin: int = 0) -> tuple[Any, int]:
     """The description that begins there, and where it ends."""
     (length,) = _LENGTH.unpack_from(data, begin)
     begin += _LENGTH.size
-    return json.loads(bytes(data[begin:begin + length])), begin + length
+    return json.loads(bytes(data[begin : begin + length])), begin + length

@@ -59,10 +59,16 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> None:
-        lines = [f"{s.name:44} {s.seconds * 1e3:9.2f} ms{'' if s.changed else '  unchanged'}"
-                 for s in self.stages]
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lines = [
+            f"{s.name:44} {s.seconds * 1e3:9.2f} ms{'' if s.changed else '  unchanged'}"
+            for s in self.stages
+        ]
         if error is not None:
             lines.append(f"failed with {type(error).__name__}: {error}")
         if self.folder is not None:

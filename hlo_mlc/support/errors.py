@@ -24,8 +24,9 @@ class MlcError(Exception):
     `context` an excerpt of the IR around the fault; both are printed below the message.
     """
 
-    def __init__(self, message: str, *, location: str | None = None,
-                 context: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, location: str | None = None, context: str | None = None
+    ) -> None:
         super().__init__(message)
         self.location = location
         self.context = context
@@ -60,8 +61,9 @@ class UnsupportedOpError(MlcError):
     `op` is its full name (`stablehlo.fft`), `reason` says what about it is not supported.
     """
 
-    def __init__(self, op: str, reason: str, *, location: str | None = None,
-                 context: str | None = None) -> None:
+    def __init__(
+        self, op: str, reason: str, *, location: str | None = None, context: str | None = None
+    ) -> None:
         super().__init__(op, location=location, context=context)
         self.args = (op, reason)  # what pickling hands back to __init__
         self.op = op

@@ -46,8 +46,12 @@ class Contained:
         pass
 
     # No generator: its frames, which are the standard library's, would stand in tracebacks.
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 traceback: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
         if not isinstance(error, Exception) or isinstance(error, _OF_THE_USER):
             return False
         if self.choose != "ours":

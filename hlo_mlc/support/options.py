@@ -97,16 +97,17 @@ class Options:
     """What to compile for: `cpu` is this machine, a level (`x86-64-v3`) one that has no more
     instructions; ahead of time also other CPUs and GPU architectures (`sm_90`)."""
 
-    cache_dir: Path = field(default_factory=_default_cache_dir,
-                            metadata=_from("HLO_MLC_CACHE", _path("folder")))
+    cache_dir: Path = field(
+        default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _path("folder"))
+    )
     """Where compiled kernels and best schedules are kept."""
 
-    cache_limit_mib: int = field(default=1024,
-                                 metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1)))
+    cache_limit_mib: int = field(
+        default=1024, metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1))
+    )
     """How much room compiled kernels may take there; those used least recently go first."""
 
-    records: Path | None = field(default=None,
-                                 metadata=_from("HLO_MLC_RECORDS", _path("file")))
+    records: Path | None = field(default=None, metadata=_from("HLO_MLC_RECORDS", _path("file")))
     """A file of `hlo-mlc records export` by which kernels are built: nothing else that was tuned or
     measured is read or written; None takes what is in the cache."""
 
@@ -131,8 +132,7 @@ class Options:
     """`background`: the kernels that take most of a program's time are tuned while it runs, by
     another process, when nobody uses the machine."""
 
-    deterministic: bool = field(default=False,
-                                metadata=_from("HLO_MLC_DETERMINISTIC", _switch))
+    deterministic: bool = field(default=False, metadata=_from("HLO_MLC_DETERMINISTIC", _switch))
     """Whether kernels for CPUs give the same bits on any number of threads and in every process:
     nothing that was tuned or measured has a say in them, or in what is left to XLA."""
 
@@ -159,17 +159,24 @@ class Options:
             object.__setattr__(self, option.name, converted)
         if self.choose == "measure" and (self.deterministic or self.records):
             pinned = "deterministic=True" if self.deterministic else f"records={self.records}"
-            raise UsageError(f'{pinned} and choose="measure" contradict each other: what is '
-                             'measured differs from run to run. Take choose="auto"')
+            raise UsageError(
+                f'{pinned} and choose="measure" contradict each other: what is '
+                'measured differs from run to run. Take choose="auto"'
+            )
         if self.deterministic and self.records:
-            raise UsageError("deterministic=True and records=… contradict each other: nothing that "
-                             "was tuned has a say in deterministic kernels")
+            raise UsageError(
+                "deterministic=True and records=… contradict each other: nothing that "
+                "was tuned has a say in deterministic kernels"
+            )
 
     @property
     def settles(self) -> bool:
         """Whether calls may show what is faster."""
-        return self.choose == "auto" and self.settle and not (
-            self.deterministic or self.records or self.any_rows)
+        return (
+            self.choose == "auto"
+            and self.settle
+            and not (self.deterministic or self.records or self.any_rows)
+        )
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Options:
@@ -184,8 +191,10 @@ class Options:
         fields = {option.name: option for option in dataclasses.fields(cls)}
         for name in overrides:
             if name not in fields:
-                raise UsageError(f"There is no option {name!r}{did_you_mean(name, fields)}. "
-                                 f"Options are: {', '.join(fields)}")
+                raise UsageError(
+                    f"There is no option {name!r}{did_you_mean(name, fields)}. "
+                    f"Options are: {', '.join(fields)}"
+                )
         for variable in sorted(os.environ):
             if variable.startswith(_PREFIX):
                 _name_unknown(variable)
@@ -207,8 +216,9 @@ def is_enabled() -> bool:
     return _read_environment({enable.name: enable}, skip={}).get(enable.name, enable.default)
 
 
-def _read_environment(fields: Mapping[str, dataclasses.Field],
-                      skip: Mapping[str, object]) -> dict[str, Any]:
+def _read_environment(
+    fields: Mapping[str, dataclasses.Field], skip: Mapping[str, object]
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, option in fields.items():
         variable = option.metadata["variable"]

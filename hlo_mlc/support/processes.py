@@ -15,21 +15,25 @@ _PR_SET_PDEATHSIG = 1  # Source: <linux/prctl.h>
 _PARENT = "HLO_MLC_PARENT"  # in the environment of what we start: our number
 
 
-def start_process(module: str, connection: Connection, **environment: str
-                  ) -> subprocess.Popen[bytes]:
+def start_process(
+    module: str, connection: Connection, **environment: str
+) -> subprocess.Popen[bytes]:
     """Starts `python -m MODULE DESCRIPTOR`, which is to talk through its end of a connection.
 
     It finds what we find (a generator may come from anywhere), this very package whatever the
     current folder has, and gets no Ctrl-C: we do.
     """
     folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
-    own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": "",
-           _PARENT: str(os.getpid())}
+    own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": "", _PARENT: str(os.getpid())}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(connection.fileno())],
-        pass_fds=[connection.fileno()], env=os.environ | own | environment,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True)
+        pass_fds=[connection.fileno()],
+        env=os.environ | own | environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
 
 
 def end_with_parent() -> None:

@@ -30,6 +30,7 @@ def on_one_stack(function: Callable[P, R]) -> Callable[P, R]:
 
     Source: CPython issue 142183, mended in the releases from March 2026 on.
     """
+
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)

@@ -72,6 +72,10 @@ def is_internal(file: str) -> bool:
 def _internal() -> tuple[str, ...]:
     # Without an import: processes that only run kernels have no JAX.
     found = map(importlib.util.find_spec, _PACKAGES)
-    folders = [f"{Path(folder)}/" for specification in found if specification is not None
-               for folder in specification.submodule_search_locations or ()]
+    folders = [
+        f"{Path(folder)}/"
+        for specification in found
+        if specification is not None
+        for folder in specification.submodule_search_locations or ()
+    ]
     return (*folders, contextlib.__file__, functools.__file__, "<")

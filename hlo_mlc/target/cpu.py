@@ -64,8 +64,16 @@ class CpuTarget:
     @property
     def key(self) -> str:
         """What it is called in records: equal for targets on which schedules mean the same."""
-        identity = (self.triple, self.cpu, self.features, self.cores, self.l1_bytes, self.l2_bytes,
-                    self.l3_bytes, *(["deterministic"] * self.deterministic))
+        identity = (
+            self.triple,
+            self.cpu,
+            self.features,
+            self.cores,
+            self.l1_bytes,
+            self.l2_bytes,
+            self.l3_bytes,
+            *(["deterministic"] * self.deterministic),
+        )
         digest = hashlib.sha256(repr(identity).encode()).hexdigest()
         return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', self.cpu)}-{self.cores}-{digest[:12]}"
 
@@ -87,8 +95,9 @@ class CpuTarget:
     @property
     def has_fast_division(self) -> bool:
         """Whether a division of vectors takes less than the seven multiply-adds of a reciprocal."""
-        return self.cpu.startswith(_FAST_DIVIDERS) \
-            or (self.is_x86 and self.vector_bytes < 64 and self.cpu not in _SLOW_DIVIDERS)
+        return self.cpu.startswith(_FAST_DIVIDERS) or (
+            self.is_x86 and self.vector_bytes < 64 and self.cpu not in _SLOW_DIVIDERS
+        )
 
     @property
     def shifts_beside(self) -> bool:
@@ -127,25 +136,56 @@ _X86_TRIPLE = "x86_64-unknown-linux-gnu"
 _AARCH64_TRIPLE = "aarch64-unknown-linux-gnu"
 
 
-def _x86(name: str, triple: str, cpu: str, features: str, has: frozenset[str],
-         caches: tuple[int, int, int], cores: int) -> CpuTarget:
+def _x86(
+    name: str,
+    triple: str,
+    cpu: str,
+    features: str,
+    has: frozenset[str],
+    caches: tuple[int, int, int],
+    cores: int,
+) -> CpuTarget:
     avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
     avx2 = "avx2" in has
     return CpuTarget(
-        name, triple, cpu, features,
+        name,
+        triple,
+        cpu,
+        features,
         vector_bytes=64 if avx512 else 32 if avx2 else 16,
         registers=32 if avx512 else 16,
-        has_fma="fma" in has, has_f16c="f16c" in has, has_rounding="sse4.1" in has,
-        has_masked_access=avx2, has_masked_bytes=avx512,
-        l1_bytes=caches[0], l2_bytes=caches[1], l3_bytes=caches[2], cores=cores)
+        has_fma="fma" in has,
+        has_f16c="f16c" in has,
+        has_rounding="sse4.1" in has,
+        has_masked_access=avx2,
+        has_masked_bytes=avx512,
+        l1_bytes=caches[0],
+        l2_bytes=caches[1],
+        l3_bytes=caches[2],
+        cores=cores,
+    )
 
 
-def _aarch64(name: str, triple: str, cpu: str, features: str, caches: tuple[int, int, int],
-             cores: int) -> CpuTarget:
+def _aarch64(
+    name: str, triple: str, cpu: str, features: str, caches: tuple[int, int, int], cores: int
+) -> CpuTarget:
     return CpuTarget(
-        name, triple, cpu, features, vector_bytes=16, registers=32, has_fma=True, has_f16c=True,
-        has_rounding=True, has_masked_access=False, has_masked_bytes=False,
-        l1_bytes=caches[0], l2_bytes=caches[1], l3_bytes=caches[2], cores=cores)
+        name,
+        triple,
+        cpu,
+        features,
+        vector_bytes=16,
+        registers=32,
+        has_fma=True,
+        has_f16c=True,
+        has_rounding=True,
+        has_masked_access=False,
+        has_masked_bytes=False,
+        l1_bytes=caches[0],
+        l2_bytes=caches[1],
+        l3_bytes=caches[2],
+        cores=cores,
+    )
 
 
 # Sizes that the machines of a level have at least, nearly all of them: schedules for machines
@@ -160,7 +200,8 @@ _V3 = _V2 | {"avx2", "fma", "f16c"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 _LEVELS = {
-    target.name: target for target in (
+    target.name: target
+    for target in (
         _x86("x86-64", _X86_TRIPLE, "x86-64", "", frozenset(), _SMALL_CACHES, _LEVEL_CORES),
         _x86("x86-64-v2", _X86_TRIPLE, "x86-64-v2", "", _V2, _SMALL_CACHES, _LEVEL_CORES),
         _x86("x86-64-v3", _X86_TRIPLE, "x86-64-v3", "", _V3, _SMALL_CACHES, _LEVEL_CORES),
@@ -184,7 +225,8 @@ def named(name: str) -> CpuTarget:
         return host()
     if name not in _LEVELS:
         raise UnknownTargetError(
-            f"There is no CPU target {name!r}; expected one of {', '.join(names())}")
+            f"There is no CPU target {name!r}; expected one of {', '.join(names())}"
+        )
     return _LEVELS[name]
 
 
@@ -205,7 +247,8 @@ def host() -> CpuTarget:
     if architecture in ("aarch64", "arm64"):
         return _aarch64(HOST, triple, cpu, features.flatten(), caches, cores)
     raise UnknownTargetError(
-        f"This machine is a {architecture}; code can be generated for x86-64 and aarch64")
+        f"This machine is a {architecture}; code can be generated for x86-64 and aarch64"
+    )
 
 
 def model_name() -> str:
@@ -220,8 +263,7 @@ def model_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def read_caches(
-        folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int, int]:
+def read_caches(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int, int]:
     """Sizes of the data caches of levels 1 to 3 in bytes; containers may hide them."""
     sizes = dict(zip((1, 2, 3), _SMALL_CACHES, strict=True))
     for cache in sorted(folder.glob("index*")):

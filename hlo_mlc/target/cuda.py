@@ -36,7 +36,8 @@ class CudaTarget:
 # Source: NVIDIA's data sheets of the modules with the fastest link (SXM), in decimal units.
 _MEMORY_BYTES_PER_US = {"A100": 2.0e6, "H100": 3.35e6, "H200": 4.8e6}
 _TARGETS = {
-    target.name: target for target in (
+    target.name: target
+    for target in (
         # A100: 108 multiprocessors; H100 and H200 SXM: 132.
         CudaTarget("sm_80", 1024, 48 * KIB, 163 * KIB, 108, _MEMORY_BYTES_PER_US["A100"]),
         CudaTarget("sm_90", 1024, 48 * KIB, 227 * KIB, 132, _MEMORY_BYTES_PER_US["H100"]),
@@ -62,12 +63,19 @@ def for_device(capability: str, kind: str = "") -> CudaTarget:
     for target in reversed(_TARGETS.values()):
         own = int(target.name[3:-1]), int(target.name[-1])
         if own[0] == wanted[0] and own <= wanted:
-            memory = next((rate for name, rate in _MEMORY_BYTES_PER_US.items() if name in kind),
-                          target.memory_bytes_per_us)
-            return replace(target, memory_bytes_per_us=memory,
-                           shared_bytes=_SHARED_BYTES.get(capability, target.shared_bytes))
-    raise UnknownTargetError(f"There is no code for GPUs of compute capability {capability}; "
-                             f"expected those that run one of {', '.join(_TARGETS)}")
+            memory = next(
+                (rate for name, rate in _MEMORY_BYTES_PER_US.items() if name in kind),
+                target.memory_bytes_per_us,
+            )
+            return replace(
+                target,
+                memory_bytes_per_us=memory,
+                shared_bytes=_SHARED_BYTES.get(capability, target.shared_bytes),
+            )
+    raise UnknownTargetError(
+        f"There is no code for GPUs of compute capability {capability}; "
+        f"expected those that run one of {', '.join(_TARGETS)}"
+    )
 
 
 def named(name: str) -> CudaTarget:
@@ -77,5 +85,6 @@ def named(name: str) -> CudaTarget:
     """
     if name not in _TARGETS:
         raise UnknownTargetError(
-            f"There is no CUDA target {name!r}; expected one of {', '.join(_TARGETS)}")
+            f"There is no CUDA target {name!r}; expected one of {', '.join(_TARGETS)}"
+        )
     return _TARGETS[name]

@@ -47,9 +47,14 @@ def missing_features(target: CpuTarget) -> frozenset[str]:
 def runnable() -> tuple[str, ...]:
     """What programs that run here can be compiled for: this machine, and levels that it has."""
     levels = (named(name) for name in names() if name != HOST)
-    return (THIS_MACHINE, *(
-        level.name for level in levels
-        if architecture(level) == architecture(host()) and not missing_features(level)))
+    return (
+        THIS_MACHINE,
+        *(
+            level.name
+            for level in levels
+            if architecture(level) == architecture(host()) and not missing_features(level)
+        ),
+    )
 
 
 def planned_for(name: str) -> CpuTarget:
@@ -64,11 +69,17 @@ def planned_for(name: str) -> CpuTarget:
     if name == THIS_MACHINE:
         return host()
     if name not in runnable():
-        raise UnknownTargetError(f"Target {name!r}: {_why_not(name)}; expected one of "
-                                 f"{', '.join(runnable())}")
+        raise UnknownTargetError(
+            f"Target {name!r}: {_why_not(name)}; expected one of {', '.join(runnable())}"
+        )
     here = host()
-    return replace(named(name), cores=here.cores, l1_bytes=here.l1_bytes, l2_bytes=here.l2_bytes,
-                   l3_bytes=here.l3_bytes)
+    return replace(
+        named(name),
+        cores=here.cores,
+        l1_bytes=here.l1_bytes,
+        l2_bytes=here.l2_bytes,
+        l3_bytes=here.l3_bytes,
+    )
 
 
 def _why_not(name: str) -> str:

@@ -21,10 +21,25 @@ from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    ShortTemplate(), SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(),
-    ContractionTemplate(), ScanTemplate(), TiledTemplate(), ColumnsTemplate(), SideBySideTemplate(),
-    ReductionTemplate(), SideBySideStepsTemplate(), StepwiseTemplate(), UnrolledTemplate(),
-    TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(), DerivedTemplate(),
-    PlainTemplate())
+    ShortTemplate(),
+    SortTemplate(),
+    AttentionTemplate(),
+    WindowTemplate(),
+    DotTemplate(),
+    ContractionTemplate(),
+    ScanTemplate(),
+    TiledTemplate(),
+    ColumnsTemplate(),
+    SideBySideTemplate(),
+    ReductionTemplate(),
+    SideBySideStepsTemplate(),
+    StepwiseTemplate(),
+    UnrolledTemplate(),
+    TransposeTemplate(),
+    ElementwiseTemplate(),
+    UpdateTemplate(),
+    DerivedTemplate(),
+    PlainTemplate(),
+)
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

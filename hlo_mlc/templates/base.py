@@ -47,8 +47,9 @@ class Scheduled:
     @staticmethod
     def of(*schedules: Schedule, scratch: tuple[Buffer, ...] = ()) -> Scheduled:
         """The loops that some schedules lead to, one after the other."""
-        return Scheduled(tuple(stmt for s in schedules for stmt in s.program.body), scratch,
-                         schedules)
+        return Scheduled(
+            tuple(stmt for s in schedules for stmt in s.program.body), scratch, schedules
+        )
 
 
 class Named(Protocol):
@@ -110,8 +111,9 @@ class Decision(Generic[T]):
     by_hand: bool = False
 
 
-def first_taking(templates: Iterable[T], wanted: str, why_not: Callable[[T], str]
-                 ) -> tuple[T | None, tuple[tuple[str, str], ...]]:
+def first_taking(
+    templates: Iterable[T], wanted: str, why_not: Callable[[T], str]
+) -> tuple[T | None, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes a nest, else the first that does, and why those before it do
     not; None where none does."""
     refused = []
@@ -143,8 +145,11 @@ def _operations(stage: Stage) -> int:
 
 def epilogue_cost(stage: Stage) -> int:
     """Rough number of instructions between one result's fold and its stores."""
-    rounded = sum(node.dtype is BF16 for node in walk(*(a.value for a in stage.assigns))
-                  if isinstance(node, Apply))
+    rounded = sum(
+        node.dtype is BF16
+        for node in walk(*(a.value for a in stage.assigns))
+        if isinstance(node, Apply)
+    )
     return sum(cost(a.value) for a in stage.assigns) + ROUNDING * rounded
 
 
@@ -188,8 +193,9 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> S
 def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
     """Whole vectors of a loop's iterations, and one with fewer lanes, or few iterations where their
     number is not known."""
-    if all(constant_extent(s) is not None and constant_extent(s) <= width
-           for s in schedule.loops(name)):
+    if all(
+        constant_extent(s) is not None and constant_extent(s) <= width for s in schedule.loops(name)
+    ):
         return schedule.vectorize(name)
     schedule = schedule.split(name, width)
     for part in (f"{name}.i", f"{name}.t"):
@@ -232,15 +238,16 @@ def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Sch
     return schedule.split(name, size, "shorten").parallel(f"{name}.o")
 
 
-def in_blocks_of_tiles(schedule: Schedule, stage: Stage, axis: Var, height: int, tiles: int
-                       ) -> Schedule:
+def in_blocks_of_tiles(
+    schedule: Schedule, stage: Stage, axis: Var, height: int, tiles: int
+) -> Schedule:
     """Blocks of so many tiles of `height` along an axis; the last tile begins early, and does again
     what it shares with the one before where that is of its own block."""
     before = (axis.extent - 1) // height
-    repeats = may_repeat(stage) and (
-        before % tiles > 0 or before == 0 or axis.extent % height == 0)
-    return (schedule.split(axis.name, height, "repeat" if repeats else "shift")
-            .split(f"{axis.name}.o", tiles, "shorten"))
+    repeats = may_repeat(stage) and (before % tiles > 0 or before == 0 or axis.extent % height == 0)
+    return schedule.split(axis.name, height, "repeat" if repeats else "shift").split(
+        f"{axis.name}.o", tiles, "shorten"
+    )
 
 
 def along_axes(schedule: Schedule, axes: Sequence[str], row: str, column: str) -> Schedule:

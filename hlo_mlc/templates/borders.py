@@ -41,10 +41,14 @@ def parts(stage: Stage, axis: Var) -> tuple[Range, ...]:
 def _conditions(stage: Stage) -> list[Apply]:
     """Comparisons in what a stage computes, and in where it reads and writes."""
     guards = [a.guard for a in stage.assigns if a.guard is not None]
-    reads = [x.guard for group in stage.loads_by_buffer.values() for x in group
-             if x.guard is not None]
-    return [node for node in walk(*stage.expressions, *guards, *reads)
-            if isinstance(node, Apply) and node.dtype is BOOL]
+    reads = [
+        x.guard for group in stage.loads_by_buffer.values() for x in group if x.guard is not None
+    ]
+    return [
+        node
+        for node in walk(*stage.expressions, *guards, *reads)
+        if isinstance(node, Apply) and node.dtype is BOOL
+    ]
 
 
 def _borders(fact: Expr, axis: Var) -> list[int]:
@@ -75,14 +79,19 @@ def has_borders(stage: Stage, width: int) -> bool:
         return False
     operations = sum(cost(a.value) for a in stage.assigns) * (len(along) + sum(apart))
     low, high = longest(stage, last)
-    return len(along) <= MOST_PARTS and operations <= MOST_OPERATIONS \
-        and high - low >= LEAST_VECTORS * width \
-        and all(2 * (high - low) > axis.extent
-                for axis, (low, high) in zip(outer, inside, strict=True))
+    return (
+        len(along) <= MOST_PARTS
+        and operations <= MOST_OPERATIONS
+        and high - low >= LEAST_VECTORS * width
+        and all(
+            2 * (high - low) > axis.extent for axis, (low, high) in zip(outer, inside, strict=True)
+        )
+    )
 
 
-def between_borders(schedule: Schedule, stage: Stage, all_rows: bool
-                    ) -> tuple[Schedule, list[str], list[str]]:
+def between_borders(
+    schedule: Schedule, stage: Stage, all_rows: bool
+) -> tuple[Schedule, list[str], list[str]]:
     """Rows between the borders of the axes before the last one apart, and each of them cut at its
     own borders, or `all_rows`: the loops along these parts, and along the other rows."""
     *outer, last = stage.axes

@@ -71,8 +71,12 @@ class ColumnsTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per block of columns, chunks of rows, rows fetched ahead, and rows at a time."""
-        return {"vectors": (1, 2, 4, 8, 16), "chunks": (1, 4, 16), "ahead": (0, 4, 8, 16),
-                "rows": (1, 2, 4, 8)}
+        return {
+            "vectors": (1, 2, 4, 8, 16),
+            "chunks": (1, 4, 16),
+            "ahead": (0, 4, 8, 16),
+            "rows": (1, 2, 4, 8),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """As many accumulators as registers hold; rows in chunks where columns are few."""
@@ -108,7 +112,9 @@ class ColumnsTemplate:
         first, second, partial = fold_in_chunks(stage, chunks)
         return Scheduled.of(
             _blocks(first, width, parameters, work(nest)),
-            _blocks(second, width, {**parameters, "ahead": 0, "rows": 1}, 0), scratch=partial)
+            _blocks(second, width, {**parameters, "ahead": 0, "rows": 1}, 0),
+            scratch=partial,
+        )
 
 
 def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Schedule:
@@ -121,7 +127,8 @@ def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Sch
         .specialize(inside, f"{column}.o")
         .expand(inside, "stack" if in_l1 else "register", width)
         .distribute(inside, rows[0])
-        .reorder(*rows, inside))
+        .reorder(*rows, inside)
+    )
     if in_l1:
         schedule = _some_rows(schedule, rows[-1], parameters["rows"], inside)
     schedule = (in_vectors if in_l1 else abreast)(schedule, inside, width)
@@ -154,7 +161,12 @@ def _some_rows(schedule: Schedule, row: str, count: int, column: str) -> Schedul
 
 def _rows_apart(stage: Stage) -> dict[Buffer, int]:
     """What is read column by column, the last first, and the elements between two rows."""
-    found = {x.source: apart for group in stage.loads_by_buffer.values() for x in group
-             if x.guard is None and stride(x, stage.axes[-1]) == 1
-             and (apart := stride(x, stage.reduce_axes[-1]))}
+    found = {
+        x.source: apart
+        for group in stage.loads_by_buffer.values()
+        for x in group
+        if x.guard is None
+        and stride(x, stage.axes[-1]) == 1
+        and (apart := stride(x, stage.reduce_axes[-1]))
+    }
     return dict(reversed(found.items()))

@@ -109,10 +109,17 @@ class ContractionTemplate:
         """Tile heights and widths, depth of a block, packing, how finely rows are split, steps by
         which rows of the right factor are fetched ahead, after how many steps a line of the next
         panel is, and whether the left factor is laid out along the depth first."""
-        return {"rows": (4, 6, 8, 12), "vectors": (1, 2, 3, 4), "pack": (0, 1),
-                "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1),
-                "ahead": (0, 4, 8, 16), "next_panel": (0, 1, 2, 4, 8),
-                "turn": (0, 1) if _turned(coalesce(nest.stages[0]), target) else (0,)}
+        return {
+            "rows": (4, 6, 8, 12),
+            "vectors": (1, 2, 3, 4),
+            "pack": (0, 1),
+            "depth": (0, 256, 512, 768),
+            "row_blocks": (1, 2, 4, 8),
+            "pack_rows": (0, 1),
+            "ahead": (0, 4, 8, 16),
+            "next_panel": (0, 1, 2, 4, 8),
+            "turn": (0, 1) if _turned(coalesce(nest.stages[0]), target) else (0,),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The register tile that wastes least, packing where panels are reused."""
@@ -127,29 +134,41 @@ class ContractionTemplate:
         panels = -(-n // (lanes * vectors)) * outer
         size = stage.accumulators[0].dtype.bytes
         big = n * depth * size > target.l2_bytes / PACKED_SHARE
-        irregular = not is_direct(roles.rhs, roles.columns[-1]) \
-            and (tiles > 1 or not reads_vectors_along(roles.rhs, roles.columns[-1]))
+        irregular = not is_direct(roles.rhs, roles.columns[-1]) and (
+            tiles > 1 or not reads_vectors_along(roles.rhs, roles.columns[-1])
+        )
         row_blocks = 1
         if points(stage) > PARALLEL_WORK and panels < 2 * target.cores:
             row_blocks = min(tiles, -(-2 * target.cores // panels))
-        elif points(stage) > PARALLEL_WORK and outer < 2 * target.cores \
-                and not (big or irregular):
+        elif points(stage) > PARALLEL_WORK and outer < 2 * target.cores and not (big or irregular):
             row_blocks = min(tiles, 2 * target.cores)
         pack = irregular or (tiles // row_blocks >= 3 and big)
-        computed = not is_plain(roles.lhs) \
-            and not (target.shifts_beside and is_widened(roles.lhs))
+        computed = not is_plain(roles.lhs) and not (target.shifts_beside and is_widened(roles.lhs))
         # Of the next panel one line is asked for at a time: 24 by 768 x 3072 ran 1.6 times as fast,
         # 128 rows 1.15 times.
         wide = -(-lanes * vectors * size // CACHE_LINE_BYTES)
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
         factor = math.prod(v.extent for v in (*roles.batch, *roles.rows, *roles.summed)) * size
-        turn = panels >= TURNED_PANELS and target.l2_bytes < factor <= MOST_TURNED \
+        turn = (
+            panels >= TURNED_PANELS
+            and target.l2_bytes < factor <= MOST_TURNED
             and _turned(stage, target) is not None
-        return _fitting(stage, lanes, {
-            "rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
-            "depth": 0, "pack_rows": int(computed and not turn), "turn": int(turn),
-            "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
-            "next_panel": 1 << apart.bit_length() >> 1})
+        )
+        return _fitting(
+            stage,
+            lanes,
+            {
+                "rows": rows,
+                "vectors": vectors,
+                "pack": int(pack),
+                "row_blocks": row_blocks,
+                "depth": 0,
+                "pack_rows": int(computed and not turn),
+                "turn": int(turn),
+                "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
+                "next_panel": 1 << apart.bit_length() >> 1,
+            },
+        )
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
@@ -163,8 +182,9 @@ class ContractionTemplate:
 
     def _tiled(self, stage: Stage, target: CpuTarget, parameters: Parameters) -> Schedule:
         lanes = _lanes(stage, target)
-        return _Tiling(stage, register_roles(stage, lanes), _fitting(stage, lanes, parameters),
-                       target).schedule()
+        return _Tiling(
+            stage, register_roles(stage, lanes), _fitting(stage, lanes, parameters), target
+        ).schedule()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +198,21 @@ class _Tiling:
 
     def schedule(self) -> Schedule:
         """All of them, in their order."""
-        schedule = self._in_tiles(open_schedule(
-            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False))
+        schedule = self._in_tiles(
+            open_schedule(
+                Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
+            )
+        )
         if self.in_parts:
             schedule = self._part_by_part(schedule)
         elif self.finishes_apart:
             schedule = self._finished_apart(schedule)
         elif self.stores_columns:
-            schedule = self._expanded(schedule, "register").distribute(
-                self.row, self.depth[0], "e").reorder(f"{self.column}.e", f"{self.row}.e")
+            schedule = (
+                self._expanded(schedule, "register")
+                .distribute(self.row, self.depth[0], "e")
+                .reorder(f"{self.column}.e", f"{self.row}.e")
+            )
         if self.parameters["pack_rows"]:
             schedule = self._with_rows_computed(schedule)
         schedule = self._in_registers(schedule)
@@ -194,8 +220,11 @@ class _Tiling:
             schedule = self._packed(schedule)
         schedule = self._with_next_panel_fetched(schedule).cascade(RUN)
         schedule = self._with_rows_fetched(self._in_vectors(schedule))
-        return in_tasks(schedule, len(self.roles.outer) + 2, lambda tasks: products_per_task(
-            tasks, points(self.stage), self.target.cores))
+        return in_tasks(
+            schedule,
+            len(self.roles.outer) + 2,
+            lambda tasks: products_per_task(tasks, points(self.stage), self.target.cores),
+        )
 
     # The loops that there are in the end, by what is done in them
 
@@ -278,8 +307,13 @@ class _Tiling:
         """Whether the first tile packs a panel beside its multiplications, which take as long as
         the panel takes to come; the last, narrow one is not worth the code."""
         columns = self.roles.columns[-1]
-        return bool(self.parameters["pack"]) and self.tiles > 1 and len(self.roles.summed) == 1 \
-            and columns.extent >= self.width and reads_vectors_along(self.roles.rhs, columns)
+        return (
+            bool(self.parameters["pack"])
+            and self.tiles > 1
+            and len(self.roles.summed) == 1
+            and columns.extent >= self.width
+            and reads_vectors_along(self.roles.rhs, columns)
+        )
 
     # The rewrites
 
@@ -288,8 +322,13 @@ class _Tiling:
         rows, columns = self.roles.rows[-1], self.roles.columns[-1]
         schedule = in_blocks_of_tiles(
             schedule.reorder(*(v.name for v in self.roles.outer), rows.name, columns.name)
-            .split(columns.name, self.width, "shorten").reorder(self.panel, rows.name),
-            self.stage, rows, self.height, self.tiles)
+            .split(columns.name, self.width, "shorten")
+            .reorder(self.panel, rows.name),
+            self.stage,
+            rows,
+            self.height,
+            self.tiles,
+        )
         if not self.parameters["pack"]:  # else neighbouring tasks read the panel that both pack
             schedule = schedule.reorder(f"{rows.name}.o.o", self.panel)
         return schedule.specialize(self.tile, self.panel)
@@ -303,20 +342,29 @@ class _Tiling:
             schedule = schedule.reorder(f"{last}.o", *others, f"{last}.i")
         schedule = self._expanded(schedule, "stack").expand(self.tile, "stack")
         return (
-            schedule.distribute(self.tile, f"{last}.o", "e").distribute(self.tile, f"{last}.o")
-            .reorder(f"{last}.o", self.tile, self.row, self.column).promote(self.depth[0]))
+            schedule.distribute(self.tile, f"{last}.o", "e")
+            .distribute(self.tile, f"{last}.o")
+            .reorder(f"{last}.o", self.tile, self.row, self.column)
+            .promote(self.depth[0])
+        )
 
     def _finished_apart(self, schedule: Schedule) -> Schedule:
         """The sums of a tile on the stack, and its results in loops of their own."""
-        return self._expanded(schedule, "stack").distribute(self.row, self.depth[0], "e").promote(
-            self.depth[0])
+        return (
+            self._expanded(schedule, "stack")
+            .distribute(self.row, self.depth[0], "e")
+            .promote(self.depth[0])
+        )
 
     def _with_rows_computed(self, schedule: Schedule) -> Schedule:
         """The rows of a tile on the stack, by vectors where they lie along the depth."""
         *others, last = self.roles.summed
         # Rows 4 KiB apart would share their places in L1.
-        schedule = schedule.reorder(self.column, self.row).hoist(
-            self.column, self.column, self.part + self.lanes).reorder(self.row, self.column)
+        schedule = (
+            schedule.reorder(self.column, self.row)
+            .hoist(self.column, self.column, self.part + self.lanes)
+            .reorder(self.row, self.column)
+        )
         along = f"{self.column}.h.{self.depth[-1]}"
         if last.extent <= WRITTEN_DEPTH and _is_joined_along(self.roles.lhs, last):
             return schedule.unroll(along)
@@ -348,8 +396,9 @@ class _Tiling:
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
         """Of the next panel, or of this one's next part, a line asked for now and then."""
         matrix, every, steps = self._matrix(), self.depth[-1], self.parameters["next_panel"]
-        at = ((self.panel,) if self.roles.columns[-1].extent > self.width else ()) \
-            + ((f"{self.roles.summed[-1].name}.o",) if self.in_parts else ())
+        at = ((self.panel,) if self.roles.columns[-1].extent > self.width else ()) + (
+            (f"{self.roles.summed[-1].name}.o",) if self.in_parts else ()
+        )
         if matrix is None or not at or not steps:
             return schedule
         if steps > 1:
@@ -385,12 +434,16 @@ class _Tiling:
     def _with_rows_fetched(self, schedule: Schedule) -> Schedule:
         """Rows of the right factor asked for some steps before they are read where they lie."""
         rhs, ahead = self.roles.rhs, self.parameters["ahead"]
-        if not ahead or not is_direct(rhs, self.roles.columns[-1]) \
-                or (self.parameters["pack"] and not self.packs_beside):
+        if (
+            not ahead
+            or not is_direct(rhs, self.roles.columns[-1])
+            or (self.parameters["pack"] and not self.packs_beside)
+        ):
             return schedule
         apart = stride(rhs, self.roles.summed[-1])
-        return schedule.prefetch(rhs.source.name, self.depth[-1], ahead * apart) if apart \
-            else schedule
+        return (
+            schedule.prefetch(rhs.source.name, self.depth[-1], ahead * apart) if apart else schedule
+        )
 
 
 def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
@@ -445,7 +498,8 @@ def register_roles(stage: Stage, lanes: int) -> Contraction:
         return roles
     depth = math.prod(v.extent for v in roles.summed)
     in_turns = columns.extent <= SHUFFLED and all(
-        stride(a, rows) == columns.extent for a in stage.assigns)
+        stride(a, rows) == columns.extent for a in stage.assigns
+    )
     stored = columns.extent * (columns.extent if in_turns else STORED_ALONE * lanes)
     if columns.extent * depth + stored >= lanes * (depth + 1):
         return roles

@@ -76,8 +76,7 @@ class DotTemplate:
         rows, columns, *depth = roles.rows[-1], roles.columns[-1], *(v.name for v in roles.summed)
         outer = [v.name for v in roles.outer]
         row, column, high, wide = rows.name, columns.name, parameters["rows"], parameters["columns"]
-        schedule = open_schedule(
-            Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
+        schedule = open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
         schedule = schedule.reorder(*outer, row, column)
         # One of the two is short; blocks of the other one are shared out.
         if rows.extent > columns.extent:
@@ -89,20 +88,26 @@ class DotTemplate:
             long, column = column, f"{column}.i"
         schedule = (
             # All sums of a block, then what becomes of those that are its own.
-            schedule.expand(column, "stack").expand(row, "stack")
+            schedule.expand(column, "stack")
+            .expand(row, "stack")
             .distribute(row, depth[0], "e")
             # The folds of a tile go along the depth together, in vectors.
             .rfactor(depth[-1], width)
-            .split(row, high, "repeat").split(column, wide, "repeat")
+            .split(row, high, "repeat")
+            .split(column, wide, "repeat")
             .reorder(f"{column}.o", f"{row}.i")
-            .expand(f"{column}.i", "register").expand(f"{row}.i", "register"))
-        schedule = along_axes(
-            schedule, (*depth[:-1], f"{depth[-1]}.o"), f"{row}.i", f"{column}.i")
-        schedule = schedule.unroll(f"{row}.i").unroll(f"{column}.i").specialize(
-            f"{long}.i.e", f"{long}.o")
+            .expand(f"{column}.i", "register")
+            .expand(f"{row}.i", "register")
+        )
+        schedule = along_axes(schedule, (*depth[:-1], f"{depth[-1]}.o"), f"{row}.i", f"{column}.i")
+        schedule = (
+            schedule.unroll(f"{row}.i").unroll(f"{column}.i").specialize(f"{long}.i.e", f"{long}.o")
+        )
         schedule = in_tasks(
-            in_vectors(schedule, f"{column}.e", width), len(outer) + 1,
-            lambda blocks: products_per_task(blocks, points(stage), target.cores))
+            in_vectors(schedule, f"{column}.e", width),
+            len(outer) + 1,
+            lambda blocks: products_per_task(blocks, points(stage), target.cores),
+        )
         return Scheduled.of(schedule.cascade(RUN))
 
 
@@ -115,6 +120,7 @@ def _block(extent: int, tile: int, tiles: int) -> int:
 
 def _tile(m: int, n: int, target: CpuTarget) -> tuple[int, int]:
     """Rows by columns: few of one kind are shared out evenly, the other fills the registers."""
+
     def even(extent: int) -> int:
         return -(-extent // -(-extent // TALLEST))
 

@@ -76,11 +76,15 @@ class ElementwiseTemplate:
         """
         stage = coalesce(nest.stages[0])
         along = _axes_as_one(stage, target)
-        return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1),
-                "ahead": (0, AHEAD, 4 * AHEAD),
-                "down": (0, 1) if _has_short_rows(stage, target) else (0,),
-                "along": (1, along) if along > 1 else (1,),
-                "borders": (0, 1) if has_borders(stage, lanes((stage,), target)) else (0,)}
+        return {
+            "unroll": (1, 2, 4, 8),
+            "grain": (1, 2, 4, 8),
+            "streaming": (0, 1),
+            "ahead": (0, AHEAD, 4 * AHEAD),
+            "down": (0, 1) if _has_short_rows(stage, target) else (0,),
+            "along": (1, along) if along > 1 else (1,),
+            "borders": (0, 1) if has_borders(stage, lanes((stage,), target)) else (0,),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Several vectors in flight, fewer for long bodies and where little is to be done: code
@@ -92,10 +96,15 @@ class ElementwiseTemplate:
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
         along = _axes_as_one(stage, target)
-        return {"unroll": unroll, "grain": 1, "streaming": 0,
-                "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
-                "down": int(along == 1 and _has_short_rows(stage, target)), "along": along,
-                "borders": int(has_borders(stage, lanes((stage,), target)))}
+        return {
+            "unroll": unroll,
+            "grain": 1,
+            "streaming": 0,
+            "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
+            "down": int(along == 1 and _has_short_rows(stage, target)),
+            "along": along,
+            "borders": int(has_borders(stage, lanes((stage,), target))),
+        }
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
@@ -103,7 +112,7 @@ class ElementwiseTemplate:
         width = lanes((stage,), target)
         early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:
-            axes = stage.axes[-parameters["along"]:]
+            axes = stage.axes[-parameters["along"] :]
             period = math.prod(v.extent for v in axes[1:])
             schedule = _along(schedule, axes, width_along(period, width, target), early)
         elif parameters["down"]:
@@ -113,24 +122,37 @@ class ElementwiseTemplate:
             names, others = [stage.axes[-1].name], []
             if parameters["borders"]:
                 schedule, names, others = between_borders(
-                    schedule, stage, all_rows=not _has_masks(stage, target))
+                    schedule, stage, all_rows=not _has_masks(stage, target)
+                )
             for name in (*names, *others):
-                schedule = vectorize(schedule, name, width,
-                                     1 if name in others else parameters["unroll"],
-                                     in_pieces=short or is_in_place(nest, stage), early=early)
+                schedule = vectorize(
+                    schedule,
+                    name,
+                    width,
+                    1 if name in others else parameters["unroll"],
+                    in_pieces=short or is_in_place(nest, stage),
+                    early=early,
+                )
             for axis in _conditional_rows(stage, width):
                 schedule = schedule.unroll(axis.name)
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
         axis = stage.axes[-1]
-        if parameters["ahead"] and axis.extent > 1 and not parameters["down"] \
-                and parameters["along"] == 1 and not parameters["borders"]:
+        if (
+            parameters["ahead"]
+            and axis.extent > 1
+            and not parameters["down"]
+            and parameters["along"] == 1
+            and not parameters["borders"]
+        ):
             for buffer in stage.inputs:
-                if any(read.guard is None and stride(read, axis) == 1
-                       for read in reads(stage, buffer)):
-                    schedule = schedule.prefetch(buffer.name, axis.name,
-                                                 parameters["ahead"] // buffer.dtype.bytes)
+                if any(
+                    read.guard is None and stride(read, axis) == 1 for read in reads(stage, buffer)
+                ):
+                    schedule = schedule.prefetch(
+                        buffer.name, axis.name, parameters["ahead"] // buffer.dtype.bytes
+                    )
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled.of(schedule)
@@ -139,7 +161,8 @@ class ElementwiseTemplate:
 def _has_masks(stage: Stage, target: CpuTarget) -> bool:
     """Whether all that a stage reads can be read in some lanes only without a branch for each."""
     return target.has_masked_bytes or (
-        target.has_masked_access and all(b.dtype.bytes >= LEAST_MASKED for b in stage.inputs))
+        target.has_masked_access and all(b.dtype.bytes >= LEAST_MASKED for b in stage.inputs)
+    )
 
 
 def is_in_place(nest: Nest, stage: Stage) -> bool:
@@ -150,8 +173,9 @@ def is_in_place(nest: Nest, stage: Stage) -> bool:
 
 def _own(access: Load, stage: Stage) -> bool:
     stores = [a for a in stage.assigns if a.buffer == access.source]
-    return any(a.indices == access.indices for a in stores) \
-        or all(is_apart(access, a, stage) for a in stores)
+    return any(a.indices == access.indices for a in stores) or all(
+        is_apart(access, a, stage) for a in stores
+    )
 
 
 def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
@@ -164,17 +188,24 @@ def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
     if len(stage.axes) < 2:
         return False
     width, (*_, down, last) = lanes((stage,), target), stage.axes
-    if not 1 < last.extent <= WIDEST_STEP or not 2 * last.extent <= width <= down.extent \
-            or _are_apart_under_conditions(stage, down):
+    if (
+        not 1 < last.extent <= WIDEST_STEP
+        or not 2 * last.extent <= width <= down.extent
+        or _are_apart_under_conditions(stage, down)
+    ):
         return False
-    return last.extent < WIDEST_STEP or picks_along(stage, last) \
+    return (
+        last.extent < WIDEST_STEP
+        or picks_along(stage, last)
         or any(stride(access, last) not in (0, 1) for access in accesses(stage))
+    )
 
 
 def _axes_as_one(stage: Stage, target: CpuTarget) -> int:
     """How many of the last axes vectors go along as if these were one."""
-    return short_axes(stage, target, MOST_READ_SHORT if _has_short_rows(stage, target)
-                      else MOST_READ)
+    return short_axes(
+        stage, target, MOST_READ_SHORT if _has_short_rows(stage, target) else MOST_READ
+    )
 
 
 def _along(schedule: Schedule, axes: Sequence[Var], width: int, early: bool) -> Schedule:
@@ -197,9 +228,11 @@ def _along(schedule: Schedule, axes: Sequence[Var], width: int, early: bool) -> 
 def _are_apart_under_conditions(stage: Stage, axis: Var) -> bool:
     """Whether conditions for each lane of a vector along an axis say which elements are read that
     are no neighbours: these are read one by one."""
-    return any(read.guard is not None and axis in read.guard.free
-               and stride(read, axis) not in (0, 1)
-               for group in stage.loads_by_buffer.values() for read in group)
+    return any(
+        read.guard is not None and axis in read.guard.free and stride(read, axis) not in (0, 1)
+        for group in stage.loads_by_buffer.values()
+        for read in group
+    )
 
 
 def _conditional_rows(stage: Stage, width: int) -> list[Var]:
@@ -225,8 +258,14 @@ def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:
     return schedule.unroll(last)
 
 
-def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces: bool = False,
-              early: bool = False) -> Schedule:
+def vectorize(
+    schedule: Schedule,
+    name: str,
+    width: int,
+    unroll: int,
+    in_pieces: bool = False,
+    early: bool = False,
+) -> Schedule:
     """Cut a loop into whole vectors, `unroll` at a time, and one at the end that begins `early`, if
     the one before it may be done again in part; else one masked vector at the end; or
     `in_pieces` of powers of two, as suits rows that are written where they are read: what a mask
@@ -271,4 +310,3 @@ def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
     if block == 1:
         return schedule.parallel(name)
     return schedule.split(name, block, "shorten").parallel(f"{name}.o")
-

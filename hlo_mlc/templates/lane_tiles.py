@@ -63,7 +63,7 @@ def begin(access: Access, axis: Var) -> int | None:
 def tensor(access: Access, axis: Var) -> Tensor:
     """The tensor of an access that has a `begin`."""
     buffer = buffer_of(access)
-    return buffer, access.indices[:begin(access, axis)]
+    return buffer, access.indices[: begin(access, axis)]
 
 
 def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
@@ -76,8 +76,10 @@ def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
     schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
     schedule = schedule.split(axis.name, width, "shift")
     for array in stage.procedure.arrays:
-        if len(array.shape) > 1 and math.prod(array.shape[1:]) * width * array.dtype.bytes \
-                % _SEEMS_NEAR == 0:
+        if (
+            len(array.shape) > 1
+            and math.prod(array.shape[1:]) * width * array.dtype.bytes % _SEEMS_NEAR == 0
+        ):
             schedule = schedule.pad(array.name, 1, 1)
     schedule = schedule.expand(lane, "stack", width, "last")
     for number, loops in enumerate(copied.outward):
@@ -102,8 +104,9 @@ def _filled(schedule: Schedule, loops: Loops, width: int) -> Schedule:
     return schedule
 
 
-def _stored(schedule: Schedule, lane: str, own: str, block: str, loops: Loops, width: int
-            ) -> Schedule:
+def _stored(
+    schedule: Schedule, lane: str, own: str, block: str, loops: Loops, width: int
+) -> Schedule:
     """Squares of elements by tensors, each a vector of elements."""
     if not loops:
         return schedule
@@ -112,8 +115,12 @@ def _stored(schedule: Schedule, lane: str, own: str, block: str, loops: Loops, w
     side = _side(loops, width)
     if side < _SMALLEST:
         return schedule.reorder(name, own).unroll(name).vectorize(own)
-    schedule = schedule.split(name, side, "early").distribute(own, f"{name}.o").reorder(
-        f"{name}.o", own).split(own, side)
+    schedule = (
+        schedule.split(name, side, "early")
+        .distribute(own, f"{name}.o")
+        .reorder(f"{name}.o", own)
+        .split(own, side)
+    )
     for part in (f"{own}.i", f"{own}.t"):
         if part in schedule.loop_names:
             schedule = schedule.unroll(part)
@@ -150,16 +157,22 @@ class _Copied:
 
         def over(shape: Sequence[int]) -> tuple[tuple[Expr, ...], Loops]:
             """The places of an array, and the loops over them."""
-            places = tuple(Var(f"{stage.name}_e{next(numbers)}", INDEX, n) if n > 1
-                           else index.constant(0) for n in shape)
+            places = tuple(
+                Var(f"{stage.name}_e{next(numbers)}", INDEX, n) if n > 1 else index.constant(0)
+                for n in shape
+            )
             return places, tuple(v for v in places if isinstance(v, Var))
 
         def here(node: Expr) -> Expr | None:
             found = tensor(node, axis) if _is_tensor(node, axis) else None
-            return load(near[found], node.indices[len(found[1]):]) if found in near else None
+            return load(near[found], node.indices[len(found[1]) :]) if found in near else None
 
-        every = [one for group in stage.loads_by_buffer.values() for one in group
-                 if _is_tensor(one, axis)]
+        every = [
+            one
+            for group in stage.loads_by_buffer.values()
+            for one in group
+            if _is_tensor(one, axis)
+        ]
         for found in dict.fromkeys(tensor(one, axis) for one in every):
             (source, leading), users = found, [one for one in every if tensor(one, axis) == found]
             copy = _copy(steps, users[0], len(leading)) if len(users) == 1 else None
@@ -167,8 +180,12 @@ class _Copied:
                 array, done = copy
                 steps = [step for step in steps if step is not done]
             else:
-                array = near[found] = Buffer(f"{stage.name}_in{len(inward)}", source.dtype,
-                                             source.shape[len(leading):], "stack")
+                array = near[found] = Buffer(
+                    f"{stage.name}_in{len(inward)}",
+                    source.dtype,
+                    source.shape[len(leading) :],
+                    "stack",
+                )
                 arrays.append(array)
             places, loops = over(array.shape)
             first.append(_nested(loops, Put(array, places, load(source, (*leading, *places)))))
@@ -179,20 +196,31 @@ class _Copied:
             at = dict(zip(old, places, strict=True))
             value = substitute(transform(assign.value, here, memo), at)
             if not _is_whole(value, arrays, loops):
-                array = Buffer(f"{stage.name}_out{len(along)}", value.dtype,
-                               tuple(v.extent for v in loops), "stack")
+                array = Buffer(
+                    f"{stage.name}_out{len(along)}",
+                    value.dtype,
+                    tuple(v.extent for v in loops),
+                    "stack",
+                )
                 steps.append(_nested(loops, Put(array, loops, value)))
                 arrays.append(array)
                 places, loops = over([v.extent for v in old])
                 at, value = dict(zip(old, places, strict=True)), load(array, loops)
-            along.append(Assign(assign.buffer, tuple(substitute(i, at) for i in assign.indices),
-                                value))
+            along.append(
+                Assign(assign.buffer, tuple(substitute(i, at) for i in assign.indices), value)
+            )
             outward.append(loops)
         body = Procedure((), tuple(steps)).mapped(lambda e: transform(e, here, memo)).body
-        return _Copied(replace(
-            stage, along=tuple(along), reduce_axes=tuple(itertools.chain(*outward)),
-            procedure=Procedure(tuple(reversed(arrays)), (*first, *body))),
-            tuple(inward), tuple(outward))
+        return _Copied(
+            replace(
+                stage,
+                along=tuple(along),
+                reduce_axes=tuple(itertools.chain(*outward)),
+                procedure=Procedure(tuple(reversed(arrays)), (*first, *body)),
+            ),
+            tuple(inward),
+            tuple(outward),
+        )
 
 
 def _nested(loops: Loops, move: Move) -> Move:
@@ -203,14 +231,20 @@ def _nested(loops: Loops, move: Move) -> Move:
 
 def _is_tensor(read: Expr, axis: Var) -> bool:
     """Whether this reads from a tensor of its own along `axis`, whichever step reads it."""
-    return isinstance(read, Load) and begin(read, axis) is not None and all(
-        i.free <= {axis} for i in tensor(read, axis)[1])
+    return (
+        isinstance(read, Load)
+        and begin(read, axis) is not None
+        and all(i.free <= {axis} for i in tensor(read, axis)[1])
+    )
 
 
 def _is_whole(value: Expr, arrays: Sequence[Buffer], loops: Loops) -> bool:
     """Whether a value is what an array has at the place that some loops are at."""
-    return isinstance(value, Load) and value.source in arrays and loops == tuple(
-        i for i in value.indices if i is not index.constant(0))
+    return (
+        isinstance(value, Load)
+        and value.source in arrays
+        and loops == tuple(i for i in value.indices if i is not index.constant(0))
+    )
 
 
 def _copy(body: Sequence[Move], read: Load, leading: int) -> tuple[Buffer, Move] | None:
@@ -224,8 +258,12 @@ def _copy(body: Sequence[Move], read: Load, leading: int) -> tuple[Buffer, Move]
         if not isinstance(put, Put) or not isinstance(put.value, Load):
             return None
         shape = put.array.shape
-        if put.value is read and shape == read.source.shape[leading:] \
-                and read.indices[leading:] == put.indices and points == math.prod(shape) \
-                and all(isinstance(i, Var) or i is index.constant(0) for i in put.indices):
+        if (
+            put.value is read
+            and shape == read.source.shape[leading:]
+            and read.indices[leading:] == put.indices
+            and points == math.prod(shape)
+            and all(isinstance(i, Var) or i is index.constant(0) for i in put.indices)
+        ):
             return put.array, move
     return None

@@ -63,11 +63,18 @@ class Pointwise:
         if touched.keys() <= self.kept:
             return max(RUN, min(fitting, fair) // RUN * RUN)
         # What streams through is read in runs as long as can be.
-        step = max(lanes(self.stages, target),
-                   CACHE_LINE_BYTES // min(b.dtype.bytes for s in self.stages for b in s.outputs))
+        step = max(
+            lanes(self.stages, target),
+            CACHE_LINE_BYTES // min(b.dtype.bytes for s in self.stages for b in s.outputs),
+        )
         most = min(fitting, -(-self.points // target.cores))
-        return min(range(step, max(step, most) + 1, step), key=lambda size: (
-            -(-(self.points // size) // target.cores) * size + self.points % size, -size))
+        return min(
+            range(step, max(step, most) + 1, step),
+            key=lambda size: (
+                -(-(self.points // size) // target.cores) * size + self.points % size,
+                -size,
+            ),
+        )
 
 
 def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
@@ -89,8 +96,9 @@ def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
     if not rest:
         return blocks.program.body
     first = index.constant(whole * size)
-    return blocks.program.body + _scheduled(
-        loop, found.stages, (), first, rest, target).program.body
+    return (
+        blocks.program.body + _scheduled(loop, found.stages, (), first, rest, target).program.body
+    )
 
 
 def pointwise(loop: Loop, target: CpuTarget) -> Pointwise | None:
@@ -120,13 +128,24 @@ def pointwise(loop: Loop, target: CpuTarget) -> Pointwise | None:
                 own_rows.setdefault(buffer, set()).add(_rows(before, original.axes))
     same_axes = len({tuple(v.extent for v in s.axes) for s in originals}) == 1
     for buffer in written:
-        if own[buffer] != {True} and not (same_axes and len(own_rows[buffer]) == 1
-                                          and None not in own_rows[buffer]):
+        if own[buffer] != {True} and not (
+            same_axes and len(own_rows[buffer]) == 1 and None not in own_rows[buffer]
+        ):
             return None
-    moving = {buffer_of(access) for stage in stages for access in accesses(stage)
-              if any(loop.counter in i.free for i in access.indices)}
-    return Pointwise(tuple(stages), frozenset(
-        b for s in stages for b in (*s.inputs, *s.outputs) if b not in moving)) if stages else None
+    moving = {
+        buffer_of(access)
+        for stage in stages
+        for access in accesses(stage)
+        if any(loop.counter in i.free for i in access.indices)
+    }
+    return (
+        Pointwise(
+            tuple(stages),
+            frozenset(b for s in stages for b in (*s.inputs, *s.outputs) if b not in moving),
+        )
+        if stages
+        else None
+    )
 
 
 def _is_flat(access: Load | Assign, axis: Var) -> bool:
@@ -139,19 +158,29 @@ def _rows(access: Load | Assign, axes: tuple[Var, ...]) -> tuple[int, ...] | Non
     where they are not, or decide about others."""
     places = {i: dimension for dimension, i in enumerate(access.indices) if i in axes}
     others = [i for i in access.indices if i not in axes]
-    if len(places) + len(others) < len(access.indices) or not places.keys() >= set(axes) \
-            or any(not i.free.isdisjoint(axes) for i in others):
+    if (
+        len(places) + len(others) < len(access.indices)
+        or not places.keys() >= set(axes)
+        or any(not i.free.isdisjoint(axes) for i in others)
+    ):
         return None
     return tuple(places[v] for v in axes)
 
 
-def _scheduled(loop: Loop, stages: Sequence[Stage], shared: tuple[Var, ...], first: Expr,
-               count: int, target: CpuTarget) -> Schedule:
+def _scheduled(
+    loop: Loop,
+    stages: Sequence[Stage],
+    shared: tuple[Var, ...],
+    first: Expr,
+    count: int,
+    target: CpuTarget,
+) -> Schedule:
     """The trips of a loop, at each point of some axes, over `count` points of its stages from
     `first` on, in vectors."""
     parts = [_part(stage, number, first, count) for number, stage in enumerate(stages)]
-    schedule = open_schedule(Nest(tuple(parts), 0), lower_loop(loop, lower_nest(shared, parts), ()),
-                             checked=False)
+    schedule = open_schedule(
+        Nest(tuple(parts), 0), lower_loop(loop, lower_nest(shared, parts), ()), checked=False
+    )
     for part in parts:
         unroll = _TEMPLATE.default(Nest((part,), 1), target)["unroll"]
         schedule = vectorize(schedule, part.axes[0].name, lanes((part,), target), unroll)

@@ -34,14 +34,22 @@ def product_refusal(nest: Nest) -> str:
 
 def is_plain(factor: Expr) -> bool:
     """Nothing but a load: nothing to compute before multiplying."""
-    return isinstance(factor, Load) and factor.guard is None \
+    return (
+        isinstance(factor, Load)
+        and factor.guard is None
         and all(isinstance(i, Var | Const) or not loads(i) for i in factor.indices)
+    )
 
 
 def is_widened(factor: Expr) -> bool:
     """A plain load of bf16 as f32, which is a shift."""
-    return isinstance(factor, Apply) and factor.op == "convert" and factor.dtype is F32 \
-        and factor.args[0].dtype is BF16 and is_plain(factor.args[0])
+    return (
+        isinstance(factor, Apply)
+        and factor.op == "convert"
+        and factor.dtype is F32
+        and factor.args[0].dtype is BF16
+        and is_plain(factor.args[0])
+    )
 
 
 def is_direct(factor: Expr, along: Var) -> bool:
@@ -51,8 +59,11 @@ def is_direct(factor: Expr, along: Var) -> bool:
 
 def reads_vectors_along(factor: Expr, axis: Var) -> bool:
     """All that it reads lies side by side along an axis, or is the same all along it."""
-    return all(read.guard is None and (vector_stride(read, axis) == 1 or not any(
-        axis in i.free for i in read.indices)) for read in loads(factor))
+    return all(
+        read.guard is None
+        and (vector_stride(read, axis) == 1 or not any(axis in i.free for i in read.indices))
+        for read in loads(factor)
+    )
 
 
 def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
@@ -69,12 +80,18 @@ def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) ->
             if any(loops_named(s.body, inside) for s in schedule.loops(part)):
                 schedule = schedule.reorder(inside, part)
             schedule = schedule.vectorize(part)
-    return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
+    return (
+        schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i")
+        if is_square
         else schedule
+    )
 
 
 def products_per_task(tasks: int, work: int, cores: int) -> int:
     """How many of `tasks`, which have `work` multiply-adds in all, one of the pool should do; 0
     where that is too little to share."""
-    return max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work)))) \
-        if work > PARALLEL_WORK else 0
+    return (
+        max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work))))
+        if work > PARALLEL_WORK
+        else 0
+    )

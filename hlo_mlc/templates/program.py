@@ -55,21 +55,28 @@ ACCESS = 3
 
 
 @derived
-def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
-                    ) -> tuple[Template, tuple[tuple[str, str], ...]]:
+def choose_template(
+    nest: Nest, target: CpuTarget, wanted: str = ""
+) -> tuple[Template, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not."""
     is_stepwise = any(stage.procedure is not None for stage in nest.stages)
     template, refused = first_taking(
-        TEMPLATES, wanted, lambda template: "its steps come one after the other"
-        if is_stepwise and template.name not in STEPWISE else template.refusal(nest, target))
+        TEMPLATES,
+        wanted,
+        lambda template: (
+            "its steps come one after the other"
+            if is_stepwise and template.name not in STEPWISE
+            else template.refusal(nest, target)
+        ),
+    )
     assert template is not None, "the plain template takes every nest"
     return template, refused
 
 
-def schedule_program(program: TensorProgram, target: CpuTarget,
-                     tuned: Mapping[int, Way] | None = None,
-                     ) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
+def schedule_program(
+    program: TensorProgram, target: CpuTarget, tuned: Mapping[int, Way] | None = None
+) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
     """Loops for the whole kernel.
 
     tuned: for the position of a nest (in program order), the template and the parameters, or steps,
@@ -87,12 +94,20 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
-def loops_of(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
-             extra: Mapping[Step, list[Buffer]]) -> LoopProgram:
+def loops_of(
+    program: TensorProgram,
+    parts: list[tuple[Step, tuple[Stmt, ...]]],
+    extra: Mapping[Step, list[Buffer]],
+) -> LoopProgram:
     """The loops of all steps, and where what they keep meanwhile lies in the arena."""
-    return LoopProgram(program.name, program.operands, program.results,
-                       tuple(stmt for _, statements in parts for stmt in statements),
-                       _plan_arena(program, parts, extra), program.aliases)
+    return LoopProgram(
+        program.name,
+        program.operands,
+        program.results,
+        tuple(stmt for _, statements in parts for stmt in statements),
+        _plan_arena(program, parts, extra),
+        program.aliases,
+    )
 
 
 def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
@@ -117,8 +132,9 @@ def history_text(schedule: Schedule) -> str:
 
 
 class _Assembler:
-    def __init__(self, target: CpuTarget, tuned: Mapping[int, Way], repeated: frozenset[Nest]
-                 ) -> None:
+    def __init__(
+        self, target: CpuTarget, tuned: Mapping[int, Way], repeated: frozenset[Nest]
+    ) -> None:
         self.target, self.tuned, self.repeated = target, tuned, repeated
         self.called: dict[str, LoopProgram] = {}
         self.decisions: list[Decision[Template]] = []
@@ -139,8 +155,10 @@ class _Assembler:
                 self.outermost = None
 
     def _branch(self, step: Branch) -> tuple[Stmt, ...]:
-        then, otherwise = (tuple(stmt for inner in side for stmt in self.step(inner))
-                           for side in (step.then, step.otherwise))
+        then, otherwise = (
+            tuple(stmt for inner in side for stmt in self.step(inner))
+            for side in (step.then, step.otherwise)
+        )
         return lower_branch(step, then, otherwise)
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
@@ -152,7 +170,8 @@ class _Assembler:
         if blocked is not None:
             return blocked
         return lower_loop(
-            step, body, tuple(stmt for inner in step.test for stmt in self.step(inner)))
+            step, body, tuple(stmt for inner in step.test for stmt in self.step(inner))
+        )
 
     def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
@@ -174,8 +193,16 @@ class _Assembler:
             if template.name == wanted:
                 parameters = {**parameters, **tuned}
             scheduled = template.apply(nest, self.target, parameters)
-        self.decisions.append(Decision(nest, template, parameters, refused, scheduled.schedules,
-                                       by_hand=isinstance(tuned, tuple)))
+        self.decisions.append(
+            Decision(
+                nest,
+                template,
+                parameters,
+                refused,
+                scheduled.schedules,
+                by_hand=isinstance(tuned, tuple),
+            )
+        )
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
         return scheduled.body
 
@@ -190,8 +217,11 @@ class _Assembler:
         """A call of the program that nests like this one share; None if it needs scratch."""
         own = set(nest.private)
         outputs = tuple(b for b in written((nest,)) if b not in own)
-        inputs = tuple(dict.fromkeys(
-            b for s in nest.stages for b in s.inputs if b not in own and b not in outputs))
+        inputs = tuple(
+            dict.fromkeys(
+                b for s in nest.stages for b in s.inputs if b not in own and b not in outputs
+            )
+        )
         program = canonical("nest", (nest,), inputs, outputs, CALLED_NAMES)
         key = text_of(program)
         loops = self.called.get(key)
@@ -204,7 +234,8 @@ class _Assembler:
             if inner.extra[step] or _buffers(body) & {b.name for b in program.temporaries}:
                 return None
             loops = self.called[key] = LoopProgram(
-                f"nest{len(self.called)}", program.operands, program.results, body)
+                f"nest{len(self.called)}", program.operands, program.results, body
+            )
             self.decisions += inner.decisions
         return Call(loops, (*inputs, *outputs))
 
@@ -225,8 +256,10 @@ def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
 
 def is_short(loop: Loop, target: CpuTarget) -> bool:
     """Whether a trip of a loop is over before other threads have seen what it is about."""
-    return all(isinstance(step, Nest) for step in loop.body) \
+    return (
+        all(isinstance(step, Nest) for step in loop.body)
         and sum(_vector_operations(step, target) for step in loop.body) < LONG_TRIP
+    )
 
 
 def _vector_operations(nest: Nest, target: CpuTarget) -> int:
@@ -234,8 +267,11 @@ def _vector_operations(nest: Nest, target: CpuTarget) -> int:
     for stage in nest.stages:
         one_by_one = stage.scan is not None or stage.sort is not None
         lanes = 1 if one_by_one else lanes_of((stage,), target)
-        each = 1 if contraction(stage) is not None \
+        each = (
+            1
+            if contraction(stage) is not None
             else cost(*stage.expressions) + ACCESS * (1 + len(stage.inputs))
+        )
         total += points(stage) * each // lanes
     return total
 
@@ -255,9 +291,17 @@ def _repeated(program: TensorProgram) -> frozenset[Nest]:
         elif in_loop and all(points(s) <= MOST_POINTS for s in step.stages):
             continue  # a call would take longer, and what it hands on would go through memory
         elif not _outer_variables(step) and aliased.isdisjoint(
-                b for s in step.stages for b in (*s.inputs, *s.outputs)):
-            shape = tuple((tuple(v.extent for v in (*s.axes, *s.reduce_axes)), len(s.assigns),
-                           len(s.inputs), cost(*s.expressions)) for s in step.stages)
+            b for s in step.stages for b in (*s.inputs, *s.outputs)
+        ):
+            shape = tuple(
+                (
+                    tuple(v.extent for v in (*s.axes, *s.reduce_axes)),
+                    len(s.assigns),
+                    len(s.inputs),
+                    cost(*s.expressions),
+                )
+                for s in step.stages
+            )
             groups.setdefault((step.shared, shape), []).append(step)
     return frozenset(n for group in groups.values() if len(group) >= REPEATS for n in group)
 
@@ -271,8 +315,11 @@ def _outer_variables(nest: Nest) -> bool:
     return False
 
 
-def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
-                extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
+def _plan_arena(
+    program: TensorProgram,
+    parts: list[tuple[Step, tuple[Stmt, ...]]],
+    extra: Mapping[Step, list[Buffer]],
+) -> tuple[tuple[Buffer, int], ...]:
     """Byte offsets such that buffers alive at the same time do not overlap.
 
     A buffer lives from the first to the last top-level step that touches it. Those of a few

@@ -77,15 +77,25 @@ class ReductionTemplate:
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Partial results in flight for cheap terms, vectors per iteration of maps, work of one
         task, whether the next row is fetched meanwhile, chunks, rows at a time."""
-        return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4), "ahead": (0, 1),
-                "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,),
-                "rows": (1, 2, 4, 8) if _share_a_row(nest, target) else (1,)}
+        return {
+            "count": (1, 2, 4, 8),
+            "unroll": (1, 2, 4),
+            "grain": (1, 2, 4),
+            "ahead": (0, 1),
+            "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,),
+            "rows": (1, 2, 4, 8) if _share_a_row(nest, target) else (1,),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
-        return {"count": 8, "unroll": 2, "grain": 1, "ahead": int(_bytes_read(nest) >= FAR),
-                "chunks": self._chunks(nest),
-                "rows": ROWS if _share_a_row(nest, target) else 1}
+        return {
+            "count": 8,
+            "unroll": 2,
+            "grain": 1,
+            "ahead": int(_bytes_read(nest) >= FAR),
+            "chunks": self._chunks(nest),
+            "rows": ROWS if _share_a_row(nest, target) else 1,
+        }
 
     def _chunks(self, nest: Nest) -> int:
         stage = nest.stages[0]
@@ -102,8 +112,8 @@ class ReductionTemplate:
             return _apart(nest, target, parameters)
         if parameters["rows"] > 1 and _share_a_row(nest, target):
             return _together(nest, target, parameters)
-        shared = nest.stages[0].axes[:nest.shared]
-        inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
+        shared = nest.stages[0].axes[: nest.shared]
+        inner = [coalesce(replace(s, axes=s.axes[nest.shared :])) for s in nest.stages]
         schedule = open_schedule(nest, lower_nest(shared, inner))
         for stage in inner:
             schedule = _row(schedule, nest, stage, target, parameters)
@@ -134,9 +144,13 @@ def _finishes_late(nest: Nest, target: CpuTarget) -> bool:
     rows = coalesce(stage).axes
     width = lanes((stage,), target)
     vectors = -(-stage.reduce_axes[-1].extent // width) * math.prod(
-        v.extent for v in stage.reduce_axes[:-1])
-    return bool(rows) and rows[-1].extent >= width \
+        v.extent for v in stage.reduce_axes[:-1]
+    )
+    return (
+        bool(rows)
+        and rows[-1].extent >= width
         and sum(cost(a.value) for a in stage.assigns) > max(HEAVY, vectors * cost(*stage.terms))
+    )
 
 
 def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -166,16 +180,23 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
 def _share_a_row(nest: Nest, target: CpuTarget) -> bool:
     """Whether the rows of one fold, which are read in vectors, meet the elements of another row."""
     stage = coalesce(nest.stages[0])
-    if len(nest.stages) > 1 or not stage.axes or stage.combiner.identity is None \
-            or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
+    if (
+        len(nest.stages) > 1
+        or not stage.axes
+        or stage.combiner.identity is None
+        or merging(stage.combiner, stage.terms, stage.reduce_axes) is None
+    ):
         return False
     row, along = stage.axes[-1], stage.reduce_axes[-1]
     every = repeated_reads(stage)
     moving = [x for x in every if any(along in i.free for i in x.indices)]
     own = [x for x in moving if any(row in i.free for i in x.indices)]
-    return row.extent > 1 and along.extent >= SHORTEST * lanes((stage,), target) \
-        and 0 < len(own) < len(moving) \
+    return (
+        row.extent > 1
+        and along.extent >= SHORTEST * lanes((stage,), target)
+        and 0 < len(own) < len(moving)
         and all(reads_vectors_along(term, along) for term in stage.terms)
+    )
 
 
 def _together(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -186,17 +207,21 @@ def _together(nest: Nest, target: CpuTarget, parameters: Parameters) -> Schedule
     tiles = -(-row.extent // height)
     tasks = max(2, total // grain) if total > SERIAL_WORK else 1
     blocks = min(tiles, -(-tasks // math.prod(v.extent for v in outer)))
-    schedule = _in_partial_results(open_schedule(nest, lower_stage(stage), checked=False), stage,
-                                   height, target, parameters)
+    schedule = _in_partial_results(
+        open_schedule(nest, lower_stage(stage), checked=False), stage, height, target, parameters
+    )
     schedule = in_blocks_of_tiles(schedule, stage, row, height, -(-tiles // blocks))
     schedule = in_tasks(
-        _tile(schedule, stage, f"{row.name}.i"), len(outer) + 1,
-        lambda every: max(1, min(every // 2, grain * every // total)) if tasks > 1 else 0)
+        _tile(schedule, stage, f"{row.name}.i"),
+        len(outer) + 1,
+        lambda every: max(1, min(every // 2, grain * every // total)) if tasks > 1 else 0,
+    )
     return Scheduled.of(schedule.cascade())
 
 
-def _in_partial_results(schedule: Schedule, stage: Stage, height: int, target: CpuTarget,
-                        parameters: Parameters) -> Schedule:
+def _in_partial_results(
+    schedule: Schedule, stage: Stage, height: int, target: CpuTarget, parameters: Parameters
+) -> Schedule:
     """The fold of each row in vectors, so many of them as registers have room for with `height`
     rows at a time."""
     count = _partial_results(stage, parameters["count"]) // height
@@ -212,21 +237,29 @@ def _tile(schedule: Schedule, stage: Stage, row: str) -> Schedule:
     return schedule.unroll(row)
 
 
-def _row(schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parameters: Parameters
-         ) -> Schedule:
+def _row(
+    schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parameters: Parameters
+) -> Schedule:
     """One pass over a row."""
     width = lanes((stage,), target)
     if is_map(stage):
         if not stage.axes:
             return schedule
-        return vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"],
-                         in_pieces=is_in_place(nest, stage))
+        return vectorize(
+            schedule,
+            stage.axes[-1].name,
+            width,
+            parameters["unroll"],
+            in_pieces=is_in_place(nest, stage),
+        )
     axis = stage.reduce_axes[-1]
-    if (stage.combiner.identity is None and axis.extent < width) \
-            or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
+    if (stage.combiner.identity is None and axis.extent < width) or merging(
+        stage.combiner, stage.terms, stage.reduce_axes
+    ) is None:
         return schedule
-    return schedule.rfactor(axis.name, short_width(axis.extent, width),
-                            _partial_results(stage, parameters["count"]))
+    return schedule.rfactor(
+        axis.name, short_width(axis.extent, width), _partial_results(stage, parameters["count"])
+    )
 
 
 def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTarget) -> Schedule:
@@ -234,15 +267,21 @@ def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTar
 
     Processors fetch ahead by themselves, but not past the end of a page, where a row often ends.
     """
-    rows = nest.stages[0].axes[:nest.shared]
+    rows = nest.stages[0].axes[: nest.shared]
     chosen: dict[Buffer, tuple[int, str, int]] = {}
-    vectors = {f"{s.var.name}." for s in walk(schedule.program.body)
-               if isinstance(s, For) and s.kind is LoopKind.VECTORIZE}
+    vectors = {
+        f"{s.var.name}."
+        for s in walk(schedule.program.body)
+        if isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+    }
     for stage in passes:
         for buffer, axis, apart in _rows_read(stage, rows[-1]):
             heavier = stage_cost(stage) >= chosen.get(buffer, (0,))[0]
-            if heavier and buffer not in nest.private \
-                    and any(name.startswith(f"{axis}.") for name in vectors):
+            if (
+                heavier
+                and buffer not in nest.private
+                and any(name.startswith(f"{axis}.") for name in vectors)
+            ):
                 chosen[buffer] = stage_cost(stage), axis, apart
     for buffer, (heavy, axis, apart) in chosen.items():
         row = abs(apart) * buffer.dtype.bytes
@@ -265,9 +304,12 @@ def _rows_read(stage: Stage, row: Var) -> list[tuple[Buffer, str, int]]:
     if not stage.reduce_axes and not stage.axes:
         return []
     axis = (stage.reduce_axes or stage.axes)[-1]
-    return [(buffer, axis.name, stride(read, row)) for buffer in stage.inputs
-            for read in reads(stage, buffer)
-            if read.guard is None and stride(read, axis) == 1 and stride(read, row)]
+    return [
+        (buffer, axis.name, stride(read, row))
+        for buffer in stage.inputs
+        for read in reads(stage, buffer)
+        if read.guard is None and stride(read, axis) == 1 and stride(read, row)
+    ]
 
 
 def _partial_results(stage: Stage, count: int) -> int:

@@ -83,8 +83,7 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
     steps, count = stage.scan.axis.extent, -(-layout.lane.extent // layout.width)
     if layout.transposes:
         few = layout.lane.extent * others
-        if steps < LONG or few >= FEW_LANES or (few >= BLOCK // 2
-                                                and few * steps < SERIAL_WORK):
+        if steps < LONG or few >= FEW_LANES or (few >= BLOCK // 2 and few * steps < SERIAL_WORK):
             return 1
         chunks = FEW_LANES if few * BLOCK < FEW_LANES else BLOCK
     else:

@@ -75,8 +75,9 @@ class Layout:
         return Layout(best, tuple(v for v in others if v is not best), width, transposes)
 
 
-def strips(stage: Stage, target: CpuTarget, vectors: int,
-           last: tuple[Assign, ...] = ()) -> tuple[Stmt, ...]:
+def strips(
+    stage: Stage, target: CpuTarget, vectors: int, last: tuple[Assign, ...] = ()
+) -> tuple[Stmt, ...]:
     """All strips of lanes, shared out over tasks where that is worth it; `last` is stored at the
     end of each scan."""
     layout = Layout.of(stage, target)
@@ -95,14 +96,15 @@ def strips(stage: Stage, target: CpuTarget, vectors: int,
         if not whole:
             return short.loops()
         first = index.multiply(bounded(number, count), index.constant(vectors))
-        size = index.minimum(index.constant(vectors),
-                             index.subtract(index.constant(whole), first))
-        full = _Strip(stage, last, layout, at, "full", first, size, min(vectors, whole),
-                      layout.width, whole)
+        size = index.minimum(index.constant(vectors), index.subtract(index.constant(whole), first))
+        full = _Strip(
+            stage, last, layout, at, "full", first, size, min(vectors, whole), layout.width, whole
+        )
         if not rest:
             return full.loops()
-        return (If(index.compare("lt", number, index.constant(count)), full.loops(),
-                   short.loops()),)
+        return (
+            If(index.compare("lt", number, index.constant(count)), full.loops(), short.loops()),
+        )
 
     return shared_out(name, tasks, work(Nest((stage,), len(stage.axes))), task)
 
@@ -140,18 +142,38 @@ class _Strip:
 
             def outer(s: Var) -> tuple[Stmt, ...]:
                 start = index.multiply(s, index.constant(group))
-                size = index.minimum(index.constant(group),
-                                     index.subtract(index.constant(blocks), start))
-                return (loop(f"{self._axis}_block", size, LoopKind.SERIAL, lambda b: self._each(
-                            lambda v: self._block(levels, v, bounded(index.add(start, b), blocks),
-                                                  self.layout.block))),
-                        *self._each(lambda v: (*self._fold(levels[-2], carry, v),
-                                               *self._set(carry, v, combiner.identity))))
+                size = index.minimum(
+                    index.constant(group), index.subtract(index.constant(blocks), start)
+                )
+                return (
+                    loop(
+                        f"{self._axis}_block",
+                        size,
+                        LoopKind.SERIAL,
+                        lambda b: self._each(
+                            lambda v: self._block(
+                                levels, v, bounded(index.add(start, b), blocks), self.layout.block
+                            )
+                        ),
+                    ),
+                    *self._each(
+                        lambda v: (
+                            *self._fold(levels[-2], carry, v),
+                            *self._set(carry, v, combiner.identity),
+                        )
+                    ),
+                )
 
             body.append(loop(f"{self._axis}_chain", -(-blocks // group), LoopKind.SERIAL, outer))
         elif blocks:
-            body.append(loop(f"{self._axis}_block", blocks, LoopKind.SERIAL, lambda b: self._each(
-                lambda v: self._block(levels, v, b, self.layout.block))))
+            body.append(
+                loop(
+                    f"{self._axis}_block",
+                    blocks,
+                    LoopKind.SERIAL,
+                    lambda b: self._each(lambda v: self._block(levels, v, b, self.layout.block)),
+                )
+            )
         if rest:
             body += self._each(lambda v: self._block(levels, v, index.constant(blocks), rest))
         if self.last:
@@ -173,20 +195,33 @@ class _Strip:
     def _buffers(self, what: str) -> tuple[Buffer, ...]:
         """An element for each lane of the strip and each accumulator."""
         scope = "register" if self.most == 1 else "stack"
-        return tuple(Buffer(f"{self.stage.name}.{v.name}_{self.name}_{what}", v.dtype,
-                            (self.most * self.layout.width,), scope)
-                     for v in self.stage.accumulators)
+        return tuple(
+            Buffer(
+                f"{self.stage.name}.{v.name}_{self.name}_{what}",
+                v.dtype,
+                (self.most * self.layout.width,),
+                scope,
+            )
+            for v in self.stage.accumulators
+        )
 
     def _registers(self, what: str) -> tuple[Buffer, ...]:
-        return tuple(replace(b, shape=(self.layout.width,), scope="register")
-                     for b in self._buffers(what))
+        return tuple(
+            replace(b, shape=(self.layout.width,), scope="register") for b in self._buffers(what)
+        )
 
     def _each(self, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         """`body` for each vector of the strip."""
         if self.most == 1:
             return body(index.constant(0))
-        return (loop(f"{self._axis}_v", self.count, LoopKind.SERIAL,
-                     lambda v: body(bounded(v, self.most))),)
+        return (
+            loop(
+                f"{self._axis}_v",
+                self.count,
+                LoopKind.SERIAL,
+                lambda v: body(bounded(v, self.most)),
+            ),
+        )
 
     def _lanes(self, what: str, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         return (loop(f"{self._axis}_{what}", self.live, LoopKind.VECTORIZE, body),)
@@ -206,22 +241,37 @@ class _Strip:
             step = index.subtract(index.constant(axis.extent - 1), step)
         return {**self.at, self.layout.lane: self._lane(v, lane), axis: step}
 
-    def _set(self, buffers: tuple[Buffer, ...], v: Expr, values: tuple[Expr, ...]
-             ) -> tuple[Stmt, ...]:
+    def _set(
+        self, buffers: tuple[Buffer, ...], v: Expr, values: tuple[Expr, ...]
+    ) -> tuple[Stmt, ...]:
         """An initial value, which may depend on the lane."""
         start = index.constant(0)
-        return self._lanes("s", lambda lane: tuple(
-            Store(b, (self._slot(v, lane),), substitute(e, self._point(v, lane, start)))
-            for b, e in zip(buffers, values, strict=True)))
+        return self._lanes(
+            "s",
+            lambda lane: tuple(
+                Store(b, (self._slot(v, lane),), substitute(e, self._point(v, lane, start)))
+                for b, e in zip(buffers, values, strict=True)
+            ),
+        )
 
-    def _fold(self, into: tuple[Buffer, ...], terms: tuple[Buffer, ...], v: Expr
-              ) -> tuple[Stmt, ...]:
-        return self._lanes("f", lambda lane: (Accumulate(
-            into, (self._slot(v, lane),), self.stage.combiner,
-            tuple(load(b, (self._slot(v, lane),)) for b in terms)),))
+    def _fold(
+        self, into: tuple[Buffer, ...], terms: tuple[Buffer, ...], v: Expr
+    ) -> tuple[Stmt, ...]:
+        return self._lanes(
+            "f",
+            lambda lane: (
+                Accumulate(
+                    into,
+                    (self._slot(v, lane),),
+                    self.stage.combiner,
+                    tuple(load(b, (self._slot(v, lane),)) for b in terms),
+                ),
+            ),
+        )
 
-    def _block(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, block: Expr, steps: int
-               ) -> tuple[Stmt, ...]:
+    def _block(
+        self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, block: Expr, steps: int
+    ) -> tuple[Stmt, ...]:
         """Some steps of one vector of lanes."""
         stage, width = self.stage, self.layout.width
         carry = levels[-1]
@@ -231,9 +281,11 @@ class _Strip:
         result = self._registers("result") if inexact and stage.assigns else ()
         begin = index.multiply(block, index.constant(self.layout.block))
         square = self.layout.transposes and steps == width == self.live
-        tiles = {a: Buffer(f"{stage.name}.{a.buffer.name}_tile", a.buffer.dtype, (width, width),
-                           "stack")
-                 for a in stage.assigns if square and stride(a, stage.scan.axis) == 1}
+        tiles = {
+            a: Buffer(f"{stage.name}.{a.buffer.name}_tile", a.buffer.dtype, (width, width), "stack")
+            for a in stage.assigns
+            if square and stride(a, stage.scan.axis) == 1
+        }
 
         def step(c: Var) -> tuple[Stmt, ...]:
             return self._lanes("l", lambda lane: at_lane(c, lane))
@@ -248,49 +300,96 @@ class _Strip:
             fold = (Accumulate(prefix, (lane,), stage.combiner, terms),)
             if not stage.assigns:
                 return fold
-            before, own, found = (tuple(load(b, (lane,)) for b in buffers)
-                                  for buffers in (base, prefix, result))
+            before, own, found = (
+                tuple(load(b, (lane,)) for b in buffers) for buffers in (base, prefix, result)
+            )
             both = _combined(stage.combiner, before, own)
-            return (*fold, *(Store(b, (lane,), e) for b, e in zip(result, both, strict=True)),
-                    *store(c, lane, point, found))
+            return (
+                *fold,
+                *(Store(b, (lane,), e) for b, e in zip(result, both, strict=True)),
+                *store(c, lane, point, found),
+            )
 
-        def store(c: Expr, lane: Expr, point: dict[Var, Expr], found: tuple[Expr, ...]
-                  ) -> tuple[Stmt, ...]:
+        def store(
+            c: Expr, lane: Expr, point: dict[Var, Expr], found: tuple[Expr, ...]
+        ) -> tuple[Stmt, ...]:
             where = {**point, **dict(zip(stage.accumulators, found, strict=True))}
-            return tuple(Store(tiles[a], (c, lane), s.value) if a in tiles else s
-                         for a, s in zip(stage.assigns, stores_at(stage.assigns, where),
-                                         strict=True))
+            return tuple(
+                Store(tiles[a], (c, lane), s.value) if a in tiles else s
+                for a, s in zip(stage.assigns, stores_at(stage.assigns, where), strict=True)
+            )
 
         def write_out(r: Var) -> tuple[Stmt, ...]:
-            return (loop(f"{self._axis}_w", width, LoopKind.VECTORIZE, lambda w: tuple(
-                Store(a.buffer, tuple(substitute(i, self._point(v, r, index.add(begin, place)))
-                                      for i in a.indices), load(tile, (place, r)))
-                for a, tile in tiles.items()
-                for place in (index.subtract(index.constant(width - 1), w)
-                              if stage.scan.reverse else w,))),)
+            return (
+                loop(
+                    f"{self._axis}_w",
+                    width,
+                    LoopKind.VECTORIZE,
+                    lambda w: tuple(
+                        Store(
+                            a.buffer,
+                            tuple(
+                                substitute(i, self._point(v, r, index.add(begin, place)))
+                                for i in a.indices
+                            ),
+                            load(tile, (place, r)),
+                        )
+                        for a, tile in tiles.items()
+                        for place in (
+                            index.subtract(index.constant(width - 1), w)
+                            if stage.scan.reverse
+                            else w,
+                        )
+                    ),
+                ),
+            )
 
         each = cost(*stage.expressions) + 2 * cost(*stage.combiner.results)
         kind = LoopKind.UNROLL if steps * each <= WRITTEN_OUT else LoopKind.SERIAL
         body: tuple[Stmt, ...] = (loop(f"{self._axis}_k", steps, kind, step),)
         if inexact:
-            body = (*self._start(levels, base, prefix, v), *body, *self._lanes(
-                "f", lambda lane: (Accumulate(
-                    carry, (self._slot(v, lane),), stage.combiner,
-                    tuple(load(b, (lane,)) for b in prefix)),)))
+            body = (
+                *self._start(levels, base, prefix, v),
+                *body,
+                *self._lanes(
+                    "f",
+                    lambda lane: (
+                        Accumulate(
+                            carry,
+                            (self._slot(v, lane),),
+                            stage.combiner,
+                            tuple(load(b, (lane,)) for b in prefix),
+                        ),
+                    ),
+                ),
+            )
         if tiles:
             body = (*body, loop(f"{self._axis}_r", width, LoopKind.UNROLL, write_out))
         return allocated(reversed((*prefix, *base, *result, *tiles.values())), body)
 
-    def _start(self, levels: tuple[tuple[Buffer, ...], ...], base: tuple[Buffer, ...],
-               prefix: tuple[Buffer, ...], v: Expr) -> tuple[Stmt, ...]:
+    def _start(
+        self,
+        levels: tuple[tuple[Buffer, ...], ...],
+        base: tuple[Buffer, ...],
+        prefix: tuple[Buffer, ...],
+        v: Expr,
+    ) -> tuple[Stmt, ...]:
         """What was accumulated before a block, and the neutral start of its own prefix."""
-        return self._lanes("b", lambda lane: tuple(
-            Store(b, (lane,), e) for b, e in zip(
-                (*base, *prefix),
-                (*self._before(levels, v, lane), *self.stage.combiner.identity), strict=True)))
+        return self._lanes(
+            "b",
+            lambda lane: tuple(
+                Store(b, (lane,), e)
+                for b, e in zip(
+                    (*base, *prefix),
+                    (*self._before(levels, v, lane), *self.stage.combiner.identity),
+                    strict=True,
+                )
+            ),
+        )
 
     def _finish(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr) -> tuple[Stmt, ...]:
         """What is stored at the end of the scans."""
+
         def finish(lane: Expr) -> tuple[Stmt, ...]:
             where = self._point(v, lane, index.constant(0))
             where |= zip(self.stage.accumulators, self._before(levels, v, lane), strict=True)
@@ -298,8 +397,9 @@ class _Strip:
 
         return self._lanes("e", finish)
 
-    def _before(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, lane: Expr
-                ) -> tuple[Expr, ...]:
+    def _before(
+        self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, lane: Expr
+    ) -> tuple[Expr, ...]:
         """All levels combined."""
         place = (self._slot(v, lane),)
         *outer, values = (tuple(load(b, place) for b in buffers) for buffers in levels)
@@ -308,13 +408,16 @@ class _Strip:
         return values
 
 
-def _combined(combiner: Combiner, left: tuple[Expr, ...], right: tuple[Expr, ...]
-              ) -> tuple[Expr, ...]:
+def _combined(
+    combiner: Combiner, left: tuple[Expr, ...], right: tuple[Expr, ...]
+) -> tuple[Expr, ...]:
     at = dict(zip((*combiner.lhs, *combiner.rhs), (*left, *right), strict=True))
     return tuple(substitute(r, at) for r in combiner.results)
 
 
 def _is_inexact(combiner: Combiner) -> bool:
     """Whether combining rounds, so that the order matters."""
-    return any(isinstance(node, Apply) and node.dtype.is_float
-               and node.op not in ("max", "min", "select") for node in walk(*combiner.results))
+    return any(
+        isinstance(node, Apply) and node.dtype.is_float and node.op not in ("max", "min", "select")
+        for node in walk(*combiner.results)
+    )

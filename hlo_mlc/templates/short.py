@@ -40,8 +40,8 @@ class ShortTemplate(Fixed):
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The naive loops, all of them unrolled."""
-        shared = nest.stages[0].axes[:nest.shared]
-        inner = [replace(stage, axes=stage.axes[nest.shared:]) for stage in nest.stages]
+        shared = nest.stages[0].axes[: nest.shared]
+        inner = [replace(stage, axes=stage.axes[nest.shared :]) for stage in nest.stages]
         schedule = open_schedule(nest, lower_nest(shared, inner), checked=False)
         for name in schedule.loop_names:
             schedule = schedule.unroll(name)
@@ -63,8 +63,11 @@ def _refusal(stage: Stage) -> str:
 
 def _lengthy(expressions: Iterable[Expr]) -> set[Expr]:
     """Functions that take as long for one element as for a vector, each with its argument."""
-    return {node for node in walk(*expressions)
-            if isinstance(node, Apply) and OPS[node.op].accuracy is Accuracy.APPROXIMATE}
+    return {
+        node
+        for node in walk(*expressions)
+        if isinstance(node, Apply) and OPS[node.op].accuracy is Accuracy.APPROXIMATE
+    }
 
 
 def _at_all_points(stage: Stage) -> Iterator[Expr]:

@@ -52,13 +52,14 @@ def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:
     for axis in reversed(stage.axes[:-1]):
         count += 1
         lanes_along = width_along(period, width, target)
-        if period > max(LONGEST_PERIOD, lanes_along - 1) \
-                or math.lcm(period, lanes_along) > most * lanes_along:
+        if (
+            period > max(LONGEST_PERIOD, lanes_along - 1)
+            or math.lcm(period, lanes_along) > most * lanes_along
+        ):
             return 1
         period *= axis.extent
         if period >= width:
-            return count if _suits(
-                stage, stage.axes[-count:], lanes_along, most_read) else 1
+            return count if _suits(stage, stage.axes[-count:], lanes_along, most_read) else 1
     return 1
 
 
@@ -73,11 +74,13 @@ def width_along(period: int, width: int, target: CpuTarget) -> int:
 def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> bool:
     """Whether vectors of a stage may go along some axes as if these were one."""
     read = [load for group in stage.loads_by_buffer.values() for load in group]
-    if not all(a.guard is None and _lies_along(a, axes) for a in stage.assigns) \
-            or not may_repeat(stage):
+    if not all(a.guard is None and _lies_along(a, axes) for a in stage.assigns) or not may_repeat(
+        stage
+    ):
         return False
-    if not any(picks_along(stage, v) for v in axes) \
-            and all(_lies_near(load, axes, width) for load in read):
+    if not any(picks_along(stage, v) for v in axes) and all(
+        _lies_near(load, axes, width) for load in read
+    ):
         return True
     if not _conditions(stage) <= {*axes[1:]}:
         return False
@@ -96,8 +99,9 @@ def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> boo
 
 def _lies_along(access: Load | Assign, axes: Sequence[Var]) -> bool:
     """Whether what is accessed along some axes lies side by side."""
-    return all(stride(access, v) == math.prod(w.extent for w in axes[n + 1:])
-               for n, v in enumerate(axes))
+    return all(
+        stride(access, v) == math.prod(w.extent for w in axes[n + 1 :]) for n, v in enumerate(axes)
+    )
 
 
 def _lies_near(read: Load, axes: Sequence[Var], width: int) -> bool:
@@ -108,14 +112,20 @@ def _lies_near(read: Load, axes: Sequence[Var], width: int) -> bool:
     (step, *steps), (_, *short) = apart, axes
     rows = 1 + (width - 2) // math.prod(v.extent for v in short)  # that begin behind the first
     span = rows * abs(step) + sum(
-        abs(step) * (v.extent - 1) for step, v in zip(steps, short, strict=True))
+        abs(step) * (v.extent - 1) for step, v in zip(steps, short, strict=True)
+    )
     return span < 2 * width or _lies_along(read, axes)
 
 
 def _conditions(stage: Stage) -> set[Var]:
     """The axes that conditions on where a point stands, in what is computed and read, depend on."""
-    found = [node for node in walk(*stage.expressions) if isinstance(node, Apply)
-             and node.dtype is BOOL and any(e.dtype is INDEX for e in node.args)]
+    found = [
+        node
+        for node in walk(*stage.expressions)
+        if isinstance(node, Apply)
+        and node.dtype is BOOL
+        and any(e.dtype is INDEX for e in node.args)
+    ]
     guards = [x.guard for x in accesses(stage) if x.guard is not None]
     return {v for e in (*found, *guards) for v in e.free}
 

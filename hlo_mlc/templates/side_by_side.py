@@ -81,8 +81,10 @@ class SideBySideTemplate:
         if _is_one_map(nest) and has_borders(nest.stages[0], lanes(nest.stages, target)):
             return "most of a row is the same once it is cut at its borders"
         longest = LONGEST_JOINED if _is_one_map(nest) else LONGEST
-        if any(not 0 < v.extent <= longest for axes in inner for v in axes) \
-                or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS:
+        if (
+            any(not 0 < v.extent <= longest for axes in inner for v in axes)
+            or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS
+        ):
             return f"rows of more than {longest} elements, or {MOST_POINTS} points"
         if not all(is_injective(a, s.axes) for s in nest.stages for a in s.assigns):
             return "several rows may write one element"
@@ -100,8 +102,8 @@ class SideBySideTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         total, nest = work(nest), _coalesced(nest)
-        shared = nest.stages[0].axes[:nest.shared]
-        stages = [replace(s, axes=s.axes[nest.shared:]) for s in nest.stages]
+        shared = nest.stages[0].axes[: nest.shared]
+        stages = [replace(s, axes=s.axes[nest.shared :]) for s in nest.stages]
         schedule = open_schedule(nest, lower_nest(shared, stages), checked=False)
         for buffer in nest.private:
             schedule = schedule.contract(buffer.name)
@@ -156,9 +158,11 @@ def _is_one_map(nest: Nest) -> bool:
 def _is_joined(nest: Nest) -> bool:
     """Whether a map computes something else for each element of a row."""
     (stage,) = nest.stages
-    return math.prod(v.extent for v in _along(nest, stage)) > WIDEST_STEP \
-        and picks_along(stage, stage.axes[-1]) \
+    return (
+        math.prod(v.extent for v in _along(nest, stage)) > WIDEST_STEP
+        and picks_along(stage, stage.axes[-1])
         and may_repeat(stage)
+    )
 
 
 def _along_cost(nest: Nest, target: CpuTarget) -> float:
@@ -167,8 +171,9 @@ def _along_cost(nest: Nest, target: CpuTarget) -> float:
     total = 0
     for stage in nest.stages:
         along = _along(nest, stage)
-        vectors = math.prod(v.extent for v in along[:-1]) * -(-along[-1].extent // width) \
-            if along else 1
+        vectors = (
+            math.prod(v.extent for v in along[:-1]) * -(-along[-1].extent // width) if along else 1
+        )
         finished = cost(*(a.value for a in stage.assigns))
         total += vectors * (cost(*stage.terms) + _moved(nest, stage))
         if folds_conditions(stage):  # lanes that are none have to be cleared first
@@ -188,8 +193,11 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     for stage in nest.stages:
         elements = math.prod(v.extent for v in _along(nest, stage))
         results = [a.value for a in stage.assigns]
-        finished = _cost_of_joined(nest, results) if _is_one_map(nest) else cost(
-            *results) * math.prod(v.extent for v in stage.axes[nest.shared:])
+        finished = (
+            _cost_of_joined(nest, results)
+            if _is_one_map(nest)
+            else cost(*results) * math.prod(v.extent for v in stage.axes[nest.shared :])
+        )
         total += elements * (cost(*stage.terms) / width + APART * _moved(nest, stage))
         total += finished / width
     return total
@@ -204,16 +212,21 @@ def _cost_of_joined(nest: Nest, results: Sequence[Expr]) -> int:
 
 
 def _along(nest: Nest, stage: Stage) -> tuple[Var, ...]:
-    return (*stage.axes[nest.shared:], *stage.reduce_axes)
+    return (*stage.axes[nest.shared :], *stage.reduce_axes)
 
 
 def _moved(nest: Nest, stage: Stage) -> int:
     """How many elements of rows in memory are read and stored at each step along a row."""
     axes = {*_along(nest, stage)}
-    read = sum(any(not axes.isdisjoint(i.free) for read in reads(stage, b) for i in read.indices)
-               for b in stage.inputs if b not in nest.private)
-    return read + sum(a.buffer not in nest.private and not axes.isdisjoint(
-        v for i in a.indices for v in i.free) for a in (*stage.assigns, *stage.along))
+    read = sum(
+        any(not axes.isdisjoint(i.free) for read in reads(stage, b) for i in read.indices)
+        for b in stage.inputs
+        if b not in nest.private
+    )
+    return read + sum(
+        a.buffer not in nest.private and not axes.isdisjoint(v for i in a.indices for v in i.free)
+        for a in (*stage.assigns, *stage.along)
+    )
 
 
 def _stored_along(nest: Nest) -> dict[Buffer, int]:
@@ -221,9 +234,9 @@ def _stored_along(nest: Nest) -> dict[Buffer, int]:
     how many axes a row has."""
     row, found = nest.stages[0].axes[nest.shared - 1], {}
     for stage in nest.stages:
-        axes, size = stage.axes[nest.shared:], 1
+        axes, size = stage.axes[nest.shared :], 1
         for a in stage.assigns:
-            if a.buffer in nest.private or a.guard is not None or a.indices[-len(axes):] != axes:
+            if a.buffer in nest.private or a.guard is not None or a.indices[-len(axes) :] != axes:
                 continue
             for axis in reversed(axes):
                 if stride(a, axis) != size:
@@ -235,8 +248,9 @@ def _stored_along(nest: Nest) -> dict[Buffer, int]:
     return found
 
 
-def _transposed_out(schedule: Schedule, buffer: str, axes: int, rows: str, target: CpuTarget
-                    ) -> Schedule:
+def _transposed_out(
+    schedule: Schedule, buffer: str, axes: int, rows: str, target: CpuTarget
+) -> Schedule:
     """The results of some rows collected with their lanes side by side, and stored row by row."""
     tile = f"{buffer}.{rows}"
     schedule = schedule.cache_write(buffer, rows, "transposed")
@@ -245,8 +259,11 @@ def _transposed_out(schedule: Schedule, buffer: str, axes: int, rows: str, targe
     if axes > 1:
         schedule = schedule.fuse(*along)
     name = ".".join(along)
-    return schedule.vectorize(name) if target.has_masked_bytes \
+    return (
+        schedule.vectorize(name)
+        if target.has_masked_bytes
         else in_powers(schedule, name, LONGEST_JOINED)
+    )
 
 
 def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:

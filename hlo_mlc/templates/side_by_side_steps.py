@@ -63,8 +63,11 @@ class SideBySideStepsTemplate(Fixed):
             schedule = schedule.coalesce(array)
         width = lanes((stage,), target)
         for outer, inner in _innermost(stage.procedure.body):
-            schedule = _squares(schedule, outer, inner, width) if _cross(outer, inner) \
+            schedule = (
+                _squares(schedule, outer, inner, width)
+                if _cross(outer, inner)
                 else _vectors(schedule, inner, width)
+            )
         if stage.axes:
             total = work(nest)
             schedule = in_tasks(schedule, len(stage.axes), lambda n: worth_a_task(n, total))
@@ -101,15 +104,18 @@ def _handed_on(stage: Stage) -> list[str]:
             continue
         own = len(a.indices) - len(a.value.indices)
         inner = {v for v in stage.reduce_axes if v in a.value.indices}
-        if a.value.indices == a.indices[own:] and not any(
-                i.free & inner for i in a.indices[:own]) \
-                and a.value.source.shape == a.buffer.shape[own:]:
+        if (
+            a.value.indices == a.indices[own:]
+            and not any(i.free & inner for i in a.indices[:own])
+            and a.value.source.shape == a.buffer.shape[own:]
+        ):
             found[a.value.source.name] = a
     return [*found]
 
 
-def _innermost(body: Sequence[Move], around: Count | None = None
-               ) -> Iterator[tuple[Count | None, Count]]:
+def _innermost(
+    body: Sequence[Move], around: Count | None = None
+) -> Iterator[tuple[Count | None, Count]]:
     """The loops that hold no others, each with the one directly around it."""
     for move in body:
         if isinstance(move, Count):
@@ -149,11 +155,18 @@ def _blocks(schedule: Schedule, count: Count, side: int) -> tuple[Schedule, str,
 def _cross(outer: Count | None, inner: Count) -> bool:
     """Whether the inner loop is all of the outer one, and what is read lies side by side along the
     outer one, what is put along the inner one."""
-    return outer is not None and len(outer.body) == 1 and any(
-        stride(Assign(put.array, put.indices, put.value), inner.var) == 1
-        and isinstance(put.value, Load)
-        and stride(put.value, outer.var) == 1 and stride(put.value, inner.var) != 1
-        and min(outer.var.extent, inner.var.extent) >= _SMALLEST for put in inner.body)
+    return (
+        outer is not None
+        and len(outer.body) == 1
+        and any(
+            stride(Assign(put.array, put.indices, put.value), inner.var) == 1
+            and isinstance(put.value, Load)
+            and stride(put.value, outer.var) == 1
+            and stride(put.value, inner.var) != 1
+            and min(outer.var.extent, inner.var.extent) >= _SMALLEST
+            for put in inner.body
+        )
+    )
 
 
 def _side(count: Count, most: int) -> int:

@@ -89,21 +89,27 @@ class TiledTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """The tile, blocks of rows, and whether vectors go along the depth."""
-        return {"rows": (1, 2, 3, 4, 6, 8), "vectors": (1, 2, 3, 4), "blocks": (1, 2, 4),
-                "along": _ways(nest, target)}
+        return {
+            "rows": (1, 2, 3, 4, 6, 8),
+            "vectors": (1, 2, 3, 4),
+            "blocks": (1, 2, 4),
+            "along": _ways(nest, target),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Chains enough, and tasks enough."""
         stage, ways = coalesce(nest.stages[0]), _ways(nest, target)
         roles, width = natural_roles(stage), lanes((stage,), target)
         along = ways == (1,) or (
-            len(ways) > 1 and _along(stage, width) < _beside(stage, roles, width))
+            len(ways) > 1 and _along(stage, width) < _beside(stage, roles, width)
+        )
         return _usual(stage, roles, target, work(nest), along)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         return _Tiling(stage, natural_roles(stage), parameters, lanes((stage,), target)).scheduled(
-            work(nest))
+            work(nest)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +126,22 @@ class DerivedTemplate:
         else:
             reason = _refusal(nest)
         return reason or (
-            "" if next(all_roles(coalesce(nest.stages[0])), None) else "fewer than two axes")
+            "" if next(all_roles(coalesce(nest.stages[0])), None) else "fewer than two axes"
+        )
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Which axes are rows and columns, the tile, blocks of rows, whether vectors go along the
         depth, whether panels are packed, and which summed axis is the innermost."""
         stage = coalesce(nest.stages[0])
-        return {"roles": tuple(range(len(list(all_roles(stage))))),
-                "rows": (1, 2, 3, 4, 6, 8, 12), "vectors": (1, 2, 3, 4), "blocks": (1, 2, 4, 8),
-                "along": (0, 1) if stage.reduce_axes else (0,), "pack": (0, 1),
-                "inner": tuple(range(len(stage.reduce_axes))) or (0,)}
+        return {
+            "roles": tuple(range(len(list(all_roles(stage))))),
+            "rows": (1, 2, 3, 4, 6, 8, 12),
+            "vectors": (1, 2, 3, 4),
+            "blocks": (1, 2, 4, 8),
+            "along": (0, 1) if stage.reduce_axes else (0,),
+            "pack": (0, 1),
+            "inner": tuple(range(len(stage.reduce_axes))) or (0,),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """What analysis would say if there were nothing else."""
@@ -139,8 +151,12 @@ class DerivedTemplate:
         number = every.index(roles) if roles is not None else 0
         usual = _usual(stage, every[number], target, work(nest), along=False)
         fits = every[number].panel_bytes(lanes((stage,), target)) <= STACK_PANEL
-        return {**usual, "roles": number, "pack": int(fits),
-                "inner": max(0, len(stage.reduce_axes) - 1)}
+        return {
+            **usual,
+            "roles": number,
+            "pack": int(fits),
+            "inner": max(0, len(stage.reduce_axes) - 1),
+        }
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage, width = coalesce(nest.stages[0]), lanes(nest.stages, target)
@@ -162,16 +178,21 @@ def _ways(nest: Nest, target: CpuTarget) -> tuple[int, ...]:
     last, total = stage.reduce_axes[-1], work(nest)
     # There are enough rows for a panel, and columns for a vector, and the panel fits.
     light = cost(*stage.terms) <= LIGHT
-    columns = (is_pairwise(stage) or (light and meets_columns(stage))) \
-        and roles.column.extent >= width \
-        and roles.panel_bytes(width) <= STACK_PANEL \
-        and _are_shared_out(roles, width, total, target) \
+    columns = (
+        (is_pairwise(stage) or (light and meets_columns(stage)))
+        and roles.column.extent >= width
+        and roles.panel_bytes(width) <= STACK_PANEL
+        and _are_shared_out(roles, width, total, target)
         and all(_is_read_alike(stage, roles, buffer) for buffer in roles.packed)
+    )
     # All is read along the innermost summed axis, which is long enough.
-    depth = last.extent >= SHORTEST * width and min(roles.row.extent, roles.column.extent) > 1 \
-        and all(reads_vectors_along(term, last) for term in stage.terms) \
-        and merging(stage.combiner, stage.terms, stage.reduce_axes) is not None \
+    depth = (
+        last.extent >= SHORTEST * width
+        and min(roles.row.extent, roles.column.extent) > 1
+        and all(reads_vectors_along(term, last) for term in stage.terms)
+        and merging(stage.combiner, stage.terms, stage.reduce_axes) is not None
         and _are_shared_out(roles, WIDEST, total, target)
+    )
     return (0,) * columns + (1,) * depth
 
 
@@ -185,8 +206,10 @@ def _is_read_alike(stage: Stage, roles: Roles, buffer: Buffer) -> bool:
 def _are_shared_out(roles: Roles, wide: int, total: int, target: CpuTarget) -> bool:
     """Whether panels of so many columns and blocks of rows are tasks enough for all threads."""
     panels = _panels(roles, wide)
-    return not worth_a_task(panels, total) \
+    return (
+        not worth_a_task(panels, total)
         or panels * max(1, roles.row.extent // FEWEST_ROWS) >= 2 * target.cores
+    )
 
 
 def _panels(roles: Roles, wide: int) -> int:
@@ -200,8 +223,9 @@ def _beside(stage: Stage, roles: Roles, width: int) -> float:
     every = repeated_reads(stage)
     apart = sum(stride(x, roles.column) not in (0, 1) for x in every if x not in roles.shared)
     read = len(every) / 2 + width * apart
-    return depth * (cost(*stage.terms) + _combining(stage) + read
-                    + PACKING * packed * width / roles.row.extent)
+    return depth * (
+        cost(*stage.terms) + _combining(stage) + read + PACKING * packed * width / roles.row.extent
+    )
 
 
 def _along(stage: Stage, width: int) -> float:
@@ -216,8 +240,9 @@ def _combining(stage: Stage) -> int:
     return cost(*stage.combiner.results)
 
 
-def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int, along: bool
-           ) -> dict[str, int]:
+def _usual(
+    stage: Stage, roles: Roles, target: CpuTarget, total: int, along: bool
+) -> dict[str, int]:
     """A tile whose chains hide each other's latency, and as many blocks of rows as it takes to have
     tasks for all threads."""
     width = lanes((stage,), target)
@@ -226,15 +251,24 @@ def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int, along: boo
     if along:
         wide = vectors = min(most, WIDEST)
     else:
-        vectors = 2 if roles.column.extent > width and most > 1 \
-            and roles.panel_bytes(2 * width) <= STACK_PANEL \
-            and _are_shared_out(roles, 2 * width, total, target) else 1
+        vectors = (
+            2
+            if roles.column.extent > width
+            and most > 1
+            and roles.panel_bytes(2 * width) <= STACK_PANEL
+            and _are_shared_out(roles, 2 * width, total, target)
+            else 1
+        )
         wide = width * vectors
     panels, blocks = _panels(roles, wide), 1
     if worth_a_task(panels, total):
         blocks = max(1, min(-(-4 * target.cores // panels), roles.row.extent // FEWEST_ROWS))
-    return {"rows": min(most // vectors, roles.row.extent), "vectors": vectors, "blocks": blocks,
-            "along": int(along)}
+    return {
+        "rows": min(most // vectors, roles.row.extent),
+        "vectors": vectors,
+        "blocks": blocks,
+        "along": int(along),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,18 +319,20 @@ class _Tiling:
     def scheduled(self, total: int) -> Scheduled:
         """The loops for a nest of so much work."""
         along = self.parameters["along"] and merging(
-            self.stage.combiner, self.stage.terms, self.stage.reduce_axes)
-        return Scheduled.of(self.with_terms_beside(total) if along
-                            else self.with_columns_beside(total))
+            self.stage.combiner, self.stage.terms, self.stage.reduce_axes
+        )
+        return Scheduled.of(
+            self.with_terms_beside(total) if along else self.with_columns_beside(total)
+        )
 
     def with_columns_beside(self, total: int) -> Schedule:
         """Vectors of columns."""
         schedule = self._in_tiles(self.parameters["vectors"] * self.lanes)
         if self.roles.summed:
-            schedule = (schedule.expand(self.column, "register", self.lanes)
-                        .expand(self.row, "register"))
-        schedule = along_axes(
-            schedule, [v.name for v in self.roles.summed], self.row, self.column)
+            schedule = schedule.expand(self.column, "register", self.lanes).expand(
+                self.row, "register"
+            )
+        schedule = along_axes(schedule, [v.name for v in self.roles.summed], self.row, self.column)
         copies = []
         if self.parameters.get("pack", 1):
             for buffer in self.roles.packed:
@@ -314,23 +350,31 @@ class _Tiling:
     def with_terms_beside(self, total: int) -> Schedule:
         """Vectors along the depth, whose lanes are combined at the end."""
         *others, last = (v.name for v in self.roles.summed)
-        schedule = (self._in_tiles(self.parameters["vectors"]).rfactor(last, self.lanes)
-                    .expand(self.column, "register").expand(self.row, "register"))
+        schedule = (
+            self._in_tiles(self.parameters["vectors"])
+            .rfactor(last, self.lanes)
+            .expand(self.column, "register")
+            .expand(self.row, "register")
+        )
         depth = [name for name in (*others, f"{last}.o") if name in schedule.loop_names]
         schedule = along_axes(schedule, depth, self.row, self.column).specialize(
-            self.tile, self.panel)
+            self.tile, self.panel
+        )
         return self._finished(schedule.unroll(self.row).unroll(self.column), total)
 
     def _in_tiles(self, width: int) -> Schedule:
         """Panels of columns, blocks of tiles of rows."""
         row, column = self.roles.row, self.roles.column
-        naive = open_schedule(Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage),
-                              checked=False)
+        naive = open_schedule(
+            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
+        )
         if len(self.roles.summed) > 1:
             naive = naive.reorder(*(v.name for v in self.roles.summed))
-        panels = (naive.reorder(*(v.name for v in (*self.roles.outer, row, column)))
-                  .split(column.name, min(width, column.extent), "shorten")
-                  .reorder(self.panel, row.name))
+        panels = (
+            naive.reorder(*(v.name for v in (*self.roles.outer, row, column)))
+            .split(column.name, min(width, column.extent), "shorten")
+            .reorder(self.panel, row.name)
+        )
         return in_blocks_of_tiles(panels, self.stage, row, self.height, self.tiles)
 
     def _copied(self, schedule: Schedule, names: list[str]) -> Schedule:

@@ -80,8 +80,9 @@ class TransposeTemplate:
         stage = nest.stages[0]
         if _axes(coalesce(stage)) is None:
             return "no access walks through memory along another axis than the stores"
-        if any(a.guard is not None for a in stage.assigns) \
-                or not all(is_injective(a, stage.axes) for a in stage.assigns):
+        if any(a.guard is not None for a in stage.assigns) or not all(
+            is_injective(a, stage.axes) for a in stage.assigns
+        ):
             return "not every point writes one element of its own"
         if short_axes(coalesce(stage), target, MOST_READ_SHORT) > 1:
             return "short rows, several of which are a vector"
@@ -91,8 +92,13 @@ class TransposeTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements along a side of a square and of a panel; stores past the caches."""
-        return {"square": (4, 8, 16, 32, 64), "high": (4, 8, HIGHEST),
-                "panel": (16, PANEL, LARGE_PANEL), "along": (0, 1), "streaming": (0, 1)}
+        return {
+            "square": (4, 8, 16, 32, 64),
+            "high": (4, 8, HIGHEST),
+            "panel": (16, PANEL, LARGE_PANEL),
+            "along": (0, 1),
+            "streaming": (0, 1),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Squares that fill vectors, or lines of memory where results do not stay in the caches, as
@@ -110,8 +116,9 @@ class TransposeTemplate:
             return _squares(line, PANEL, along=True, streaming=True)
         if _are_split(stage):
             high = max(SMALLEST, BAND_BYTES // widest)
-            return _squares(width * max(1, target.registers // (2 * high)), LARGE_PANEL, high,
-                            along=True)
+            return _squares(
+                width * max(1, target.registers // (2 * high)), LARGE_PANEL, high, along=True
+            )
         return _squares(max(2 * width, line), LARGE_PANEL, along=True)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -127,8 +134,8 @@ class TransposeTemplate:
         axes = (column, row) if parameters["along"] else (row, column)
         repeats = may_repeat(stage)
         schedule = open_schedule(
-            Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False).reorder(
-            *(v.name for v in stage.axes if v not in axes), row.name, column.name)
+            Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False
+        ).reorder(*(v.name for v in stage.axes if v not in axes), row.name, column.name)
         for axis, size in ((row, high), (column, side)):
             schedule = schedule.split(axis.name, size, "repeat" if repeats else "shorten")
             schedule = _in_panels(schedule, axis, size, each[axis])
@@ -152,14 +159,29 @@ class TransposeTemplate:
         for buffer in stage.outputs if parameters["streaming"] else ():
             schedule = schedule.stream(buffer.name)
         total = work(nest)
-        return Scheduled.of(in_tasks(schedule, len(stage.axes), lambda panels: max(1, min(
-            panels // 2, TASK_WORK * panels // total)) if total > SERIAL_WORK else 0))
+        return Scheduled.of(
+            in_tasks(
+                schedule,
+                len(stage.axes),
+                lambda panels: (
+                    max(1, min(panels // 2, TASK_WORK * panels // total))
+                    if total > SERIAL_WORK
+                    else 0
+                ),
+            )
+        )
 
 
-def _squares(side: int, panel: int, high: int = HIGHEST, along: bool = False,
-             streaming: bool = False) -> dict[str, int]:
-    return {"square": side, "high": high, "panel": panel, "along": int(along),
-            "streaming": int(streaming)}
+def _squares(
+    side: int, panel: int, high: int = HIGHEST, along: bool = False, streaming: bool = False
+) -> dict[str, int]:
+    return {
+        "square": side,
+        "high": high,
+        "panel": panel,
+        "along": int(along),
+        "streaming": int(streaming),
+    }
 
 
 def _in_panels(schedule: Schedule, axis: Var, size: int, squares: int) -> Schedule:
@@ -168,15 +190,21 @@ def _in_panels(schedule: Schedule, axis: Var, size: int, squares: int) -> Schedu
     whole, rest = divmod(axis.extent, size)
     if rest:
         squares = max(squares, 2)
-    return schedule.split(f"{axis.name}.o", squares,
-                          "lengthen" if rest and whole % squares == 0 else "shorten")
+    return schedule.split(
+        f"{axis.name}.o", squares, "lengthen" if rest and whole % squares == 0 else "shorten"
+    )
 
 
 def _apart(stage: Stage, row: Var, column: Var) -> dict[str, None]:
     """What is read against the grain in steps of more than one element."""
-    return {node.source.name: None for a in stage.assigns for node in loads(a.value)
-            if node.guard is None and not any(loads(i) for i in node.indices)
-            and not {stride(node, row), stride(node, column)} & {0, 1, -1, None}}
+    return {
+        node.source.name: None
+        for a in stage.assigns
+        for node in loads(a.value)
+        if node.guard is None
+        and not any(loads(i) for i in node.indices)
+        and not {stride(node, row), stride(node, column)} & {0, 1, -1, None}
+    }
 
 
 def _largest(stage: Stage) -> int:
@@ -191,9 +219,15 @@ def _streams(stage: Stage, side: int, target: CpuTarget) -> bool:
     1.5 times more; smaller ones came out even, or took up to twice as long where another level
     holds them and their source; larger ones, on fresh pages, took 1.4 times more.
     """
-    if any(side * a.buffer.dtype.bytes % CACHE_LINE_BYTES or any(
+    if any(
+        side * a.buffer.dtype.bytes % CACHE_LINE_BYTES
+        or any(
             (stride(a, v) or 1) * a.buffer.dtype.bytes % CACHE_LINE_BYTES
-            for v in stage.axes if stride(a, v) != 1) for a in stage.assigns):
+            for v in stage.axes
+            if stride(a, v) != 1
+        )
+        for a in stage.assigns
+    ):
         return False
     least = max(target.cores * target.l2_bytes, target.l3_bytes // 4)
     return least <= _largest(stage) <= LARGEST_REUSED
@@ -207,8 +241,12 @@ def _are_split(stage: Stage) -> bool:
     1001 x 1003; of f64 1.8 to 2.1, of 8 bits 1.2 to 1.5 times, of 16 bits sometimes less (Golden
     Cove).
     """
-    return any((stride(a, v) or 1) * a.buffer.dtype.bytes % CACHE_LINE_BYTES
-               for a in stage.assigns for v in stage.axes if stride(a, v) != 1)
+    return any(
+        (stride(a, v) or 1) * a.buffer.dtype.bytes % CACHE_LINE_BYTES
+        for a in stage.assigns
+        for v in stage.axes
+        if stride(a, v) != 1
+    )
 
 
 def _axes(stage: Stage) -> tuple[Var, Var] | None:

@@ -37,18 +37,24 @@ class UnrolledTemplate(Fixed):
             return "not a single elementwise stage"
         stage = coalesce(nest.stages[0])
         axis = stage.axes[-1]
-        if len(stage.axes) > 1 or any(begin(a, axis) is None for a in stage.assigns) \
-                or not is_written_out(stage):
+        if (
+            len(stage.axes) > 1
+            or any(begin(a, axis) is None for a in stage.assigns)
+            or not is_written_out(stage)
+        ):
             return "no tensors one after the other, written out"
         if len({tensor(a, axis) for a in stage.assigns}) > len(stage.outputs):
             return "elements that lie apart, each beside those of the next tensor"
         stored = {(a.buffer, tuple(a.indices)) for a in stage.assigns}
-        if len(stored) < len(stage.assigns) \
-                or len(stored) * axis.extent != sum(b.size for b in stage.outputs) \
-                or not all(is_injective(a, stage.axes) for a in stage.assigns):
+        if (
+            len(stored) < len(stage.assigns)
+            or len(stored) * axis.extent != sum(b.size for b in stage.outputs)
+            or not all(is_injective(a, stage.axes) for a in stage.assigns)
+        ):
             return "not every element is written once"
-        if any(load.guard is not None for group in stage.loads_by_buffer.values()
-               for load in group) or any(a.guard is not None for a in stage.assigns):
+        if any(
+            load.guard is not None for group in stage.loads_by_buffer.values() for load in group
+        ) or any(a.guard is not None for a in stage.assigns):
             return "some elements do not exist"
         if not may_repeat(stage):
             return "it reads what it overwrites"
@@ -62,16 +68,25 @@ def _in_steps(stage: Stage) -> Stage:
     """The stage as a procedure, which puts all elements of a tensor, and stores the tensor."""
     (axis,) = stage.axes
     arrays, along, axes = {}, [], []
-    for number, (buffer, leading) in enumerate(dict.fromkeys(
-            tensor(a, axis) for a in stage.assigns)):
-        shape = buffer.shape[len(leading):]
+    for number, (buffer, leading) in enumerate(
+        dict.fromkeys(tensor(a, axis) for a in stage.assigns)
+    ):
+        shape = buffer.shape[len(leading) :]
         array = Buffer(f"{stage.name}_out{number}", buffer.dtype, shape, "stack")
-        own = tuple(Var(f"e{number}_{k}", INDEX, n) if n > 1 else index.constant(0)
-                    for k, n in enumerate(shape))
+        own = tuple(
+            Var(f"e{number}_{k}", INDEX, n) if n > 1 else index.constant(0)
+            for k, n in enumerate(shape)
+        )
         arrays[buffer, leading] = array
         along.append(Assign(buffer, (*leading, *own), load(array, own)))
         axes += [v for v in own if isinstance(v, Var)]
-    puts = [Put(arrays[tensor(a, axis)], a.indices[begin(a, axis):], a.value)
-            for a in stage.assigns]
-    return replace(stage, assigns=(), along=tuple(along), reduce_axes=tuple(axes),
-                   procedure=Procedure(tuple(arrays.values()), tuple(puts)))
+    puts = [
+        Put(arrays[tensor(a, axis)], a.indices[begin(a, axis) :], a.value) for a in stage.assigns
+    ]
+    return replace(
+        stage,
+        assigns=(),
+        along=tuple(along),
+        reduce_axes=tuple(axes),
+        procedure=Procedure(tuple(arrays.values()), tuple(puts)),
+    )

@@ -66,12 +66,18 @@ class UpdateTemplate:
         tasks = shared_axis(stage)
         if tasks is not None and work(nest) > SERIAL_WORK:
             if tasks is not stage.axes[0]:
-                schedule = schedule.reorder(tasks.name, *(
-                    axis.name for axis in stage.axes if axis is not tasks))
+                schedule = schedule.reorder(
+                    tasks.name, *(axis.name for axis in stage.axes if axis is not tasks)
+                )
             schedule = share_out(schedule, work(nest), 1)
         if is_in_rows(stage):
-            schedule = vectorize(schedule, stage.axes[-1].name, lanes((stage,), target),
-                                 parameters["unroll"], in_pieces=True)
+            schedule = vectorize(
+                schedule,
+                stage.axes[-1].name,
+                lanes((stage,), target),
+                parameters["unroll"],
+                in_pieces=True,
+            )
         return Scheduled.of(schedule)
 
 
@@ -82,8 +88,15 @@ def shared_axis(stage: Stage) -> Var | None:
     to 1.4 times as long.
     """
     apart = _apart(stage)
-    return next((axis for axis in stage.axes[:-1] if axis in apart and all(
-        _begins_at_one_place(a.indices, axis, stage.axes) for a in stage.assigns)), None)
+    return next(
+        (
+            axis
+            for axis in stage.axes[:-1]
+            if axis in apart
+            and all(_begins_at_one_place(a.indices, axis, stage.axes) for a in stage.assigns)
+        ),
+        None,
+    )
 
 
 def is_in_rows(stage: Stage) -> bool:
@@ -93,14 +106,18 @@ def is_in_rows(stage: Stage) -> bool:
         return False
     last = stage.axes[-1]
     return last in _apart(stage) or (
-        last.extent > 1 and all(stride(a, last) == 1 for a in stage.assigns))
+        last.extent > 1 and all(stride(a, last) == 1 for a in stage.assigns)
+    )
 
 
 def _apart(stage: Stage) -> frozenset[Var]:
     """The axes along which no updates meet that differ in nothing else: of every place that is
     written one index is the axis, from anywhere on, and the others have no part in it."""
-    return frozenset(axis for axis in stage.axes if axis.extent > 1
-                     and all(_walks_alone(a.indices, axis) for a in stage.assigns))
+    return frozenset(
+        axis
+        for axis in stage.axes
+        if axis.extent > 1 and all(_walks_alone(a.indices, axis) for a in stage.assigns)
+    )
 
 
 def _walks_alone(indices: tuple[Expr, ...], axis: Var) -> bool:

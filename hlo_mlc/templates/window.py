@@ -101,8 +101,13 @@ class WindowTemplate:
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Results side by side, vectors of each, positions written out, chunks of terms, and
         whether the filters of a matrix product are packed."""
-        return {"tile": (1, 3, 4, 6, 8, 9, 12), "vectors": (1, 2, 3, 4),
-                "unroll": (1, 2, 3, 4, 9), "chunks": (1, 4, 16), "pack": (0, 1)}
+        return {
+            "tile": (1, 3, 4, 6, 8, 9, 12),
+            "vectors": (1, 2, 3, 4),
+            "unroll": (1, 2, 3, 4, 9),
+            "chunks": (1, 4, 16),
+            "pack": (0, 1),
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The tile that fills the registers, of a size that divides the results."""
@@ -119,9 +124,13 @@ class WindowTemplate:
             tile = max(1, min(tile, budget // even(needed, most)))
         roles = roles_of(stage, width, tile)
         results = math.prod(count for _, count in roles.tile)
-        if lane in stage.axes and slides and results >= ENOUGH_RESULTS \
-                and roles.unrolled is not None \
-                and LONG_WINDOW <= roles.unrolled.extent <= WRITTEN_WINDOW:
+        if (
+            lane in stage.axes
+            and slides
+            and results >= ENOUGH_RESULTS
+            and roles.unrolled is not None
+            and LONG_WINDOW <= roles.unrolled.extent <= WRITTEN_WINDOW
+        ):
             most = 1
         vectors = even(needed, min(most, max(1, budget // results)))
         unroll = 1
@@ -144,8 +153,9 @@ class WindowTemplate:
             return _scheduled(stage, target, parameters)
         first, second, partial = fold_in_chunks(stage, chunks)
         one, other = (_scheduled(s, target, parameters) for s in (first, second))
-        return Scheduled.of(*one.schedules, *other.schedules,
-                            scratch=(*partial, *one.scratch, *other.scratch))
+        return Scheduled.of(
+            *one.schedules, *other.schedules, scratch=(*partial, *one.scratch, *other.scratch)
+        )
 
 
 def _are_rows(stage: Stage, lane: Var) -> bool:
@@ -155,8 +165,11 @@ def _are_rows(stage: Stage, lane: Var) -> bool:
         step, *inside = (stride(one, v) for v in (lane, *stage.reduce_axes))
         if step is None or None in inside:
             return False
-        reach = sum(abs(n) * (v.extent - 1) for n, v in zip(inside, stage.reduce_axes, strict=True)
-                    if abs(n) < abs(step))
+        reach = sum(
+            abs(n) * (v.extent - 1)
+            for n, v in zip(inside, stage.reduce_axes, strict=True)
+            if abs(n) < abs(step)
+        )
         if step and not max(WIDEST_STEP, reach) < abs(step):
             return False
     return any(stride(one, lane) for term in stage.terms for one in loads(term))
@@ -198,10 +211,18 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
     # What one tile reads: a row of the panel, and a line of the other factor, for every term.
     depth = math.prod(v.extent for v in stage.reduce_axes)
     touched = depth * (vectors * target.vector_bytes + CACHE_LINE_BYTES)
-    chunks = _divisor(stage.reduce_axes[0].extent, -(-2 * touched // target.l2_bytes)) \
-        if touched > target.l2_bytes * 3 // 4 else 1
-    return {"tile": tile, "vectors": vectors, "unroll": SLIDES_INSIDE, "chunks": chunks,
-            "pack": int(wide or not is_direct(roles.rhs, lane))}
+    chunks = (
+        _divisor(stage.reduce_axes[0].extent, -(-2 * touched // target.l2_bytes))
+        if touched > target.l2_bytes * 3 // 4
+        else 1
+    )
+    return {
+        "tile": tile,
+        "vectors": vectors,
+        "unroll": SLIDES_INSIDE,
+        "chunks": chunks,
+        "pack": int(wide or not is_direct(roles.rhs, lane)),
+    }
 
 
 def _divisor(extent: int, least: int) -> int:
@@ -209,8 +230,9 @@ def _divisor(extent: int, least: int) -> int:
     return next((n for n in range(max(1, least), extent) if extent % n == 0), extent)
 
 
-def _packed(stage: Stage, roles: Contraction, width: int, lanes: int
-            ) -> tuple[Stage, Stage, Buffer, str]:
+def _packed(
+    stage: Stage, roles: Contraction, width: int, lanes: int
+) -> tuple[Stage, Stage, Buffer, str]:
     """What copies the right factor into panels of `width` lanes; the stage that reads them; and the
     axis that it has for panels if the last one begins early, with lanes of the one before it:
 
@@ -221,25 +243,48 @@ def _packed(stage: Stage, roles: Contraction, width: int, lanes: int
     panel = Var(f"{lane.name}_panel", lane.dtype, -(-lane.extent // width))
     column = Var(f"{lane.name}_column", lane.dtype, width)
     others = tuple(v for v in (*stage.axes, *stage.reduce_axes) if v in rhs.free and v is not lane)
-    packed = Buffer(f"{stage.name}_filters", rhs.dtype,
-                    (panel.extent, *(v.extent for v in others), width))
+    packed = Buffer(
+        f"{stage.name}_filters", rhs.dtype, (panel.extent, *(v.extent for v in others), width)
+    )
     start = index.multiply(panel, index.constant(width))
     early = begins_early(lane.extent, width, lanes)
-    source = index.add(column, index.minimum(start, index.constant(lane.extent - width))
-                       if early else start)
+    source = index.add(
+        column, index.minimum(start, index.constant(lane.extent - width)) if early else start
+    )
     exists = index.compare("lt", source, index.constant(lane.extent))
-    move = Stage(f"{stage.name}_pack", (panel, *others, column), (Assign(
-        packed, (panel, *others, column), substitute(rhs, {lane: source}),
-        None if exists is TRUE else exists),))
+    move = Stage(
+        f"{stage.name}_pack",
+        (panel, *others, column),
+        (
+            Assign(
+                packed,
+                (panel, *others, column),
+                substitute(rhs, {lane: source}),
+                None if exists is TRUE else exists,
+            ),
+        ),
+    )
     if not early:
         factor = load(packed, (index.floordiv(lane, width), *others, index.floormod(lane, width)))
         return move, replace(stage, terms=(apply("mul", roles.lhs, factor),)), packed, ""
     factor = load(packed, (panel, *others, column))
     own = index.compare("ge", source, start)
-    apart = map_expressions(replace(stage, terms=(apply("mul", roles.lhs, factor),)),
-                            lambda e: substitute(e, {lane: source}))
-    return move, replace(
-        apart, axes=tuple(v for old in stage.axes for v in (
-            (panel, column) if old is lane else (old,))),
-        assigns=tuple(replace(a, guard=own if a.guard is None else all_of(a.guard, own))
-                      for a in apart.assigns)), packed, panel.name
+    apart = map_expressions(
+        replace(stage, terms=(apply("mul", roles.lhs, factor),)),
+        lambda e: substitute(e, {lane: source}),
+    )
+    return (
+        move,
+        replace(
+            apart,
+            axes=tuple(
+                v for old in stage.axes for v in ((panel, column) if old is lane else (old,))
+            ),
+            assigns=tuple(
+                replace(a, guard=own if a.guard is None else all_of(a.guard, own))
+                for a in apart.assigns
+            ),
+        ),
+        packed,
+        panel.name,
+    )

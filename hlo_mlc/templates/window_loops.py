@@ -60,8 +60,7 @@ class WindowLoops:
     is_product: bool
 
     @staticmethod
-    def of(stage: Stage, target: CpuTarget, parameters: Parameters, given: str = ""
-           ) -> WindowLoops:
+    def of(stage: Stage, target: CpuTarget, parameters: Parameters, given: str = "") -> WindowLoops:
         """The rewrites for given parameters."""
         width = lanes((stage,), target)
         roles = roles_of(stage, width, parameters["tile"])
@@ -70,16 +69,32 @@ class WindowLoops:
             unroll = min(unroll, roles.unrolled.extent)
         panels = -(-roles.lane.extent // (width * parameters["vectors"]))
         order = order_of(stage, roles, panels, target.cores)
-        return WindowLoops(stage, target, roles, order, width, parameters["vectors"], unroll,
-                           given, product_roles(stage, width) is not None)
+        return WindowLoops(
+            stage,
+            target,
+            roles,
+            order,
+            width,
+            parameters["vectors"],
+            unroll,
+            given,
+            product_roles(stage, width) is not None,
+        )
 
     def schedule(self) -> Schedule:
         """All of them, in their order."""
         total = work(Nest((self.stage,), 0))
-        schedule = open_schedule(Nest((self.stage,), len(self.stage.axes)),
-                                 lower_stage(self.stage), checked=False)
-        for step in (self._in_panels, self._in_tiles, self._in_registers, self._around_tiles,
-                     self._in_vectors, self._stored):
+        schedule = open_schedule(
+            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
+        )
+        for step in (
+            self._in_panels,
+            self._in_tiles,
+            self._in_registers,
+            self._around_tiles,
+            self._in_vectors,
+            self._stored,
+        ):
             schedule = step(schedule)
         schedule = in_tasks(schedule, len(self._axes), lambda tasks: worth_a_task(tasks, total))
         return self._written_out(schedule).cascade(RUN)
@@ -142,7 +157,8 @@ class WindowLoops:
         """Whether the last panel is as wide as the others, with lanes that the one before it
         stores: so all panels share their code."""
         return not self.reduces_lanes and begins_early(
-            self.roles.lane.extent, self.width, self.lanes)
+            self.roles.lane.extent, self.width, self.lanes
+        )
 
     @property
     def finishes_apart(self) -> bool:
@@ -153,9 +169,15 @@ class WindowLoops:
     def edges_are_rare(self) -> bool:
         """Whether few tiles have results whose windows leave the operand, or do not exist."""
         asked = {v for t in self.stage.terms for g in guards(t) for v in g.free}
-        return self.roles.unrolled is not None and self.unroll > 1 and all(
-            -(-v.extent // count) >= FEW_EDGES for v, count in self.roles.tile
-            if v in asked or self._is_ragged(v, count))
+        return (
+            self.roles.unrolled is not None
+            and self.unroll > 1
+            and all(
+                -(-v.extent // count) >= FEW_EDGES
+                for v, count in self.roles.tile
+                if v in asked or self._is_ragged(v, count)
+            )
+        )
 
     def _is_ragged(self, axis: Var, count: int) -> bool:
         """Whether the last `count` along an axis are fewer."""
@@ -165,8 +187,11 @@ class WindowLoops:
     def _axes(self) -> tuple[Var, ...]:
         """Those of tasks."""
         lane = self.roles.lane
-        return tuple(lane if axis is None else axis for axis, _, _ in self.order.axes
-                     if axis is not None or not self.reduces_lanes)
+        return tuple(
+            lane if axis is None else axis
+            for axis, _, _ in self.order.axes
+            if axis is not None or not self.reduces_lanes
+        )
 
     # The rewrites
 
@@ -175,15 +200,23 @@ class WindowLoops:
         row = () if self.order.row is None else (self.order.row[0],)
         axes = [v.name for v in (*self._axes, *row)]
         roles = self.roles
-        terms = [v.name for v in (*roles.serial, *filter(None, (roles.unrolled,)),
-                                  *((roles.lane,) if self.reduces_lanes else ()), *roles.inner)]
+        terms = [
+            v.name
+            for v in (
+                *roles.serial,
+                *filter(None, (roles.unrolled,)),
+                *((roles.lane,) if self.reduces_lanes else ()),
+                *roles.inner,
+            )
+        ]
         for wanted, there in ((axes, self.stage.axes), (terms, self.stage.reduce_axes)):
             schedule = _in_order(schedule, wanted, [v.name for v in there])
         if self.reduces_lanes:
             return schedule
-        schedule = schedule.split(roles.lane.name, self.width,
-                                  "shift" if self.begins_early else "shorten")
-        later = axes[axes.index(roles.lane.name) + 1:]
+        schedule = schedule.split(
+            roles.lane.name, self.width, "shift" if self.begins_early else "shorten"
+        )
+        later = axes[axes.index(roles.lane.name) + 1 :]
         return _in_order(schedule, [*later, *self.column], [*self.column, *later])
 
     def _in_tiles(self, schedule: Schedule) -> Schedule:
@@ -191,14 +224,22 @@ class WindowLoops:
         windows; vectors of terms, if lanes are those."""
         roles, rows = self.roles, [f"{v.name}.o" for v, _ in reversed(self.roles.tile)]
         for axis, count in roles.tile:
-            tail = "repeat" if axis is self.order.repeated else \
-                "mask" if axis.extent % count else "peel"
+            tail = (
+                "repeat"
+                if axis is self.order.repeated
+                else "mask"
+                if axis.extent % count
+                else "peel"
+            )
             schedule = schedule.split(axis.name, count, tail)
         apart = [f"{v.name}.{part}" for v, _ in reversed(roles.tile) for part in "oi"]
         schedule = _in_order(schedule, [*rows, *self.tile], apart)
         if roles.unrolled is not None:
-            schedule = schedule.split(roles.unrolled.name, self.unroll,
-                                      "mask" if roles.unrolled.extent % self.unroll else "peel")
+            schedule = schedule.split(
+                roles.unrolled.name,
+                self.unroll,
+                "mask" if roles.unrolled.extent % self.unroll else "peel",
+            )
         if self.reduces_lanes:
             return schedule.rfactor(roles.lane.name, self.lanes, self.vectors)
         if self.begins_early or not 0 < roles.lane.extent % self.width < roles.lane.extent:
@@ -210,8 +251,11 @@ class WindowLoops:
         """What is folded for a tile side by side."""
         if not self.finishes_apart:
             return self._expanded(schedule, "register")
-        schedule = self._expanded(schedule, "stack").distribute(
-            (*self.tile, *self.column)[0], self.around[0], "s").promote(self.around[0])
+        schedule = (
+            self._expanded(schedule, "stack")
+            .distribute((*self.tile, *self.column)[0], self.around[0], "s")
+            .promote(self.around[0])
+        )
         return self._expanded(schedule, "register")
 
     def _expanded(self, schedule: Schedule, scope: str) -> Schedule:
@@ -235,8 +279,11 @@ class WindowLoops:
         for name in vectors:
             inside = (*results, *self.position)
             schedule = schedule.distribute(inside[0], name).reorder(name, *inside)
-        return _in_order(schedule, [*self.points, *self.inner, *self.column],
-                         [*self.tile, *self.column, *self.position, *self.inner])
+        return _in_order(
+            schedule,
+            [*self.points, *self.inner, *self.column],
+            [*self.tile, *self.column, *self.position, *self.inner],
+        )
 
     def _in_vectors(self, schedule: Schedule) -> Schedule:
         """Vectors of lanes side by side; results that take long to compute, one after the other."""
@@ -254,8 +301,9 @@ class WindowLoops:
     def _stored(self, schedule: Schedule) -> Schedule:
         """Results that do not exist left out, and lanes of the last panel that are not its own:
         under a mask where that costs nothing, as with AVX-512, else in code of its own."""
-        stored = tuple(name for name in (f"{name}.s" for name in self.tile)
-                       if name in schedule.loop_names)
+        stored = tuple(
+            name for name in (f"{name}.s" for name in self.tile) if name in schedule.loop_names
+        )
         ragged = any(self._is_ragged(v, count) for v, count in self.roles.tile)
         if ragged and stored and not self.finishes_apart:
             schedule = schedule.branch(stored[0])
@@ -266,22 +314,31 @@ class WindowLoops:
         if not panels or self.target.has_masked_bytes:
             return schedule
         vectors = tuple(f"{name}.s.o" for name in self.column)
-        first = next((n for n in ((*vectors, *stored) if self.finishes_apart
-                                  else (*stored, *vectors)) if n in schedule.loop_names), None)
+        first = next(
+            (
+                n
+                for n in ((*vectors, *stored) if self.finishes_apart else (*stored, *vectors))
+                if n in schedule.loop_names
+            ),
+            None,
+        )
         return schedule if first is None else schedule.specialize(first, panels)
 
     def _written_out(self, schedule: Schedule) -> Schedule:
         """All terms of a tile at one position of the loops around it.
 
-            if what all terms ask for:
-              if the rest holds everywhere in the tile:   every term without conditions
-              else:                                       groups of terms that ask for the same
+        if what all terms ask for:
+          if the rest holds everywhere in the tile:   every term without conditions
+          else:                                       groups of terms that ask for the same
         """
         if self.around:
             schedule = schedule.branch(self.around[-1])
         lane = self.roles.lane.name
-        vectors = tuple(f"{lane}.{part}" for part in "utv") if self.reduces_lanes else tuple(
-            f"{name}{part}" for name in self.column for part in ("", ".o", ".i", ".t"))
+        vectors = (
+            tuple(f"{lane}.{part}" for part in "utv")
+            if self.reduces_lanes
+            else tuple(f"{name}{part}" for name in self.column for part in ("", ".o", ".i", ".t"))
+        )
         for name in (*self.points, *self.inner)[:1] or vectors:
             if name in schedule.loop_names:
                 schedule = schedule.version(name)

@@ -64,10 +64,17 @@ def begins_early(extent: int, width: int, lanes: int) -> bool:
 
 def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:
     """The reduced axes of windows that slide along `axis`, or of short ones side by side."""
-    return sliding(stage, axis) or tuple(r for r in stage.reduce_axes if r.extent <= SIDE_BY_SIDE
-                                         and any(axis in i.free and r in i.free for term in
-                                                 stage.terms for one in loads(term)
-                                                 for i in one.indices))
+    return sliding(stage, axis) or tuple(
+        r
+        for r in stage.reduce_axes
+        if r.extent <= SIDE_BY_SIDE
+        and any(
+            axis in i.free and r in i.free
+            for term in stage.terms
+            for one in loads(term)
+            for i in one.indices
+        )
+    )
 
 
 def is_batch(stage: Stage, axis: Var) -> bool:
@@ -85,23 +92,42 @@ def in_groups(stage: Stage, width: int) -> Stage:
     """
     for axis in stage.axes:
         for size in _group_sizes(stage, axis):
-            if size < axis.extent and axis.extent % size == 0 \
-                    and size % width and 2 * size >= width:
+            if (
+                size < axis.extent
+                and axis.extent % size == 0
+                and size % width
+                and 2 * size >= width
+            ):
                 group = Var(f"{axis.name}_group", axis.dtype, axis.extent // size)
                 inside = Var(axis.name, axis.dtype, size)
                 whole = index.add(index.multiply(group, index.constant(size)), inside)
-                apart = map_expressions(stage, lambda e, axis=axis, whole=whole: substitute(
-                    e, {axis: whole}))
-                return replace(apart, axes=tuple(
-                    v for old in stage.axes for v in ((group, inside) if old is axis else (old,))))
+                apart = map_expressions(
+                    stage, lambda e, axis=axis, whole=whole: substitute(e, {axis: whole})
+                )
+                return replace(
+                    apart,
+                    axes=tuple(
+                        v
+                        for old in stage.axes
+                        for v in ((group, inside) if old is axis else (old,))
+                    ),
+                )
     return stage
 
 
 def _group_sizes(stage: Stage, axis: Var) -> set[int]:
     """The divisors of the axis in what is loaded."""
-    return {node.args[1].value for term in stage.terms for one in loads(term) for i in one.indices
-            for node in walk(i) if isinstance(node, Apply) and node.op == "floordiv"
-            and node.args[0] is axis and isinstance(node.args[1], Const)}
+    return {
+        node.args[1].value
+        for term in stage.terms
+        for one in loads(term)
+        for i in one.indices
+        for node in walk(i)
+        if isinstance(node, Apply)
+        and node.op == "floordiv"
+        and node.args[0] is axis
+        and isinstance(node.args[1], Const)
+    }
 
 
 def product_roles(stage: Stage, width: int) -> Contraction | None:
@@ -122,10 +148,10 @@ def windowed_product(stage: Stage) -> Contraction | None:
     if roles is None:
         return None
     if any(windows_along(stage, axis) for axis in roles.columns):
-        roles = replace(roles, rows=roles.columns, columns=roles.rows, lhs=roles.rhs,
-                        rhs=roles.lhs)
-    rows, columns = (any(windows_along(stage, axis) for axis in axes)
-                     for axes in (roles.rows, roles.columns))
+        roles = replace(roles, rows=roles.columns, columns=roles.rows, lhs=roles.rhs, rhs=roles.lhs)
+    rows, columns = (
+        any(windows_along(stage, axis) for axis in axes) for axes in (roles.rows, roles.columns)
+    )
     return roles if rows and not columns else None
 
 
@@ -138,15 +164,20 @@ def lane_of(stage: Stage, width: int) -> Var | None:
             accesses.update(stage.assigns)
         scores[axis] = min(axis.extent, width) * sum(
             (step == 1) - (step not in (0, 1)) / 2 if isinstance(a, Load) else step == 1
-            for a in accesses for step in (stride(a, axis),))
+            for a in accesses
+            for step in (stride(a, axis),)
+        )
     best = max(scores, key=scores.__getitem__, default=None)
     return best if best is not None and scores[best] > 0 else None
 
 
 def even(extent: int, most: int) -> int:
     """The size of equal parts of `extent`, at most `most`: large ones that waste little."""
-    return max(range(1, min(extent, most) + 1), default=1,
-               key=lambda n: extent / (-(-extent // n) * n) * n / (n + 1))
+    return max(
+        range(1, min(extent, most) + 1),
+        default=1,
+        key=lambda n: extent / (-(-extent // n) * n) * n / (n + 1),
+    )
 
 
 def roles_of(stage: Stage, width: int, tile: int) -> Roles:
@@ -181,8 +212,12 @@ def order_of(stage: Stage, roles: Roles, panels: int, cores: int) -> Order:
     tiles = [(v, -(-v.extent // count), count) for v, count in roles.tile]
     row, others = tiles[:1], tiles[1:]
     once = panels if roles.lane in stage.axes else 1
-    axes = [*((v, v.extent, 1) for v in early), (None, once, 1),
-            *((v, v.extent, 1) for v in late), *reversed(others)]
+    axes = [
+        *((v, v.extent, 1) for v in early),
+        (None, once, 1),
+        *((v, v.extent, 1) for v in late),
+        *reversed(others),
+    ]
     short = bool(row) and roles.tile[0][0].extent % roles.tile[0][1] > 0 and may_repeat(stage)
     few = (SHORT_ROWS_PER_CORE if short else ROWS_PER_CORE) * cores
     if not row or math.prod(times for _, times, _ in axes) < few:
@@ -199,11 +234,15 @@ def _roles_of_product(stage: Stage, product: Contraction, tile: int) -> Roles:
             taken.append((axis, count))
             room //= count
     asked = [c for t in stage.terms for c in guards(t)]
-    checked = [n for n, r in enumerate(stage.reduce_axes) if any(r in c.free for c in asked)
-               or any(r in windows_along(stage, axis) for axis in stage.axes)]
-    inside = stage.reduce_axes[max(checked) + 1:]
+    checked = [
+        n
+        for n, r in enumerate(stage.reduce_axes)
+        if any(r in c.free for c in asked)
+        or any(r in windows_along(stage, axis) for axis in stage.axes)
+    ]
+    inside = stage.reduce_axes[max(checked) + 1 :]
     outer = tuple(v for v in stage.axes if v is not lane and v not in dict(taken))
-    serial, unrolled = stage.reduce_axes[:max(checked) + 1], None
+    serial, unrolled = stage.reduce_axes[: max(checked) + 1], None
     if not inside and serial[-1].extent <= WRITTEN_ROW:
         *serial, unrolled = serial
     return Roles(lane, tuple(taken), unrolled, tuple(serial), inside, outer)

@@ -21,8 +21,11 @@ class Pair(NamedTuple):
     @classmethod
     def of(cls, buffer: Buffer, indices: Sequence[Expr]) -> Pair | None:
         """The pair that an access takes an element of, if that is known to be one."""
-        is_one = buffer.shape[-1:] == (2,) and buffer.element_strides[-1] == 1 \
+        is_one = (
+            buffer.shape[-1:] == (2,)
+            and buffer.element_strides[-1] == 1
             and isinstance(indices[-1], Const)
+        )
         return cls(buffer, tuple(indices[:-1])) if is_one else None
 
     @staticmethod
@@ -82,8 +85,11 @@ def masked(value: Expr, guard: Expr, default: Expr) -> Expr:
     read = frozenset(loads(guard))
 
     def protect(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node in read \
-                or (node.free.isdisjoint(guard.free) and is_inside(node)):
+        if (
+            not isinstance(node, Load)
+            or node in read
+            or (node.free.isdisjoint(guard.free) and is_inside(node))
+        ):
             return None
         fallback = const(0, node.dtype) if node.guard is None else node.default
         return load(node.source, node.indices, conjunction(guard, node.guard), fallback)
@@ -125,9 +131,12 @@ def picked(elements: Sequence[Expr], place: Expr) -> Expr:
         return elements[place.value]
     last = len(elements) - 1
     # Where it was clamped to the ends, comparisons with what is before the last come out the same.
-    while isinstance(place, Apply) and place.op in ("min", "max") \
-            and isinstance(place.args[1], Const) \
-            and place.args[1].value == (last if place.op == "min" else 0):
+    while (
+        isinstance(place, Apply)
+        and place.op in ("min", "max")
+        and isinstance(place.args[1], Const)
+        and place.args[1].value == (last if place.op == "min" else 0)
+    ):
         place = place.args[0]
     place = as_integer(place)
     result = elements[last]
@@ -160,8 +169,9 @@ def delinearize(position: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:
     return tuple(reversed(indices))
 
 
-def reshaped(indices: Sequence[Expr], shape: Sequence[int],
-             source: Sequence[int]) -> tuple[Expr, ...]:
+def reshaped(
+    indices: Sequence[Expr], shape: Sequence[int], source: Sequence[int]
+) -> tuple[Expr, ...]:
     """Where the element at `indices` of `shape` lies in a tensor of shape `source`, same size.
 
     Axes are matched in the smallest groups of equal size, so an axis that the reshape leaves
@@ -199,8 +209,9 @@ def _groups(shape: Sequence[int], source: Sequence[int]) -> Iterator[tuple[int, 
         yield at - start, source[begin:end]
 
 
-def at_axes(axes: Sequence[int], values: Sequence[Expr], others: Sequence[Expr]
-            ) -> tuple[Expr, ...]:
+def at_axes(
+    axes: Sequence[int], values: Sequence[Expr], others: Sequence[Expr]
+) -> tuple[Expr, ...]:
     """Indices with `values` at `axes`, and `others` at the remaining axes in order."""
     given = dict(zip(axes, values, strict=True))
     rest = iter(others)

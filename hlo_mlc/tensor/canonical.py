@@ -15,9 +15,14 @@ KERNEL_NAMES = ("a", "r", "t")
 CALLED_NAMES = ("x", "y", "z")
 
 
-def canonical(name: str, steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequence[Buffer],
-              prefixes: tuple[str, str, str] = KERNEL_NAMES,
-              aliases: Sequence[tuple[Buffer, Buffer]] = ()) -> TensorProgram:
+def canonical(
+    name: str,
+    steps: Sequence[Step],
+    inputs: Sequence[Buffer],
+    outputs: Sequence[Buffer],
+    prefixes: tuple[str, str, str] = KERNEL_NAMES,
+    aliases: Sequence[tuple[Buffer, Buffer]] = (),
+) -> TensorProgram:
     """The steps as a program whose buffers and variables are named by position.
 
     `aliases` are (result, operand) pairs that may be the same memory.
@@ -41,9 +46,14 @@ def canonical(name: str, steps: Sequence[Step], inputs: Sequence[Buffer], output
         return f"{prefix}{counters[prefix]}"
 
     canonical_steps = tuple(refined(renamed(step, mapping, fresh)) for step in steps)
-    return TensorProgram(name, tuple(mapping[b] for b in inputs),
-                         tuple(mapping[b] for b in outputs), tuple(temporaries), canonical_steps,
-                         tuple((mapping[r], mapping[o]) for r, o in aliases))
+    return TensorProgram(
+        name,
+        tuple(mapping[b] for b in inputs),
+        tuple(mapping[b] for b in outputs),
+        tuple(temporaries),
+        canonical_steps,
+        tuple((mapping[r], mapping[o]) for r, o in aliases),
+    )
 
 
 def written(steps: Sequence[Step]) -> tuple[Buffer, ...]:

@@ -46,11 +46,14 @@ def chain(nest: Nest) -> Chain | str:
     if len(nest.stages) < 2:
         return "not a chain of two products"
     first, last = nest.stages[0], nest.stages[-1]
-    shared = first.axes[:nest.shared]
+    shared = first.axes[: nest.shared]
     if not _is_product(first) or not _is_product(last):
         return "it does not begin and end with a sum of products"
-    if len(first.axes) != nest.shared + 1 or len(last.axes) != nest.shared + 1 \
-            or len(last.reduce_axes) != 1:
+    if (
+        len(first.axes) != nest.shared + 1
+        or len(last.axes) != nest.shared + 1
+        or len(last.reduce_axes) != 1
+    ):
         return "the products have more than one column, or sum over more than the columns between"
     key, column, private = first.axes[-1], last.axes[-1], set(nest.private)
     stages = [_along_key(s, nest.shared, key) for s in nest.stages[1:]]
@@ -71,8 +74,20 @@ def chain(nest: Nest) -> Chain | str:
     if not rows:
         return "every row has keys and values of its own"
     row = max(reversed(rows), key=lambda v: v.extent)
-    return Chain(tuple(v for v in shared if v is not row), row, key, column, first, query, keys,
-                 between, last, weights, values, nest.private)
+    return Chain(
+        tuple(v for v in shared if v is not row),
+        row,
+        key,
+        column,
+        first,
+        query,
+        keys,
+        between,
+        last,
+        weights,
+        values,
+        nest.private,
+    )
 
 
 def _is_product(stage: Stage) -> bool:
@@ -99,13 +114,15 @@ def _strangers(stages: Sequence[Stage], private: set[Buffer]) -> str:
     points: dict[Buffer, tuple[Expr, ...]] = {}
     for stage in stages:
         for load in {load for e in stage.expressions for load in loads(e)}:
-            if load.source in private and (load.guard is not None
-                                           or load.indices != points.get(load.source)):
+            if load.source in private and (
+                load.guard is not None or load.indices != points.get(load.source)
+            ):
                 return "a row needs what another one computes"
         for assign in (*stage.along, *stage.assigns):
             axes = (*stage.axes, *stage.reduce_axes) if assign in stage.along else stage.axes
-            if stage is not stages[-1] and (assign.buffer not in private
-                                            or not is_plain(assign, axes)):
+            if stage is not stages[-1] and (
+                assign.buffer not in private or not is_plain(assign, axes)
+            ):
                 return "what is between the products is needed outside"
             points[assign.buffer] = assign.indices
     return ""
@@ -130,8 +147,11 @@ def linked(first: Stage, between: Sequence[Stage], last: Stage) -> tuple[Stage, 
             return at
         found.append((stage, at))
         own = {theirs: ours for ours, theirs in at.items()}
-        places |= {a.buffer: tuple(own.get(i, i) for i in a.indices) for a, axes in _stores(stage)
-                   if is_plain(a, axes)}
+        places |= {
+            a.buffer: tuple(own.get(i, i) for i in a.indices)
+            for a, axes in _stores(stage)
+            if is_plain(a, axes)
+        }
     at = found[-1][1]
     summed = [ours for ours, theirs in at.items() if theirs in last.reduce_axes]
     if len(summed) != 1:
@@ -149,8 +169,10 @@ def linked(first: Stage, between: Sequence[Stage], last: Stage) -> tuple[Stage, 
 
 
 def _stores(stage: Stage) -> list[tuple[Assign, tuple[Var, ...]]]:
-    return [*((a, (*stage.axes, *stage.reduce_axes)) for a in stage.along),
-            *((a, stage.axes) for a in stage.assigns)]
+    return [
+        *((a, (*stage.axes, *stage.reduce_axes)) for a in stage.along),
+        *((a, stage.axes) for a in stage.assigns),
+    ]
 
 
 def _matched(stage: Stage, places: dict[Buffer, tuple[Expr, ...]]) -> dict[Var, Var] | str:
@@ -161,9 +183,11 @@ def _matched(stage: Stage, places: dict[Buffer, tuple[Expr, ...]]) -> dict[Var, 
             continue
         for load in reads(stage, buffer):
             for ours, theirs in zip(places[buffer], load.indices, strict=True):
-                if isinstance(ours, Var) and (not isinstance(theirs, Var)
-                                              or theirs.extent != ours.extent
-                                              or at.setdefault(ours, theirs) is not theirs):
+                if isinstance(ours, Var) and (
+                    not isinstance(theirs, Var)
+                    or theirs.extent != ours.extent
+                    or at.setdefault(ours, theirs) is not theirs
+                ):
                     return "it reads the rows at other places than they are computed"
             if isinstance(load, Load) and load.guard is not None:
                 return "it reads the rows under a guard"
@@ -175,7 +199,7 @@ def _matched(stage: Stage, places: dict[Buffer, tuple[Expr, ...]]) -> dict[Var, 
 def masks(value: Expr, accumulator: Var) -> tuple[Expr, ...]:
     """Conditions on indices, under each of which `value` does not depend on the accumulator.
 
-        select(row >= key, accumulator * 0.125, -inf)   ->   row < key
+    select(row >= key, accumulator * 0.125, -inf)   ->   row < key
     """
     if not isinstance(value, Apply) or value.op != "select" or accumulator in value.args[2].free:
         return ()
@@ -196,8 +220,12 @@ def _as_index(e: Expr) -> Expr | None:
     """The index that an integer is, where none of its values is too large for the type."""
     if isinstance(e, Const) and e.dtype.is_integer:
         return index.constant(e.value)
-    if not isinstance(e, Apply) or e.op != "convert" or e.args[0].dtype is not INDEX \
-            or not e.dtype.is_integer:
+    if (
+        not isinstance(e, Apply)
+        or e.op != "convert"
+        or e.args[0].dtype is not INDEX
+        or not e.dtype.is_integer
+    ):
         return None
     low, high = index.bounds(e.args[0])
     info = np.iinfo(e.dtype.numpy)

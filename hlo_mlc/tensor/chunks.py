@@ -27,23 +27,41 @@ def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffe
     within = Var(f"{long.name}_w", long.dtype, size)
     row = index.add(index.multiply(chunk, index.constant(size)), within)
     shape = tuple(v.extent for v in stage.axes)
-    partial = tuple(Buffer(f"{stage.name}_{v.name}_part", v.dtype, (chunks, *shape))
-                    for v in stage.accumulators)
+    partial = tuple(
+        Buffer(f"{stage.name}_{v.name}_part", v.dtype, (chunks, *shape)) for v in stage.accumulators
+    )
     place = {long: row}
     terms = tuple(substitute(t, place) for t in stage.terms)
     if chunks * size > long.extent:
         inside = index.compare("lt", row, index.constant(long.extent))
-        terms = tuple(masked(t, inside, neutral) for t, neutral in
-                      zip(terms, stage.combiner.identity, strict=True))
-    first = Stage(f"{stage.name}_chunks", (chunk, *stage.axes), tuple(
-        Assign(b, (chunk, *stage.axes), v)
-        for b, v in zip(partial, stage.accumulators, strict=True)),
-        (within, *stage.reduce_axes[1:]), stage.combiner, terms, stage.combiner.identity,
-        stage.accumulators)
+        terms = tuple(
+            masked(t, inside, neutral)
+            for t, neutral in zip(terms, stage.combiner.identity, strict=True)
+        )
+    first = Stage(
+        f"{stage.name}_chunks",
+        (chunk, *stage.axes),
+        tuple(
+            Assign(b, (chunk, *stage.axes), v)
+            for b, v in zip(partial, stage.accumulators, strict=True)
+        ),
+        (within, *stage.reduce_axes[1:]),
+        stage.combiner,
+        terms,
+        stage.combiner.identity,
+        stage.accumulators,
+    )
     part = Var(f"{long.name}_p", long.dtype, chunks)
-    second = Stage(f"{stage.name}_combine", stage.axes, stage.assigns, (part,), stage.combiner,
-                   tuple(load(b, (part, *stage.axes)) for b in partial), stage.initial,
-                   stage.accumulators)
+    second = Stage(
+        f"{stage.name}_combine",
+        stage.axes,
+        stage.assigns,
+        (part,),
+        stage.combiner,
+        tuple(load(b, (part, *stage.axes)) for b in partial),
+        stage.initial,
+        stage.accumulators,
+    )
     return first, second, partial
 
 
@@ -64,56 +82,82 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     axis, reverse = stage.scan.axis, stage.scan.reverse
     size = axis.extent // chunks // block * block
     rest = axis.extent - chunks * size
-    chunk, within, left = (Var(f"{axis.name}_{part}", INDEX, extent) for part, extent in
-                           (("c", chunks), ("w", size), ("r", rest)))
+    chunk, within, left = (
+        Var(f"{axis.name}_{part}", INDEX, extent)
+        for part, extent in (("c", chunks), ("w", size), ("r", rest))
+    )
     start = index.multiply(chunk, index.constant(size))
     if reverse:  # the rest, which comes last, is at the low end
         start = index.add(start, index.constant(rest))
     position = stage.axes.index(axis)
 
     def axes(*replacing: Var) -> tuple[Var, ...]:
-        return (*stage.axes[:position], *replacing, *stage.axes[position + 1:])
+        return (*stage.axes[:position], *replacing, *stage.axes[position + 1 :])
 
     def place(at: Expr) -> tuple[Expr, ...]:
         return tuple(at if v is axis else v for v in stage.axes)
 
     def buffers(suffix: str, count: int) -> tuple[Buffer, ...]:
         shape = tuple(count if v is axis else v.extent for v in stage.axes)
-        return tuple(Buffer(f"{stage.name}_{v.name}_{suffix}", v.dtype, shape)
-                     for v in stage.accumulators)
+        return tuple(
+            Buffer(f"{stage.name}_{v.name}_{suffix}", v.dtype, shape) for v in stage.accumulators
+        )
 
     def at(k: Expr, initial: tuple[Expr, ...], scanned: Var, own: tuple[Var, ...]) -> Stage:
         def moved(e: Expr) -> Expr:
             return substitute(e, {axis: k})
 
         return replace(
-            stage, name=f"{stage.name}_{scanned.name}", axes=own, initial=initial,
-            terms=tuple(map(moved, stage.terms)), scan=ScanAxis(scanned, reverse),
-            assigns=tuple(Assign(a.buffer, tuple(map(moved, a.indices)), moved(a.value))
-                          for a in stage.assigns))
+            stage,
+            name=f"{stage.name}_{scanned.name}",
+            axes=own,
+            initial=initial,
+            terms=tuple(map(moved, stage.terms)),
+            scan=ScanAxis(scanned, reverse),
+            assigns=tuple(
+                Assign(a.buffer, tuple(map(moved, a.indices)), moved(a.value))
+                for a in stage.assigns
+            ),
+        )
 
     parts, offsets = buffers("total", chunks), buffers("before", chunks + 1)
     one, shifted = index.constant(1), index.add(start, within)
     totals = at(shifted, stage.combiner.identity, within, axes(chunk, within))
-    last = tuple(Assign(b, place(chunk), v)
-                 for b, v in zip(parts, stage.accumulators, strict=True))
-    begin = Stage(f"{stage.name}_begin", axes(), tuple(
-        Assign(b, place(index.constant(chunks if reverse else 0)), e)
-        for b, e in zip(offsets, stage.initial, strict=True)))
+    last = tuple(Assign(b, place(chunk), v) for b, v in zip(parts, stage.accumulators, strict=True))
+    begin = Stage(
+        f"{stage.name}_begin",
+        axes(),
+        tuple(
+            Assign(b, place(index.constant(chunks if reverse else 0)), e)
+            for b, e in zip(offsets, stage.initial, strict=True)
+        ),
+    )
     before, after = index.add(chunk, one), chunk
     if not reverse:
         before, after = after, before
     through = Stage(
-        f"{stage.name}_through", axes(chunk),
-        tuple(Assign(b, place(after), v)
-              for b, v in zip(offsets, stage.accumulators, strict=True)),
-        (), stage.combiner, tuple(load(b, place(chunk)) for b in parts), stage.initial,
-        stage.accumulators, scan=ScanAxis(chunk, reverse))
-    scans = [through, at(shifted, tuple(load(b, place(before)) for b in offsets), within,
-                         axes(chunk, within))]
+        f"{stage.name}_through",
+        axes(chunk),
+        tuple(Assign(b, place(after), v) for b, v in zip(offsets, stage.accumulators, strict=True)),
+        (),
+        stage.combiner,
+        tuple(load(b, place(chunk)) for b in parts),
+        stage.initial,
+        stage.accumulators,
+        scan=ScanAxis(chunk, reverse),
+    )
+    scans = [
+        through,
+        at(shifted, tuple(load(b, place(before)) for b in offsets), within, axes(chunk, within)),
+    ]
     if rest:
         end = index.constant(0 if reverse else chunks)
         shifted = left if reverse else index.add(left, index.constant(chunks * size))
         scans.append(at(shifted, tuple(load(b, place(end)) for b in offsets), left, axes(left)))
-    return Cut(replace(totals, name=f"{stage.name}_totals", assigns=()), last, begin,
-                tuple(scans), (*parts, *offsets))
+    return Cut(
+        replace(totals, name=f"{stage.name}_totals", assigns=()),
+        last,
+        begin,
+        tuple(scans),
+        (*parts, *offsets),
+    )

@@ -73,8 +73,11 @@ def is_map(stage: Stage) -> bool:
 
 def folds_conditions(stage: Stage) -> bool:
     """Whether any, or all, of some conditions hold is all that is folded."""
-    return stage.combiner is not None and stage.combiner.name in ("and", "or") \
+    return (
+        stage.combiner is not None
+        and stage.combiner.name in ("and", "or")
         and stage.terms[0].dtype is BOOL
+    )
 
 
 @derived
@@ -85,11 +88,15 @@ def is_written_out(stage: Stage, least: int = 2) -> bool:
 
 def picks_along(stage: Stage, axis: Var) -> bool:
     """Whether conditions on where it stands along an axis say what an element is computed of."""
-    return any(node.dtype is BOOL and axis in node.free
-               and any(e.dtype is INDEX for e in node.args)
-               for node in walk(*stage.expressions) if isinstance(node, Apply)) \
-        or any(x.guard is not None and axis in x.guard.free
-               for group in stage.loads_by_buffer.values() for x in group)
+    return any(
+        node.dtype is BOOL and axis in node.free and any(e.dtype is INDEX for e in node.args)
+        for node in walk(*stage.expressions)
+        if isinstance(node, Apply)
+    ) or any(
+        x.guard is not None and axis in x.guard.free
+        for group in stage.loads_by_buffer.values()
+        for x in group
+    )
 
 
 def crosses(stage: Stage) -> bool:
@@ -97,18 +104,27 @@ def crosses(stage: Stage) -> bool:
     if not stage.axes or math.prod(v.extent for v in stage.axes) < CROSSING_LEAST:
         return False
     *others, last = stage.axes
-    return any(stride(load, last) not in (0, 1, -1, None)
-               and any(stride(load, v) in (1, -1) for v in others)
-               for group in stage.loads_by_buffer.values() for load in group)
+    return any(
+        stride(load, last) not in (0, 1, -1, None)
+        and any(stride(load, v) in (1, -1) for v in others)
+        for group in stage.loads_by_buffer.values()
+        for load in group
+    )
 
 
 def is_part(assign: Assign, axes: tuple[Var, ...]) -> bool:
     """The assignment fills one of the two parts of all complex numbers in its buffer."""
     *point, part = assign.indices or (None,)
-    return isinstance(part, Const) and assign.buffer.shape[-1] == 2 and assign.guard is None \
-        and len(set(point)) == len(point) and all(
+    return (
+        isinstance(part, Const)
+        and assign.buffer.shape[-1] == 2
+        and assign.guard is None
+        and len(set(point)) == len(point)
+        and all(
             i in axes and i.extent == extent
-            for i, extent in zip(point, assign.buffer.shape[:-1], strict=True))
+            for i, extent in zip(point, assign.buffer.shape[:-1], strict=True)
+        )
+    )
 
 
 def is_plain(assign: Assign, axes: tuple[Var, ...]) -> bool:
@@ -157,8 +173,9 @@ def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Va
     if any(not isinstance(atom, Var) and not unknown.isdisjoint(atom.free) for atom in terms):
         return False
     reach = 0
-    for step, v in sorted(((abs(c), v) for v, c in terms.items() if v in unknown),
-                          key=lambda term: term[0]):
+    for step, v in sorted(
+        ((abs(c), v) for v, c in terms.items() if v in unknown), key=lambda term: term[0]
+    ):
         if step <= reach:
             return False
         reach += step * (v.extent - 1)
@@ -195,8 +212,13 @@ def vector_stride(access: Load | Assign, variable: Var) -> int | None:
     if last is None or any(variable in i.free for i in outer):
         return stride(access, variable)
     shared = [(atom, step) for atom, step in index.affine(last)[0].items() if variable in atom.free]
-    if len(shared) == 1 and shared[0][1] == 1 and isinstance(shared[0][0], Apply) \
-            and shared[0][0].op == "floordiv" and shared[0][0].args[0] is variable:
+    if (
+        len(shared) == 1
+        and shared[0][1] == 1
+        and isinstance(shared[0][0], Apply)
+        and shared[0][0].op == "floordiv"
+        and shared[0][0].args[0] is variable
+    ):
         return 1
     return stride(access, variable)
 
@@ -226,12 +248,19 @@ def cost_of_row(axis: Var, *roots: Expr) -> int:
     for node in reversed([*walk(*roots)]):
         elements = elements_of.get(node, 0)
         kept = _chosen(node, axis)
-        below = (elements,) * len(node.children) if kept is None \
+        below = (
+            (elements,) * len(node.children)
+            if kept is None
             else (0, elements & kept, elements & ~kept)
+        )
         for child, of in zip(node.children, below, strict=True):
             elements_of[child] = elements_of.get(child, 0) | of
-        if isinstance(node, Apply) and kept is None and not node.free <= {axis} \
-                and node.dtype.name != "index":
+        if (
+            isinstance(node, Apply)
+            and kept is None
+            and not node.free <= {axis}
+            and node.dtype.name != "index"
+        ):
             total += elements.bit_count() * cost_of_node(node)
     return total
 
@@ -239,8 +268,11 @@ def cost_of_row(axis: Var, *roots: Expr) -> int:
 def _chosen(node: Expr, axis: Var) -> int | None:
     """The elements along an axis, a bit each, that are the first of two; None where more than where
     they stand decides."""
-    if not isinstance(node, Apply) or node.op not in ("select", "select_unlikely") \
-            or node.args[0].free != {axis}:
+    if (
+        not isinstance(node, Apply)
+        or node.op not in ("select", "select_unlikely")
+        or node.args[0].free != {axis}
+    ):
         return None
     kept = 0
     for position in range(axis.extent):
@@ -266,8 +298,9 @@ def cost_of_node(node: Apply) -> int:
 
 def divides_integers(node: Apply) -> bool:
     """Whether `node` is the quotient or remainder of integers by what is known at run time only."""
-    return node.op in ("div", "rem") and node.dtype.is_integer \
-        and not isinstance(node.args[1], Const)
+    return (
+        node.op in ("div", "rem") and node.dtype.is_integer and not isinstance(node.args[1], Const)
+    )
 
 
 def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
@@ -299,8 +332,9 @@ def walks_columns(stage: Stage) -> bool:
         elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
         is_part = bool(access.indices) and Pair.of(access.source, access.indices) is not None
         near = (0, 2 if is_part else 1)
-        votes += elements * ((vector_stride(access, inner) not in near)
-                             - (vector_stride(access, last) not in near))
+        votes += elements * (
+            (vector_stride(access, inner) not in near) - (vector_stride(access, last) not in near)
+        )
     return votes > 0
 
 

@@ -51,16 +51,23 @@ def _with_counted_apart(stage: Stage) -> Stage:
         counts = divisors[axis]
         # Of several, which count within each other, the longest first.
         count = max(counts, default=0)
-        if not 0 < count <= LONGEST or any(count % n for n in counts) or axis.extent % count \
-                or axis.extent <= SHORTEST:
+        if (
+            not 0 < count <= LONGEST
+            or any(count % n for n in counts)
+            or axis.extent % count
+            or axis.extent <= SHORTEST
+        ):
             continue
         outer = Var(axis.name, INDEX, axis.extent // count)
         inner = Var(f"{axis.name}_{count}", INDEX, count)
         both = index.add(index.multiply(outer, index.constant(count)), inner)
-        stage = map_expressions(
-            stage, functools.partial(substitute, mapping={axis: both}, memo={}))
-        stage = replace(stage, axes=tuple(
-            v for one in stage.axes for v in ((outer, inner) if one is axis else (one,))))
+        stage = map_expressions(stage, functools.partial(substitute, mapping={axis: both}, memo={}))
+        stage = replace(
+            stage,
+            axes=tuple(
+                v for one in stage.axes for v in ((outer, inner) if one is axis else (one,))
+            ),
+        )
         waiting.append(inner)
         divisors = _divisors(stage)
     return stage
@@ -70,8 +77,12 @@ def _divisors(stage: Stage) -> defaultdict[Var, set[int]]:
     """The numbers by which indices divide variables."""
     found: dict[Var, set[int]] = defaultdict(set)
     for node in walk(*_indices(stage)):
-        if isinstance(node, Apply) and node.op in ("floordiv", "floormod") \
-                and isinstance(node.args[0], Var) and isinstance(node.args[1], Const):
+        if (
+            isinstance(node, Apply)
+            and node.op in ("floordiv", "floormod")
+            and isinstance(node.args[0], Var)
+            and isinstance(node.args[1], Const)
+        ):
             found[node.args[0]].add(node.args[1].value)
     return found
 
@@ -91,8 +102,10 @@ def in_memory_order(axes: tuple[Var, ...], terms: Sequence[Expr]) -> tuple[Var, 
 
         for i<4: for j<8: s += x[j, i]      ->      for j<8: for i<4: s += x[j, i]
     """
-    steps = [{v: abs(step) for v in axes if (step := stride(load, v))}
-             for load in dict.fromkeys(load for term in terms for load in loads(term))]
+    steps = [
+        {v: abs(step) for v in axes if (step := stride(load, v))}
+        for load in dict.fromkeys(load for term in terms for load in loads(term))
+    ]
     nearest = [min(reversed(of), key=of.__getitem__) for of in steps if of]
     votes = Counter(nearest)
     if not votes or votes[axes[-1]] == max(votes.values()):
@@ -129,14 +142,20 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
     return stage, tuple(result)
 
 
-def _mergeable(stage: Stage, outer: Var, inner: Var, over: Sequence[int | None],
-               under: Sequence[int | None]) -> bool:
+def _mergeable(
+    stage: Stage, outer: Var, inner: Var, over: Sequence[int | None], under: Sequence[int | None]
+) -> bool:
     """`over` and `under`: how far each access steps along both."""
-    if inner.extent == 0 or (stage.scan is not None and stage.scan.axis in (outer, inner)) \
-            or (stage.sort is not None and stage.sort.place in (outer, inner)):
+    if (
+        inner.extent == 0
+        or (stage.scan is not None and stage.scan.axis in (outer, inner))
+        or (stage.sort is not None and stage.sort.place in (outer, inner))
+    ):
         return False
-    if any(far is None or near is None or far != near * inner.extent
-           for far, near in zip(over, under, strict=True)):
+    if any(
+        far is None or near is None or far != near * inner.extent
+        for far, near in zip(over, under, strict=True)
+    ):
         return False
     return all(_counts_both(e, outer, inner) for e in _values(stage, outer))
 
@@ -155,9 +174,14 @@ def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
     values = [*steps, *stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
     for node in walk(*(e for value in (*values, *guards) for e in _outside_addresses(value))):
-        if isinstance(node, Apply) and node.dtype is not INDEX and not (
-                node.op in ("lt", "ge") and index.affine(index.subtract(*node.args))[0] == {
-                    outer: 1}):
+        if (
+            isinstance(node, Apply)
+            and node.dtype is not INDEX
+            and not (
+                node.op in ("lt", "ge")
+                and index.affine(index.subtract(*node.args))[0] == {outer: 1}
+            )
+        ):
             yield from (arg for arg in node.args if arg.dtype is INDEX)
 
 
@@ -167,7 +191,8 @@ def _counts_both(e: Expr, outer: Var, inner: Var) -> bool:
         return True
     terms, _ = index.affine(e)
     return terms.get(outer, 0) == terms.get(inner, 0) * inner.extent and all(
-        atom in (outer, inner) or atom.free.isdisjoint((outer, inner)) for atom in terms)
+        atom in (outer, inner) or atom.free.isdisjoint((outer, inner)) for atom in terms
+    )
 
 
 def _outside_addresses(root: Expr) -> list[Expr]:
@@ -177,7 +202,8 @@ def _outside_addresses(root: Expr) -> list[Expr]:
         if isinstance(node, Load):
             if node.guard is not None:
                 found.append(node.guard)
-        elif getattr(node, "args", None) and node.args[0].dtype is INDEX \
-                and node.dtype is not INDEX:
+        elif (
+            getattr(node, "args", None) and node.args[0].dtype is INDEX and node.dtype is not INDEX
+        ):
             found.append(node)
     return found

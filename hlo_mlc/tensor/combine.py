@@ -42,8 +42,9 @@ def update_of(value: Expr, element: Load) -> tuple[Combiner, Expr] | None:
     return named_combiner(value.op, value.dtype), other if one is element else one
 
 
-def combiner_from(lhs: tuple[Var, ...], rhs: tuple[Var, ...],
-                  results: tuple[Expr, ...]) -> Combiner:
+def combiner_from(
+    lhs: tuple[Var, ...], rhs: tuple[Var, ...], results: tuple[Expr, ...]
+) -> Combiner:
     """A combiner with its name and neutral elements, where each result is one associative op of
     its own two variables."""
     ops = [_associative_op(r, x, y) for r, x, y in zip(results, lhs, rhs, strict=True)]
@@ -61,7 +62,9 @@ def side_by_side(one: Combiner, other: Combiner) -> Combiner:
     parts = ((one, lhs[:count], rhs[:count]), (other, lhs[count:], rhs[count:]))
     results = tuple(
         substitute(r, dict(zip((*c.lhs, *c.rhs), (*left, *right), strict=True)))
-        for c, left, right in parts for r in c.results)
+        for c, left, right in parts
+        for r in c.results
+    )
     both = one.identity is not None and other.identity is not None
     return Combiner(lhs, rhs, results, one.identity + other.identity if both else None)
 
@@ -73,31 +76,41 @@ def commutes(combiner: Combiner) -> bool:
 
 def chooses(combiner: Combiner) -> bool:
     """Whether it takes all values of one side, as argmax does."""
-    choices = {(r.args[0], r.args[1:] == (x, y)) if isinstance(r, Apply) and r.op == "select"
-               and set(r.args[1:]) == {x, y} else None
-               for r, x, y in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)}
+    choices = {
+        (r.args[0], r.args[1:] == (x, y))
+        if isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {x, y}
+        else None
+        for r, x, y in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)
+    }
     return len(choices) == 1 and None not in choices
 
 
 def is_several(combiner: Combiner) -> bool:
     """Whether it is one associative op for each of several values that have nothing to do with
     each other."""
-    return len(combiner.lhs) > 1 and all(map(
-        _associative_op, combiner.results, combiner.lhs, combiner.rhs))
+    return len(combiner.lhs) > 1 and all(
+        map(_associative_op, combiner.results, combiner.lhs, combiner.rhs)
+    )
 
 
 @functools.lru_cache(maxsize=64)  # asked of every update of a kernel, which has few combiners
 def is_sum(combiner: Combiner) -> bool:
     """Whether it adds floats, perhaps beside other associative ops of values of their own."""
-    ops = [_associative_op(*each) for each in zip(
-        combiner.results, combiner.lhs, combiner.rhs, strict=True)]
+    ops = [
+        _associative_op(*each)
+        for each in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)
+    ]
     return None not in ops and any(
-        op == "add" and x.dtype.is_float for op, x in zip(ops, combiner.lhs, strict=True))
+        op == "add" and x.dtype.is_float for op, x in zip(ops, combiner.lhs, strict=True)
+    )
 
 
 def _associative_op(result: Expr, x: Var, y: Var) -> str | None:
-    if isinstance(result, Apply) and set(result.args) == {x, y} \
-            and identity(result.op, x.dtype) is not None:
+    if (
+        isinstance(result, Apply)
+        and set(result.args) == {x, y}
+        and identity(result.op, x.dtype) is not None
+    ):
         return result.op
     return None
 
@@ -116,8 +129,10 @@ def with_identity(combiner: Combiner, initial: tuple[Expr, ...]) -> Combiner:
 def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
     """Whether these are constants that combined with themselves give themselves."""
     mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
-    return all(isinstance(e, Const) for e in initial) \
+    return (
+        all(isinstance(e, Const) for e in initial)
         and tuple(substitute(r, mapping) for r in combiner.results) == initial
+    )
 
 
 def skipping(combiner: Combiner) -> Combiner:
@@ -125,9 +140,15 @@ def skipping(combiner: Combiner) -> Combiner:
     absent changes nothing."""
     lhs, rhs = combiner_variables([*(v.dtype for v in combiner.lhs), BOOL])
     mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs[:-1], *rhs[:-1]), strict=True))
-    results = (apply("select", apply("and", lhs[-1], rhs[-1]), substitute(r, mapping),
-                     apply("select", lhs[-1], x, y))
-               for r, x, y in zip(combiner.results, lhs, rhs, strict=False))
+    results = (
+        apply(
+            "select",
+            apply("and", lhs[-1], rhs[-1]),
+            substitute(r, mapping),
+            apply("select", lhs[-1], x, y),
+        )
+        for r, x, y in zip(combiner.results, lhs, rhs, strict=False)
+    )
     return Combiner(lhs, rhs, (*results, apply("or", lhs[-1], rhs[-1])), None)
 
 
@@ -135,8 +156,7 @@ def widened(combiner: Combiner) -> Combiner:
     """Sums and products of narrow floats as sums and products of f32; extremes of those of a byte
     too, which may lack the infinity that is neutral."""
     dtype = combiner.lhs[0].dtype
-    if dtype.is_narrow_float and (combiner.name in _WIDENED or (
-            combiner.name and dtype.bits == 8)):
+    if dtype.is_narrow_float and (combiner.name in _WIDENED or (combiner.name and dtype.bits == 8)):
         return named_combiner(combiner.name, compute_dtype(dtype))
     return combiner
 
@@ -149,10 +169,14 @@ def merging(combiner: Combiner, terms: Sequence[Expr], axes: Sequence[Var]) -> C
     not: they keep the first of several NaNs only if they meet them in order; so of two partial
     results the one of the lower position comes first.
     """
-    if _multiplies_complex(combiner) or all(
-            _associative_op(r, x, y) or _picks_extreme(r, x, y) for r, x, y in
-            zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)) or any(
-            _is_ordered(combiner, position) for position in range(len(terms))):
+    if (
+        _multiplies_complex(combiner)
+        or all(
+            _associative_op(r, x, y) or _picks_extreme(r, x, y)
+            for r, x, y in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)
+        )
+        or any(_is_ordered(combiner, position) for position in range(len(terms)))
+    ):
         return combiner
     for position in range(len(terms)):
         if _breaks_ties(combiner, position) and _ascends(terms[position], axes):
@@ -166,8 +190,10 @@ def _multiplies_complex(combiner: Combiner) -> bool:
         return False
     (a, b), (c, d) = combiner.lhs, combiner.rhs
     re, im = combiner.results
-    return _products(re, "sub") == [{a, c}, {b, d}] \
-        and _products(im, "add") in ([{a, d}, {b, c}], [{b, c}, {a, d}])
+    return _products(re, "sub") == [{a, c}, {b, d}] and _products(im, "add") in (
+        [{a, d}, {b, c}],
+        [{b, c}, {a, d}],
+    )
 
 
 def _products(e: Expr, op: str) -> list[set[Expr]]:
@@ -187,15 +213,23 @@ def _breaks_ties(combiner: Combiner, position: int) -> bool:
     sides = tuple(zip(combiner.results, combiner.lhs, combiner.rhs, strict=True))
     chosen = [side for side in sides if not _associative_op(*side)]
     x, y = combiner.lhs[position], combiner.rhs[position]
-    if not x.dtype.is_integer or sides[position] not in chosen or not all(
+    if (
+        not x.dtype.is_integer
+        or sides[position] not in chosen
+        or not all(
             isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {a, b}
-            for r, a, b in chosen):
+            for r, a, b in chosen
+        )
+    ):
         return False
     lower = (("lt", (x, y)), ("gt", (y, x)))
     if any(isinstance(e, Apply) and (e.op, e.args) in lower for e in walk(*combiner.results)):
         return True
-    return any(all(r is apply("select", apply(op, b, a), right, left) for r, left, right in chosen)
-               for _, a, b in chosen for op in ("gt", "lt"))
+    return any(
+        all(r is apply("select", apply(op, b, a), right, left) for r, left, right in chosen)
+        for _, a, b in chosen
+        for op in ("gt", "lt")
+    )
 
 
 def _ascends(term: Expr, axes: Sequence[Var]) -> bool:
@@ -212,15 +246,19 @@ def _ascends(term: Expr, axes: Sequence[Var]) -> bool:
 
 
 def _is_ordered(combiner: Combiner, position: int) -> bool:
-    """Whether it is what `_ordered` gives: it takes the sides by their integers, not as they come.
-    """
+    """Whether it is what `_ordered` gives: it takes sides by their integers, not as they come."""
     lhs, rhs = combiner.lhs, combiner.rhs
     if not lhs[position].dtype.is_integer:
         return False
     swapped = dict(zip((*lhs, *rhs), (*rhs, *lhs), strict=True))
     first = apply("le", lhs[position], rhs[position])
-    return all(isinstance(r, Apply) and r.op == "select" and r.args[0] is first
-               and r.args[2] is substitute(r.args[1], swapped) for r in combiner.results)
+    return all(
+        isinstance(r, Apply)
+        and r.op == "select"
+        and r.args[0] is first
+        and r.args[2] is substitute(r.args[1], swapped)
+        for r in combiner.results
+    )
 
 
 def _ordered(combiner: Combiner, position: int) -> Combiner:
@@ -228,5 +266,9 @@ def _ordered(combiner: Combiner, position: int) -> Combiner:
     lhs, rhs = combiner.lhs, combiner.rhs
     swapped = dict(zip((*lhs, *rhs), (*rhs, *lhs), strict=True))
     first = apply("le", lhs[position], rhs[position])
-    return Combiner(lhs, rhs, tuple(apply("select", first, r, substitute(r, swapped))
-                                    for r in combiner.results), combiner.identity)
+    return Combiner(
+        lhs,
+        rhs,
+        tuple(apply("select", first, r, substitute(r, swapped)) for r in combiner.results),
+        combiner.identity,
+    )

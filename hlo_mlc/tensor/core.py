@@ -123,8 +123,15 @@ class Stage:
         indices = [i for a in stores for i in a.indices]
         order = (*self.sort.keys, self.sort.at) if self.sort is not None else ()
         steps = self.procedure.expressions if self.procedure is not None else ()
-        return (*steps, *self.terms, *self.initial, *order, *(a.value for a in stores), *indices,
-                *guards)
+        return (
+            *steps,
+            *self.terms,
+            *self.initial,
+            *order,
+            *(a.value for a in stores),
+            *indices,
+            *guards,
+        )
 
     @property
     @derived

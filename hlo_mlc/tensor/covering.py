@@ -31,8 +31,12 @@ def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
         terms, offset = index.affine(i)
         reach = 1
         for v, factor in sorted(terms.items(), key=lambda term: term[1]):
-            if not isinstance(v, Var) or v in used or v not in axes \
-                    or (factor != reach and v.extent > 1):
+            if (
+                not isinstance(v, Var)
+                or v in used
+                or v not in axes
+                or (factor != reach and v.extent > 1)
+            ):
                 return None
             used.add(v)
             reach *= v.extent
@@ -67,7 +71,7 @@ def left_over(boxes: Iterable[Box], taken: Box) -> tuple[Box, ...]:
         for axis, ((first, last), (low, high)) in enumerate(zip(box, common, strict=True)):
             for begin, end in ((first, low - 1), (high + 1, last)):
                 if begin <= end:
-                    found.append((*rest[:axis], (begin, end), *rest[axis + 1:]))
+                    found.append((*rest[:axis], (begin, end), *rest[axis + 1 :]))
             rest[axis] = (low, high)
     return tuple(found)
 
@@ -93,8 +97,9 @@ def _meets_all(indices: Sequence[Expr], shape: Sequence[int], axes: Sequence[Var
             reach *= count
         if reach != extent:
             return False
-    return all(_is_whole(v.extent, found) for v, found in digits.items()) \
-        and math.prod(shape) == math.prod(v.extent for v in axes)
+    return all(_is_whole(v.extent, found) for v, found in digits.items()) and math.prod(
+        shape
+    ) == math.prod(v.extent for v in axes)
 
 
 def _digit(atom: Expr) -> tuple[Var, int, int] | None:

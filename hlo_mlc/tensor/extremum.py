@@ -37,23 +37,31 @@ def in_one_pass(stage: Stage, fresh: Callable[[str], str]) -> Stage | None:
         return None
     lhs, rhs = combiner_variables((value.dtype, position.dtype))
     better = apply("gt" if op == "max" else "lt", rhs[0], lhs[0])
-    running = Combiner(lhs, rhs, tuple(
-        apply("select", better, r, x) for x, r in zip(lhs, rhs, strict=True)),
-        (neutral, const(0, position.dtype)))  # where nothing is better, the first is the one
+    running = Combiner(
+        lhs,
+        rhs,
+        tuple(apply("select", better, r, x) for x, r in zip(lhs, rhs, strict=True)),
+        (neutral, const(0, position.dtype)),
+    )  # where nothing is better, the first is the one
     if not value.dtype.is_float:
         return replace(stage, combiner=running, initial=running.identity)
     term = stage.terms[0]
     nowhere = const(int(np.iinfo(position.dtype.numpy).max), position.dtype)
     first_nan = Var(fresh("acc"), position.dtype)
     has_nan = apply("ne", first_nan, nowhere)
-    finished = {value: apply("select", has_nan, const(math.nan, value.dtype), value),
-                position: apply("select", has_nan, first_nan, position)}
+    finished = {
+        value: apply("select", has_nan, const(math.nan, value.dtype), value),
+        position: apply("select", has_nan, first_nan, position),
+    }
     combiner = side_by_side(running, named_combiner("min", position.dtype))
     return replace(
-        stage, assigns=tuple(replace(a, value=substitute(a.value, finished))
-                             for a in stage.assigns),
-        combiner=combiner, initial=combiner.identity, accumulators=(value, position, first_nan),
-        terms=(*stage.terms, apply("select", apply("ne", term, term), stage.terms[1], nowhere)))
+        stage,
+        assigns=tuple(replace(a, value=substitute(a.value, finished)) for a in stage.assigns),
+        combiner=combiner,
+        initial=combiner.identity,
+        accumulators=(value, position, first_nan),
+        terms=(*stage.terms, apply("select", apply("ne", term, term), stage.terms[1], nowhere)),
+    )
 
 
 def _extremum(combiner: Combiner) -> str | None:
@@ -68,7 +76,8 @@ def _extremum(combiner: Combiner) -> str | None:
         earlier = apply("and", apply("eq", left, right), apply("lt", left_at, right_at))
         wanted: tuple[Expr, ...] = (
             apply("select", keep, left, right),
-            apply("select", apply("or", keep, earlier), left_at, right_at))
+            apply("select", apply("or", keep, earlier), left_at, right_at),
+        )
         if combiner.lhs == (left, left_at) and combiner.results == wanted:
             return op
     return None
@@ -76,5 +85,10 @@ def _extremum(combiner: Combiner) -> str | None:
 
 def _counts(term: Expr, axis: Var) -> bool:
     """The position along `axis`, as an integer."""
-    return term.dtype.is_integer and isinstance(term, Apply) and term.op == "convert" \
-        and term.args[0] is axis and term.args[0].dtype is INDEX
+    return (
+        term.dtype.is_integer
+        and isinstance(term, Apply)
+        and term.op == "convert"
+        and term.args[0] is axis
+        and term.args[0].dtype is INDEX
+    )

@@ -30,8 +30,7 @@ _KEPT = frozenset((0.0, 0.5, 1.0, 2.0, math.inf))
 _DTYPES = (F32, F64, BF16, F16)
 
 
-def with_constants_given(program: TensorProgram
-                         ) -> tuple[TensorProgram, dict[Buffer, np.ndarray]]:
+def with_constants_given(program: TensorProgram) -> tuple[TensorProgram, dict[Buffer, np.ndarray]]:
     """The program that reads constants from operands, its last, and what these hold; a program
     with loops or branches as it is."""
     if not all(isinstance(step, Nest) for step in program.steps):
@@ -42,20 +41,27 @@ def with_constants_given(program: TensorProgram
             found.setdefault(constant.dtype, {})[constant] = None
     if not found:
         return program, {}
-    operands = {dtype: Buffer(f"c{n}", dtype, (len(found[dtype]),))
-                for n, dtype in enumerate(found)}
+    operands = {
+        dtype: Buffer(f"c{n}", dtype, (len(found[dtype]),)) for n, dtype in enumerate(found)
+    }
     given: dict[Expr, Expr] = {
         c: load(operands[dtype], (index.constant(k),))
-        for dtype, some in found.items() for k, c in enumerate(some)}
+        for dtype, some in found.items()
+        for k, c in enumerate(some)
+    }
     memo: dict[Expr, Expr] = {}
 
     def reading(e: Expr) -> Expr:
         return given.get(e) or transform(e, lambda node: _reading(node, given), memo)
 
-    steps = tuple(replace(step, stages=tuple(_with_values(s, reading) for s in step.stages))
-                  for step in program.steps)
-    tables = {operands[dtype]: np.array([c.value for c in some]).astype(dtype.numpy)
-              for dtype, some in found.items()}
+    steps = tuple(
+        replace(step, stages=tuple(_with_values(s, reading) for s in step.stages))
+        for step in program.steps
+    )
+    tables = {
+        operands[dtype]: np.array([c.value for c in some]).astype(dtype.numpy)
+        for dtype, some in found.items()
+    }
     return replace(program, operands=(*program.operands, *tables), steps=steps), tables
 
 
@@ -68,8 +74,12 @@ def _with_values(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
     def stores(group: tuple[Assign, ...]) -> tuple[Assign, ...]:
         return tuple(replace(store, value=rewrite(store.value)) for store in group)
 
-    return replace(stage, terms=tuple(map(rewrite, stage.terms)), along=stores(stage.along),
-                   assigns=stores(stage.assigns))
+    return replace(
+        stage,
+        terms=tuple(map(rewrite, stage.terms)),
+        along=stores(stage.along),
+        assigns=stores(stage.assigns),
+    )
 
 
 def _given_in(root: Expr) -> Iterator[Const]:
@@ -89,8 +99,12 @@ def _is_arithmetic(op: str) -> bool:
 
 
 def _is_given(e: Expr) -> TypeGuard[Const]:
-    return isinstance(e, Const) and e.dtype in _DTYPES and not math.isnan(e.value) \
+    return (
+        isinstance(e, Const)
+        and e.dtype in _DTYPES
+        and not math.isnan(e.value)
         and abs(e.value) not in _KEPT
+    )
 
 
 def _reading(node: Expr, given: Mapping[Expr, Expr]) -> Expr | None:

@@ -49,8 +49,11 @@ def everywhere(conditions: Iterable[Expr], axes: Set[Var]) -> Expr | None:
 
 
 def _at_worst(condition: Expr, axes: Set[Var]) -> Expr | None:
-    if not isinstance(condition, Apply) or condition.op not in (*_BELOW, *_ABOVE) \
-            or condition.args[0].dtype is not INDEX:
+    if (
+        not isinstance(condition, Apply)
+        or condition.op not in (*_BELOW, *_ABOVE)
+        or condition.args[0].dtype is not INDEX
+    ):
         return None
     terms, offset = index.affine(index.subtract(*condition.args))
     rest = {}
@@ -103,7 +106,7 @@ def vanishes_outside(term: Expr, combiner: str, identity: Const) -> bool:
     asked = guards(term)
     if len(asked) != 1:
         return False
-    condition, = asked
+    (condition,) = asked
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.guard is condition:
@@ -115,6 +118,6 @@ def vanishes_outside(term: Expr, combiner: str, identity: Const) -> bool:
     outside = transform(term, rule)
     if combiner == "add" and isinstance(outside, Apply) and outside.op == "mul":
         return any(isinstance(a, Const) and a.value == 0 for a in outside.args)
-    return outside is identity or (combiner == "add" and isinstance(outside, Const)
-                                   and outside.value == 0)
-
+    return outside is identity or (
+        combiner == "add" and isinstance(outside, Const) and outside.value == 0
+    )

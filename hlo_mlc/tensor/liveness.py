@@ -1,5 +1,4 @@
-"""What every nest does to buffers, and which of them hold what is needed after it, loops included.
-"""
+"""What every nest does to buffers, and which hold what is needed after it, loops included."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def effects(nest: Nest) -> Effects:
 def without_dead(steps: Sequence[Step], results: Iterable[Buffer]) -> list[Step]:
     """The steps without nests that write nothing that is needed later.
 
-        y = 0; repeat n times: y[n] = …   ->   repeat n times: y[n] = …
+    y = 0; repeat n times: y[n] = …   ->   repeat n times: y[n] = …
     """
     after = live_after(steps, results)
 

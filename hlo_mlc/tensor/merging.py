@@ -31,8 +31,9 @@ from hlo_mlc.tensor.liveness import effects, live_after
 from hlo_mlc.tensor.rewrite import reading, rename_axes, replace_buffers, with_parts
 
 
-def merge_copies(steps: Sequence[Step], results: Iterable[Buffer], kept: Iterable[Buffer] = ()
-                 ) -> list[Step]:
+def merge_copies(
+    steps: Sequence[Step], results: Iterable[Buffer], kept: Iterable[Buffer] = ()
+) -> list[Step]:
     """The steps on fewer buffers, with fewer copies; those that are `kept` stay as they are.
 
     Buffers that no step writes are operands, and stay unwritten.
@@ -64,8 +65,13 @@ def _nests(steps: Iterable[Step], trips: int) -> Iterator[tuple[Nest, int]]:
 def _copied(assign: Assign, stage: Stage) -> Buffer | None:
     """The buffer that an assignment copies to its own, all of it."""
     value = assign.value
-    if not isinstance(value, Load) or value.guard is not None or value.indices != assign.indices \
-            or not is_map(stage) or not is_plain(assign, stage.axes):
+    if (
+        not isinstance(value, Load)
+        or value.guard is not None
+        or value.indices != assign.indices
+        or not is_map(stage)
+        or not is_plain(assign, stage.axes)
+    ):
         return None
     return value.source if _alike(value.source, assign.buffer) else None
 
@@ -76,8 +82,12 @@ def _alike(one: Buffer, other: Buffer) -> bool:
 
 def copies(nest: Nest) -> list[tuple[Buffer, Buffer]]:
     """(target, source) of everything that a nest copies."""
-    return [(a.buffer, source) for stage in nest.stages for a in stage.assigns
-            if (source := _copied(a, stage)) is not None]
+    return [
+        (a.buffer, source)
+        for stage in nest.stages
+        for a in stage.assigns
+        if (source := _copied(a, stage)) is not None
+    ]
 
 
 def _made_the_same(nest: Nest) -> dict[Buffer, set[Buffer]]:
@@ -149,8 +159,9 @@ class _Merger:
             buffer = self.names[buffer]
         return buffer
 
-    def _rewritten(self, steps: Iterable[Step], keep: Buffer, gone: Buffer, trips: int
-                   ) -> list[Step]:
+    def _rewritten(
+        self, steps: Iterable[Step], keep: Buffer, gone: Buffer, trips: int
+    ) -> list[Step]:
         """The steps with one of the buffers in place of both.
 
         Raises: _Refused where a nest cannot do with one.
@@ -159,9 +170,13 @@ class _Merger:
         for step in steps:
             if not isinstance(step, Nest):
                 inner = trips * step.likely_trips
-                found.append(with_parts(
-                    step, lambda steps, n=inner: self._rewritten(steps, keep, gone, n),
-                    lambda e: reading(e, {gone: keep})))
+                found.append(
+                    with_parts(
+                        step,
+                        lambda steps, n=inner: self._rewritten(steps, keep, gone, n),
+                        lambda e: reading(e, {gone: keep}),
+                    )
+                )
             elif any(gone in (*s.inputs, *s.outputs) for s in step.stages):
                 found += self._nest(step, keep, gone, trips)
             else:
@@ -185,8 +200,9 @@ class _Merger:
                 return [replace_buffers(part, renaming) for part in parts]
         return [renamed]
 
-    def _put_aside(self, nest: Nest, target: Buffer, other: Buffer, trips: int
-                   ) -> tuple[Nest, Nest]:
+    def _put_aside(
+        self, nest: Nest, target: Buffer, other: Buffer, trips: int
+    ) -> tuple[Nest, Nest]:
         """The nest that computes what is to be written to `target`, and one that writes it: what
         `other` holds has been read then."""
         stage, *more = [s for s in nest.stages if target in s.outputs]
@@ -194,12 +210,14 @@ class _Merger:
         readers = [s for s in nest.stages if s is not stage and reads(s, target)]
         if more or len(own) != 1 or readers or any(a.buffer == target for a in stage.along):
             raise _Refused
-        assign, later = stage.assigns[own[0]], stage.assigns[own[0] + 1:]
+        assign, later = stage.assigns[own[0]], stage.assigns[own[0] + 1 :]
         place = [e for e in (*assign.indices, assign.guard) if e is not None]
         changing = {target, other, *(b for s in nest.stages for b in s.outputs)}
-        if any(_reads(a, target) for a in later) \
-                or any(access.source in changing for e in place for access in loads(e)) \
-                or (reads(stage, target) and not is_injective(assign, stage.axes)):
+        if (
+            any(_reads(a, target) for a in later)
+            or any(access.source in changing for e in place for access in loads(e))
+            or (reads(stage, target) and not is_injective(assign, stage.axes))
+        ):
             raise _Refused
         extents = tuple(v.extent for v in stage.axes)
         aside = Buffer(f"{target.name}_{next(self.numbers)}", target.dtype, extents)
@@ -207,21 +225,30 @@ class _Merger:
         value = assign.value
         if assign.guard is not None:
             value = masked(value, assign.guard, const(0, value.dtype))
-        compute = replace(stage, assigns=tuple(
-            Assign(aside, stage.axes, value) if a is assign else a for a in stage.assigns))
-        write = Stage(f"{stage.name}_{aside.name}", stage.axes,
-                      (replace(assign, value=load(aside, stage.axes)),))
+        compute = replace(
+            stage,
+            assigns=tuple(
+                Assign(aside, stage.axes, value) if a is assign else a for a in stage.assigns
+            ),
+        )
+        write = Stage(
+            f"{stage.name}_{aside.name}",
+            stage.axes,
+            (replace(assign, value=load(aside, stage.axes)),),
+        )
         axes = {v: Var(f"{v.name}_{aside.name}", INDEX, v.extent) for v in stage.axes}
-        return replace(nest, stages=tuple(compute if s is stage else s for s in nest.stages)), \
-            Nest((rename_axes(write, axes),), len(stage.axes))
+        return replace(nest, stages=tuple(compute if s is stage else s for s in nest.stages)), Nest(
+            (rename_axes(write, axes),), len(stage.axes)
+        )
 
 
 def _without_copies(nest: Nest, pair: set[Buffer]) -> Nest:
     """The nest without what copies one of the pair to the other, or to itself."""
     stages = []
     for stage in nest.stages:
-        assigns = tuple(a for a in stage.assigns if not (
-            a.buffer in pair and _copied(a, stage) in pair))
+        assigns = tuple(
+            a for a in stage.assigns if not (a.buffer in pair and _copied(a, stage) in pair)
+        )
         if assigns or stage.along:
             stages.append(replace(stage, assigns=assigns))
     shared = len(stages[0].axes) if len(stages) == 1 else nest.shared
@@ -234,14 +261,15 @@ def _is_in_place(nest: Nest, target: Buffer) -> bool:
     if more or not is_map(stage):
         return False
     own = [n for n, a in enumerate(stage.assigns) if a.buffer == target]
-    if len(own) > 1 or any(_reads(a, target) for a in stage.assigns[own[0] + 1:]):
+    if len(own) > 1 or any(_reads(a, target) for a in stage.assigns[own[0] + 1 :]):
         return False
     if math.prod(v.extent for v in stage.axes) == 1:
         return len(stage.assigns) == 1
     store = stage.assigns[own[0]]
     return is_injective(store, stage.axes) and all(
         access.indices == store.indices or is_apart(access, store, stage)
-        for access in reads(stage, target))
+        for access in reads(stage, target)
+    )
 
 
 def _reads(assign: Assign, buffer: Buffer) -> bool:

@@ -1,6 +1,6 @@
 """Folds of whatever two arrays have in common, for all pairs of their rows: which axes are which.
 
-    out[row, column] = sum over k of |x[row, k] - y[column, k]|
+out[row, column] = sum over k of |x[row, k] - y[column, k]|
 """
 
 from __future__ import annotations
@@ -39,8 +39,11 @@ class Roles:
 
     def panel_bytes(self, width: int) -> int:
         """What a copy of `packed` takes for so many columns."""
-        return sum(width * x.dtype.bytes * math.prod(v.extent for v in self.summed if _moves(x, v))
-                   for x in self.shared if x.source in self.packed)
+        return sum(
+            width * x.dtype.bytes * math.prod(v.extent for v in self.summed if _moves(x, v))
+            for x in self.shared
+            if x.source in self.packed
+        )
 
 
 def terms_refusal(stage: Stage) -> str:
@@ -48,7 +51,8 @@ def terms_refusal(stage: Stage) -> str:
     if stage.combiner is None or stage.sort is not None or stage.scan is not None:
         return "not a fold"
     return why_not_folded(stage) or (
-        "a product of matrices" if contraction(stage) is not None else "")
+        "a product of matrices" if contraction(stage) is not None else ""
+    )
 
 
 def all_roles(stage: Stage) -> Iterator[Roles]:
@@ -56,8 +60,7 @@ def all_roles(stage: Stage) -> Iterator[Roles]:
     to it."""
     for column, row in itertools.permutations(reversed(stage.axes), 2):
         outer = tuple(v for v in stage.axes if v not in (row, column))
-        shared = tuple(x for x in repeated_reads(stage)
-                       if _moves(x, column) and not _moves(x, row))
+        shared = tuple(x for x in repeated_reads(stage) if _moves(x, column) and not _moves(x, row))
         yield Roles(outer, row, column, stage.reduce_axes, shared)
 
 
@@ -65,10 +68,18 @@ def all_roles(stage: Stage) -> Iterator[Roles]:
 def natural_roles(stage: Stage) -> Roles | None:
     """Columns along which results lie side by side, and the rows that share most with each other;
     None where they share nothing."""
-    fitting = [roles for roles in all_roles(stage)
-               if roles.shared and all(stride(a, roles.column) == 1 for a in stage.assigns)]
-    return max(fitting, default=None, key=lambda r: sum(
-        math.prod(v.extent for v in (r.column, *r.summed) if _moves(x, v)) for x in r.shared))
+    fitting = [
+        roles
+        for roles in all_roles(stage)
+        if roles.shared and all(stride(a, roles.column) == 1 for a in stage.assigns)
+    ]
+    return max(
+        fitting,
+        default=None,
+        key=lambda r: sum(
+            math.prod(v.extent for v in (r.column, *r.summed) if _moves(x, v)) for x in r.shared
+        ),
+    )
 
 
 @derived
@@ -89,10 +100,15 @@ def meets_columns(stage: Stage) -> bool:
     if terms_refusal(merged) or not walks_columns(merged):
         return False
     roles = natural_roles(merged)
-    return roles is not None and not roles.packed and _are_many(roles) \
-        and any(_moves(x, v) for x in roles.shared for v in roles.summed) \
-        and not any(_moves(x, roles.row) and _moves(x, roles.column)
-                    for x in repeated_reads(merged))
+    return (
+        roles is not None
+        and not roles.packed
+        and _are_many(roles)
+        and any(_moves(x, v) for x in roles.shared for v in roles.summed)
+        and not any(
+            _moves(x, roles.row) and _moves(x, roles.column) for x in repeated_reads(merged)
+        )
+    )
 
 
 def _are_many(roles: Roles) -> bool:

@@ -56,7 +56,7 @@ def _spread(stage: Stage) -> _Spread | None:
     if stage.combiner is None or stage.along or stage.scan or not stage.combiner.name:
         return None
     neutral = stage.combiner.identity[0]
-    term, = stage.terms
+    (term,) = stage.terms
     if not vanishes_outside(term, stage.combiner.name, neutral):
         return None
     for guard in guards(term):
@@ -71,8 +71,12 @@ def _divides(condition: Expr, stage: Stage) -> _Spread | None:
     if not isinstance(condition, Apply) or condition.op != "eq":
         return None
     remainder, zero = condition.args
-    if not isinstance(remainder, Apply) or remainder.op != "floormod" \
-            or not isinstance(zero, Const) or zero.value != 0:
+    if (
+        not isinstance(remainder, Apply)
+        or remainder.op != "floormod"
+        or not isinstance(zero, Const)
+        or zero.value != 0
+    ):
         return None
     terms, offset = index.affine(remainder.args[0])
     step = remainder.args[1].value
@@ -92,20 +96,28 @@ def _split(stage: Stage, s: _Spread) -> list[Stage]:
     for phase in range(min(s.step, s.axis.extent)):
         first = -(s.along * phase + s.offset) * pow(s.across, -1, s.step) % s.step
         axis = Var(f"{s.axis.name}_{phase}", s.axis.dtype, _count(s.axis.extent, phase, s.step))
-        window = Var(f"{s.window.name}_{phase}", s.window.dtype,
-                     _count(s.window.extent, first, s.step))
+        window = Var(
+            f"{s.window.name}_{phase}", s.window.dtype, _count(s.window.extent, first, s.step)
+        )
         place: dict[Var, Expr] = {
             s.axis: index.add(index.multiply(axis, index.constant(s.step)), index.constant(phase)),
-            s.window: index.add(index.multiply(window, index.constant(s.step)),
-                                index.constant(first))}
+            s.window: index.add(
+                index.multiply(window, index.constant(s.step)), index.constant(first)
+            ),
+        }
         name = f"{stage.name}_{s.axis.name}_{phase}"
         if window.extent == 0:
             parts.append(_empty(stage, name, s.axis, axis, place))
             continue
         moved = map_expressions(stage, lambda e, place=place: substitute(e, place))
-        parts.append(replace(
-            moved, name=name, axes=tuple(axis if v is s.axis else v for v in stage.axes),
-            reduce_axes=tuple(window if v is s.window else v for v in stage.reduce_axes)))
+        parts.append(
+            replace(
+                moved,
+                name=name,
+                axes=tuple(axis if v is s.axis else v for v in stage.axes),
+                reduce_axes=tuple(window if v is s.window else v for v in stage.reduce_axes),
+            )
+        )
     return parts
 
 
@@ -117,7 +129,13 @@ def _count(extent: int, first: int, step: int) -> int:
 def _empty(stage: Stage, name: str, old: Var, new: Var, place: Mapping[Var, Expr]) -> Stage:
     """The results that no term contributes to."""
     values = {**place, **dict(zip(stage.accumulators, stage.initial, strict=True))}
-    assigns = tuple(Assign(
-        a.buffer, tuple(substitute(i, values) for i in a.indices), substitute(a.value, values),
-        None if a.guard is None else substitute(a.guard, values)) for a in stage.assigns)
+    assigns = tuple(
+        Assign(
+            a.buffer,
+            tuple(substitute(i, values) for i in a.indices),
+            substitute(a.value, values),
+            None if a.guard is None else substitute(a.guard, values),
+        )
+        for a in stage.assigns
+    )
     return Stage(name, tuple(new if v is old else v for v in stage.axes), assigns)

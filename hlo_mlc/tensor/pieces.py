@@ -1,7 +1,7 @@
 """Programs in pieces, one of which is computed after the other: devices join folds in between.
 
-    a[i] = tanh(sum over k of x[i, k])     ->     t[i] = sum over k of x[i, k]; add t over k
-                                                  a[i] = tanh(t[i])
+a[i] = tanh(sum over k of x[i, k])     ->     t[i] = sum over k of x[i, k]; add t over k
+                                              a[i] = tanh(t[i])
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class Piece:
     joins: tuple[tuple[Buffer, tuple[Factor, ...], str], ...]
 
 
-def pieces(program: TensorProgram, parts: Mapping[Factor, int]
-           ) -> tuple[TensorProgram, tuple[Piece, ...]]:
+def pieces(
+    program: TensorProgram, parts: Mapping[Factor, int]
+) -> tuple[TensorProgram, tuple[Piece, ...]]:
     """What one device computes if factors are cut into so many parts, each of which divides its
     extent; and its pieces, as few as can be, in order.
 
@@ -42,8 +43,10 @@ def pieces(program: TensorProgram, parts: Mapping[Factor, int]
     """
     local = part_of(program, parts)
     cut = {axis: factor for factor in parts for axis in factor.axes}
-    over = {here: tuple(dict.fromkeys(cut[a] for a in whole.reduce_axes if a in cut))
-            for whole, here in zip(all_stages(program), all_stages(local), strict=True)}
+    over = {
+        here: tuple(dict.fromkeys(cut[a] for a in whole.reduce_axes if a in cut))
+        for whole, here in zip(all_stages(program), all_stages(local), strict=True)
+    }
     if not any(over.values()):
         piece = Piece(local.steps, local.operands, local.results, local.aliases, ())
         return local, (piece,)
@@ -75,16 +78,22 @@ def pieces(program: TensorProgram, parts: Mapping[Factor, int]
 
 def in_two(stage: Stage, number: int) -> tuple[Stage, Stage]:
     """The folds of a stage, in buffers whose numbers begin there, and what it makes of them."""
-    read_on = frozenset[Var]().union(*(e.free for store in stage.assigns
-                                       for e in (store.value, store.guard) if e is not None))
-    folds = {a: Buffer(f"w{number + n}", a.dtype, tuple(axis.extent for axis in stage.axes))
-             for n, a in enumerate(stage.accumulators) if a in read_on}
+    read_on = frozenset[Var]().union(
+        *(e.free for store in stage.assigns for e in (store.value, store.guard) if e is not None)
+    )
+    folds = {
+        a: Buffer(f"w{number + n}", a.dtype, tuple(axis.extent for axis in stage.axes))
+        for n, a in enumerate(stage.accumulators)
+        if a in read_on
+    }
     read: dict[Expr, Expr] = {a: load(b, stage.axes) for a, b in folds.items()}
-    rest = map_expressions(Stage(stage.name, stage.axes, stage.assigns),
-                           lambda e: substitute(e, read))
+    rest = map_expressions(
+        Stage(stage.name, stage.axes, stage.assigns), lambda e: substitute(e, read)
+    )
     rest = replace(rest, overwrites=tuple(b for b in stage.overwrites if b in rest.inputs))
-    return replace(stage, overwrites=(), assigns=tuple(
-        Assign(b, stage.axes, a) for a, b in folds.items())), rest
+    return replace(
+        stage, overwrites=(), assigns=tuple(Assign(b, stage.axes, a) for a, b in folds.items())
+    ), rest
 
 
 def part_of_nest(nest: Nest, group: Sequence[Stage]) -> Nest:
@@ -95,15 +104,26 @@ def part_of_nest(nest: Nest, group: Sequence[Stage]) -> Nest:
     return Nest(tuple(group), nest.shared, tuple(b for b in nest.private if b not in others))
 
 
-def _in_order(local: TensorProgram, groups: Sequence[Sequence[Step]],
-              joins: Mapping[Buffer, tuple[tuple[Factor, ...], str]]) -> Iterator[Piece]:
+def _in_order(
+    local: TensorProgram,
+    groups: Sequence[Sequence[Step]],
+    joins: Mapping[Buffer, tuple[tuple[Factor, ...], str]],
+) -> Iterator[Piece]:
     """The steps of each group as a piece."""
     reads = [{b for s in steps for b in step_reads(s)} for steps in groups]
     for number, steps in enumerate(groups):
         made = written(steps)
-        wanted = {*local.results}.union(*reads[number + 1:])
+        wanted = {*local.results}.union(*reads[number + 1 :])
         aliases = tuple((r, o) for r, o in local.aliases if r in made and o in reads[number])
-        operands = tuple(dict.fromkeys(b for step in steps for s in stages(step)
-                                       for b in s.inputs if b not in made))
-        yield Piece(tuple(steps), operands, tuple(b for b in made if b in wanted), aliases,
-                    tuple((b, *joins[b]) for b in made if b in joins))
+        operands = tuple(
+            dict.fromkeys(
+                b for step in steps for s in stages(step) for b in s.inputs if b not in made
+            )
+        )
+        yield Piece(
+            tuple(steps),
+            operands,
+            tuple(b for b in made if b in wanted),
+            aliases,
+            tuple((b, *joins[b]) for b in made if b in joins),
+        )

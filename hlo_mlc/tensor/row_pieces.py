@@ -56,13 +56,16 @@ def is_in_pieces(program: TensorProgram) -> bool:
         if not (fills(stage) or made.issuperset(stage.outputs)):
             return False
         made.update(stage.outputs)
-    return all(isinstance(step, Nest) for step in program.steps) \
-        and all(b.strides is None for b in made)
+    return all(isinstance(step, Nest) for step in program.steps) and all(
+        b.strides is None for b in made
+    )
 
 
-def row_pieces(program: TensorProgram, rows: Factor,
-               groups_of: Callable[[TensorProgram, Sequence[RowFold]], int]
-               ) -> list[RowPiece] | None:
+def row_pieces(
+    program: TensorProgram,
+    rows: Factor,
+    groups_of: Callable[[TensorProgram, Sequence[RowFold]], int],
+) -> list[RowPiece] | None:
     """The pieces of such a program, in order; how many groups of blocks there are to be in one that
     folds rows is `groups_of` it. None where a piece would change what one before it wrote."""
     placed, levels, folds = _levels(program, rows)
@@ -72,15 +75,17 @@ def row_pieces(program: TensorProgram, rows: Factor,
     for level in range(max(levels) + 2):  # one more, if the last folds what groups come to
         steps = levels.get(level, [])
         own = folds.get(level, [])
-        wanted = {*program.results}.union(*(
-            step_reads(step) for n in levels if n > level for step in levels[n]))
+        wanted = {*program.results}.union(
+            *(step_reads(step) for n in levels if n > level for step in levels[n])
+        )
         groups = groups_of(_program(program, steps, own, wanted), own) if own else 0
         if groups > 1:
             steps, own = _in_groups(steps, own, groups)
             levels.setdefault(level + 1, [])[:0] = map(_joined, own, folds[level])
         if steps:
-            pieces.append(RowPiece(_program(program, steps, own, wanted), level % 2 == 1,
-                                   tuple(own), groups))
+            pieces.append(
+                RowPiece(_program(program, steps, own, wanted), level % 2 == 1, tuple(own), groups)
+            )
     return pieces
 
 
@@ -90,14 +95,18 @@ def _is_in_order(placed: Sequence[tuple[int, Stage]]) -> bool:
     for n, (_, stage) in enumerate(placed):
         for buffer in stage.outputs:
             writers.setdefault(buffer, []).append(n)
-    return all(level == placed[numbers[0]][0]
-               for buffer, numbers in writers.items() if len(numbers) > 1
-               for level, stage in placed[:numbers[-1] + 1]
-               if buffer in stage.inputs or buffer in stage.outputs)
+    return all(
+        level == placed[numbers[0]][0]
+        for buffer, numbers in writers.items()
+        if len(numbers) > 1
+        for level, stage in placed[: numbers[-1] + 1]
+        if buffer in stage.inputs or buffer in stage.outputs
+    )
 
 
-def _levels(program: TensorProgram, rows: Factor
-            ) -> tuple[list[tuple[int, Stage]], dict[int, list[Step]], dict[int, list[RowFold]]]:
+def _levels(
+    program: TensorProgram, rows: Factor
+) -> tuple[list[tuple[int, Stage]], dict[int, list[Step]], dict[int, list[RowFold]]]:
     """The number of the piece of each stage, odd where it has rows; the steps of each piece, and
     what is folded there."""
     ready: dict[Buffer, int] = {}  # which piece is the first that can read a buffer
@@ -130,8 +139,9 @@ def _levels(program: TensorProgram, rows: Factor
 def _fold_and_rest(stage: Stage, rows: Factor, numbers: Iterator[int]) -> tuple[Stage, ...]:
     """A stage; its folds and what it makes of them where it folds rows."""
     if rows.axes.isdisjoint(stage.reduce_axes) or all(
-            store.guard is None and store.indices == stage.axes
-            and store.value in stage.accumulators for store in stage.assigns):
+        store.guard is None and store.indices == stage.axes and store.value in stage.accumulators
+        for store in stage.assigns
+    ):
         return (stage,)
     first = next(numbers)
     for _ in stage.accumulators[1:]:
@@ -146,19 +156,26 @@ def _continued(stage: Stage, numbers: Iterator[int]) -> tuple[Stage, list[RowFol
         k = stage.accumulators.index(store.value)
         before = Buffer(f"b{next(numbers)}", store.buffer.dtype, store.buffer.shape)
         result = combiner.results[k]
-        value = substitute(result, {combiner.lhs[k]: load(before, store.indices),
-                                    combiner.rhs[k]: store.value})
+        value = substitute(
+            result, {combiner.lhs[k]: load(before, store.indices), combiner.rhs[k]: store.value}
+        )
         assigns.append(Assign(store.buffer, store.indices, value))
         folds.append(RowFold(before, store.buffer, stage.initial[k], result.op))
     return replace(stage, assigns=tuple(assigns)), folds
 
 
-def _in_groups(steps: Sequence[Step], folds: Sequence[RowFold], groups: int
-               ) -> tuple[list[Step], list[RowFold]]:
+def _in_groups(
+    steps: Sequence[Step], folds: Sequence[RowFold], groups: int
+) -> tuple[list[Step], list[RowFold]]:
     """Steps that write the folds of one group."""
-    own = [replace(f, after=replace(f.after, name=f"g{f.before.name}"),
-                   of_groups=Buffer(f"p{f.before.name}", f.after.dtype, (groups, *f.after.shape)))
-           for f in folds]
+    own = [
+        replace(
+            f,
+            after=replace(f.after, name=f"g{f.before.name}"),
+            of_groups=Buffer(f"p{f.before.name}", f.after.dtype, (groups, *f.after.shape)),
+        )
+        for f in folds
+    ]
     names = {f.after: one.after for f, one in zip(folds, own, strict=True)}
     return [replace_buffers(step, names) for step in steps], own
 
@@ -168,22 +185,40 @@ def _joined(fold: RowFold, whole: RowFold) -> Nest:
     groups, *shape = fold.of_groups.shape
     axes = tuple(Var(f"j{d}", INDEX, extent) for d, extent in enumerate(shape))
     group, total = Var("g", INDEX, groups), Var("t", whole.after.dtype)
-    stage = Stage("joined", axes, (Assign(whole.after, axes, total),), (group,),
-                  named_combiner(fold.op, whole.after.dtype),
-                  (load(fold.of_groups, (group, *axes)),), (fold.initial,), (total,))
+    stage = Stage(
+        "joined",
+        axes,
+        (Assign(whole.after, axes, total),),
+        (group,),
+        named_combiner(fold.op, whole.after.dtype),
+        (load(fold.of_groups, (group, *axes)),),
+        (fold.initial,),
+        (total,),
+    )
     return Nest((stage,), len(axes))
 
 
-def _program(program: TensorProgram, steps: Sequence[Step], folds: Sequence[RowFold],
-             wanted: set[Buffer]) -> TensorProgram:
+def _program(
+    program: TensorProgram, steps: Sequence[Step], folds: Sequence[RowFold], wanted: set[Buffer]
+) -> TensorProgram:
     """The steps of a piece that others want some results of."""
     made = written(steps)
     last = {b for f in folds for b in (f.before, f.after)}
-    read = dict.fromkeys(b for step in steps for s in stages(step) for b in s.inputs
-                         if b not in made and b not in last)
+    read = dict.fromkeys(
+        b
+        for step in steps
+        for s in stages(step)
+        for b in s.inputs
+        if b not in made and b not in last
+    )
     results = [b for b in made if b in wanted and b not in last]
     operands = (*read, *(f.before for f in folds))
     aliases = tuple((r, o) for r, o in program.aliases if r in results and o in read)
-    return TensorProgram(program.name, operands, (*results, *(f.after for f in folds)),
-                         tuple(b for b in made if b not in wanted and b not in last),
-                         tuple(steps), aliases)
+    return TensorProgram(
+        program.name,
+        operands,
+        (*results, *(f.after for f in folds)),
+        tuple(b for b in made if b not in wanted and b not in last),
+        tuple(steps),
+        aliases,
+    )

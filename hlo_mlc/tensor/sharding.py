@@ -145,13 +145,17 @@ def _fix_conditions(step: Step, classes: _Classes) -> None:
 
 def _joining(stage: Stage) -> tuple[str, ...]:
     """What folds each accumulator of a stage, where that may be folds of parts; else nothing."""
-    if stage.combiner is None or stage.scan is not None \
-            or not (commutes(stage.combiner) and is_idempotent(stage.combiner, stage.initial)) \
-            or any(store.value.free.intersection(stage.accumulators) for store in stage.along):
+    if (
+        stage.combiner is None
+        or stage.scan is not None
+        or not (commutes(stage.combiner) and is_idempotent(stage.combiner, stage.initial))
+        or any(store.value.free.intersection(stage.accumulators) for store in stage.along)
+    ):
         return ()
-    ops = tuple((_TRUTH_JOINED_BY if accumulator.dtype is BOOL else _JOINED_BY).get(result.op, "")
-                for accumulator, result in zip(stage.accumulators, stage.combiner.results,
-                                               strict=True))
+    ops = tuple(
+        (_TRUTH_JOINED_BY if accumulator.dtype is BOOL else _JOINED_BY).get(result.op, "")
+        for accumulator, result in zip(stage.accumulators, stage.combiner.results, strict=True)
+    )
     return ops if all(ops) else ()
 
 
@@ -159,8 +163,11 @@ def _is_in_pieces(program: TensorProgram) -> bool:
     """Whether its stages may be computed one after the other, each by a kernel of its own: all that
     one writes nobody else does, and as a whole."""
     outputs = [b for s in all_stages(program) for b in s.outputs]
-    return len(outputs) == len(set(outputs)) and all(b.strides is None for b in outputs) and all(
-        isinstance(step, Nest) and all(map(fills, step.stages)) for step in program.steps)
+    return (
+        len(outputs) == len(set(outputs))
+        and all(b.strides is None for b in outputs)
+        and all(isinstance(step, Nest) and all(map(fills, step.stages)) for step in program.steps)
+    )
 
 
 def fills(stage: Stage) -> bool:
@@ -168,24 +175,34 @@ def fills(stage: Stage) -> bool:
     stores = [(store, stage.axes) for store in stage.assigns]
     stores += [(store, (*stage.axes, *stage.reduce_axes)) for store in stage.along]
     boxes = [(store.buffer, stored_box(store, axes)) for store, axes in stores]
-    return {b for b, box in boxes if box is not None and not left_over(whole(b.shape), box)} \
-        == {*stage.outputs}
+    return {b for b, box in boxes if box is not None and not left_over(whole(b.shape), box)} == {
+        *stage.outputs
+    }
 
 
 def _is_at_end(stage: Stage, program: TensorProgram) -> bool:
     """Whether the folds of a stage are results, as they are, which nobody else writes or reads."""
     others = [s for s in all_stages(program) if s is not stage]
-    return not stage.along and folded_as_is(stage) is not None and all(
-        store.buffer in program.results and not any(
-            store.buffer in (*s.inputs, *s.outputs) for s in others) for store in stage.assigns)
+    return (
+        not stage.along
+        and folded_as_is(stage) is not None
+        and all(
+            store.buffer in program.results
+            and not any(store.buffer in (*s.inputs, *s.outputs) for s in others)
+            for store in stage.assigns
+        )
+    )
 
 
 def folded_as_is(stage: Stage) -> dict[Buffer, str] | None:
     """The buffers that are the folds of a stage and nothing else, and what folds each; None where
     it makes something else of them."""
     ops = dict(zip(stage.accumulators, _joining(stage), strict=False))
-    found = {store.buffer: ops.get(_rounded(store.value)) for store in stage.assigns
-             if store.guard is None}
+    found = {
+        store.buffer: ops.get(_rounded(store.value))
+        for store in stage.assigns
+        if store.guard is None
+    }
     return found if len(found) == len(stage.assigns) and None not in found.values() else None
 
 
@@ -202,20 +219,27 @@ def _rounded(value: Expr) -> Expr:
     return value
 
 
-def _factor(group: set[_Place], folds: Mapping[Var, tuple[str, ...]],
-            program: TensorProgram) -> Factor | None:
+def _factor(
+    group: set[_Place], folds: Mapping[Var, tuple[str, ...]], program: TensorProgram
+) -> Factor | None:
     """What belongs together as a factor, if it is an index that each buffer and each stage has once
     and that some operand or result has."""
     axes = frozenset(place for place in group if isinstance(place, Var))
     dimensions = frozenset(place for place in group if isinstance(place, tuple))
     buffers = [buffer for buffer, _ in dimensions]
     alone = len(buffers) == len(set(buffers)) and all(
-        len(axes.intersection((*s.axes, *s.reduce_axes))) <= 1
-        for s in all_stages(program))
+        len(axes.intersection((*s.axes, *s.reduce_axes))) <= 1 for s in all_stages(program)
+    )
     extents = {axis.extent for axis in axes} | {b.shape[d] for b, d in dimensions}
-    operands, results = (tuple((n, d) for n, buffer in enumerate(border)
-                               for d in range(len(buffer.shape)) if (buffer, d) in dimensions)
-                         for border in (program.operands, program.results))
+    operands, results = (
+        tuple(
+            (n, d)
+            for n, buffer in enumerate(border)
+            for d in range(len(buffer.shape))
+            if (buffer, d) in dimensions
+        )
+        for border in (program.operands, program.results)
+    )
     if not alone or len(extents) != 1 or not (operands or results):
         return None
     (extent,) = extents
@@ -238,25 +262,47 @@ def all_stages(program: TensorProgram) -> Iterator[Stage]:
 def resized(program: TensorProgram, extents: Mapping[Factor, int]) -> TensorProgram:
     """The program in which factors have other extents."""
     folded = {v for s in all_stages(program) for v in s.reduce_axes}
-    axes = {axis: index.constant(0) if extent == 1 and axis not in folded
-            else Var(axis.name, axis.dtype, extent)
-            for factor, extent in extents.items() for axis in factor.axes}
-    cut = {dimension: extent for factor, extent in extents.items()
-           for dimension in factor.dimensions}
+    axes = {
+        axis: index.constant(0)
+        if extent == 1 and axis not in folded
+        else Var(axis.name, axis.dtype, extent)
+        for factor, extent in extents.items()
+        for axis in factor.axes
+    }
+    cut = {
+        dimension: extent for factor, extent in extents.items() for dimension in factor.dimensions
+    }
 
     def local(buffer: Buffer) -> Buffer:
-        return replace(buffer, shape=tuple(cut.get((buffer, d), extent)
-                                           for d, extent in enumerate(buffer.shape)))
+        return replace(
+            buffer,
+            shape=tuple(cut.get((buffer, d), extent) for d, extent in enumerate(buffer.shape)),
+        )
 
     operands, results, temporaries = (
         tuple(map(local, group))
-        for group in (program.operands, program.results, program.temporaries))
-    buffers = dict(zip((*program.operands, *program.results, *program.temporaries),
-                       (*operands, *results, *temporaries), strict=True))
-    steps = (part for step in program.steps
-             for part in _apart(step, replace_buffers(step, buffers, axes=axes)))
-    return TensorProgram(program.name, operands, results, temporaries, tuple(steps),
-                         tuple((buffers[r], buffers[o]) for r, o in program.aliases))
+        for group in (program.operands, program.results, program.temporaries)
+    )
+    buffers = dict(
+        zip(
+            (*program.operands, *program.results, *program.temporaries),
+            (*operands, *results, *temporaries),
+            strict=True,
+        )
+    )
+    steps = (
+        part
+        for step in program.steps
+        for part in _apart(step, replace_buffers(step, buffers, axes=axes))
+    )
+    return TensorProgram(
+        program.name,
+        operands,
+        results,
+        temporaries,
+        tuple(steps),
+        tuple((buffers[r], buffers[o]) for r, o in program.aliases),
+    )
 
 
 def _apart(step: Step, cut: Step) -> Iterator[Step]:
@@ -277,8 +323,9 @@ def described(program: TensorProgram) -> str:
     names = {dimension: letters[f] for f in found for dimension in f.dimensions}
 
     def spelled(border: Sequence[Buffer]) -> str:
-        return ", ".join("".join(names.get((b, d), ".") for d in range(len(b.shape))) or "()"
-                         for b in border)
+        return ", ".join(
+            "".join(names.get((b, d), ".") for d in range(len(b.shape))) or "()" for b in border
+        )
 
     folds = (f", {name} over {letters[f]}" for f in found for name in f.folds)
     return f"{spelled(program.operands)} -> {spelled(program.results)}{''.join(folds)}"

@@ -40,7 +40,7 @@ def without_nans(nest: Nest) -> Nest:
     for number, stage in enumerate(stages):
         if _is_hidden_maximum(stage, nest) and _makes_no_difference(nest, number):
             numbers = named_combiner("larger", stage.combiner.lhs[0].dtype)
-            stages = (*stages[:number], replace(stage, combiner=numbers), *stages[number + 1:])
+            stages = (*stages[:number], replace(stage, combiner=numbers), *stages[number + 1 :])
     return nest if stages is nest.stages else replace(nest, stages=stages)
 
 
@@ -49,8 +49,12 @@ def _is_hidden_maximum(stage: Stage, nest: Nest) -> bool:
     if stage.combiner is None or stage.combiner.name != "max" or stage.scan or stage.along:
         return False
     (initial,), (accumulator,) = stage.initial, stage.accumulators
-    return accumulator.dtype.is_float and isinstance(initial, Const) \
-        and not math.isnan(initial.value) and all(a.buffer in nest.private for a in stage.assigns)
+    return (
+        accumulator.dtype.is_float
+        and isinstance(initial, Const)
+        and not math.isnan(initial.value)
+        and all(a.buffer in nest.private for a in stage.assigns)
+    )
 
 
 def _makes_no_difference(nest: Nest, number: int) -> bool:
@@ -58,7 +62,7 @@ def _makes_no_difference(nest: Nest, number: int) -> bool:
     maximum = nest.stages[number]
     seen = _Seen(maximum)
     seen.known |= {a.buffer: (Strictness.NONE, a.indices) for a in maximum.assigns}
-    for stage in nest.stages[number + 1:]:
+    for stage in nest.stages[number + 1 :]:
         if any(b in seen.known for b in stage.inputs) and not seen.stage(stage, nest.private):
             return False
     return True
@@ -75,35 +79,45 @@ class _Seen:
     def stage(self, stage: Stage, private: tuple[Buffer, ...]) -> bool:
         """Whether what a stage shows to others is NaN where it has to be; what it wrote is known
         from then on."""
-        ways = [way for points in self._points(stage)
-                if (way := self._written(stage, points, private)) is not None]
+        ways = [
+            way
+            for points in self._points(stage)
+            if (way := self._written(stage, points, private)) is not None
+        ]
         self.known |= max(ways, key=lambda way: sum(s for s, _ in way.values()), default={})
         return bool(ways)
 
     def _points(self, stage: Stage) -> Iterator[tuple[Var, ...]]:
         """Which axes of a stage may be those that the maximum was found over."""
         folded = self.maximum.reduce_axes
-        own = (*stage.axes[len(self.maximum.axes):], *stage.reduce_axes)
+        own = (*stage.axes[len(self.maximum.axes) :], *stage.reduce_axes)
         for points in itertools.combinations(own, len(folded)):
             if [v.extent for v in points] == [v.extent for v in folded]:
                 yield points
         yield ()
 
-    def _written(self, stage: Stage, points: tuple[Var, ...], private: tuple[Buffer, ...]
-                 ) -> _Known | None:
+    def _written(
+        self, stage: Stage, points: tuple[Var, ...], private: tuple[Buffer, ...]
+    ) -> _Known | None:
         """What is known of the buffers that a stage writes, if others see nothing that may be no
         NaN; `points` are its axes for those that the maximum was found over."""
         rows = self.maximum.axes
-        if [v.extent for v in stage.axes[:len(rows)]] != [v.extent for v in rows] \
-                or stage.scan is not None or stage.sort is not None:
+        if (
+            [v.extent for v in stage.axes[: len(rows)]] != [v.extent for v in rows]
+            or stage.scan is not None
+            or stage.sort is not None
+        ):
             return None
         here: dict[Var, Expr] = dict(zip(rows, stage.axes, strict=False))
         here |= dict(zip(self.maximum.reduce_axes, points, strict=False))
         term = substitute(self.maximum.terms[0], here) if points else None
         look = _Look(self, here, term)
         folds = Strictness.NONE
-        if stage.combiner is not None and stage.combiner.name in OPS \
-                and OPS[stage.combiner.name].strict:
+        if (
+            stage.combiner is not None
+            and stage.combiner.name in OPS
+            and OPS[stage.combiner.name].strict
+        ):
             folds = look.of(stage.terms[0])
             if folds is Strictness.POINT:
                 folds = Strictness.ROW if {*points} <= {*stage.reduce_axes} else Strictness.NONE
@@ -114,12 +128,20 @@ class _Seen:
         for assign in (*stage.along, *stage.assigns):
             value = assign.value
             depends = self._depends(value) or (
-                folded and not value.free.isdisjoint(stage.accumulators))
-            hidden = any(map(self._depends, (*assign.indices, *(
-                (assign.guard,) if assign.guard is not None else ()))))
+                folded and not value.free.isdisjoint(stage.accumulators)
+            )
+            hidden = any(
+                map(
+                    self._depends,
+                    (*assign.indices, *((assign.guard,) if assign.guard is not None else ())),
+                )
+            )
             strictness = look.of(value)
-            if hidden or assign.buffer in written or (depends and (
-                    strictness is not Strictness.ROW and assign.buffer not in private)):
+            if (
+                hidden
+                or assign.buffer in written
+                or (depends and (strictness is not Strictness.ROW and assign.buffer not in private))
+            ):
                 return None
             if depends:
                 kept = strictness if assign.guard is None else Strictness.NONE
@@ -149,8 +171,7 @@ class _Look:
     def _of(self, e: Expr) -> Strictness:
         if isinstance(e, Load):
             strictness, indices = self.seen.known.get(e.source, (Strictness.NONE, ()))
-            same = e.guard is None and e.indices == tuple(
-                substitute(i, self.here) for i in indices)
+            same = e.guard is None and e.indices == tuple(substitute(i, self.here) for i in indices)
             return strictness if same else Strictness.NONE
         if not isinstance(e, Apply):
             return Strictness.NONE

@@ -26,8 +26,11 @@ def program_text(program: TensorProgram) -> str:
 
 def _step_lines(step: Step, indent: str) -> list[str]:
     if isinstance(step, Loop):
-        head = f"{step.trip_count} times" if step.trip_count is not None else \
-            f"while {text(step.condition)}"
+        head = (
+            f"{step.trip_count} times"
+            if step.trip_count is not None
+            else f"while {text(step.condition)}"
+        )
         lines = [f"{indent}repeat {step.counter.name}: {head}"]
         for inner in step.test:
             lines += [f"{indent}  test:", *_step_lines(inner, indent + "    ")]
@@ -59,38 +62,50 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
         if stage.scan is not None:
             over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
         for accumulator, term, initial in zip(
-                stage.accumulators, stage.terms, stage.initial, strict=True):
-            lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = "
-                         f"fold[{combiner_text(stage.combiner)}] {over} from "
-                         f"{text(initial)} of {text(term)}")
+            stage.accumulators, stage.terms, stage.initial, strict=True
+        ):
+            lines.append(
+                f"{indent}  {accumulator.name}:{accumulator.dtype} = "
+                f"fold[{combiner_text(stage.combiner)}] {over} from "
+                f"{text(initial)} of {text(term)}"
+            )
         lines += [f"{indent}  along {_assign_text(a)}" for a in stage.along]
     if stage.sort is not None:
         keys = ", ".join(map(text, stage.sort.keys))
         over = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         for accumulator, term in zip(stage.accumulators, stage.terms, strict=True):
-            lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = sorted over {over} "
-                         f"at {text(stage.sort.at)} by {keys} of {text(term)}")
+            lines.append(
+                f"{indent}  {accumulator.name}:{accumulator.dtype} = sorted over {over} "
+                f"at {text(stage.sort.at)} by {keys} of {text(term)}"
+            )
     if len(stage.assigns) < MANY_ASSIGNS:
         return lines + [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
     lets, values = spell_shared(tuple(a.value for a in stage.assigns), LONG, LONG)
     lines += [f"{indent}  {let}" for let in lets]
-    return lines + [f"{indent}  {_place_text(a)} = {value}{_guard_text(a)}"
-                    for a, value in zip(stage.assigns, values, strict=True)]
+    return lines + [
+        f"{indent}  {_place_text(a)} = {value}{_guard_text(a)}"
+        for a, value in zip(stage.assigns, values, strict=True)
+    ]
 
 
 def _procedure_lines(stage: Stage) -> list[str]:
     """The arrays of a procedure, its steps, and what is stored at the end."""
     over = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
-    return [*(f"array {b!r}" for b in stage.procedure.arrays),
-            *_move_lines(stage.procedure.body, ""), f"then over {over or '()'}:",
-            *(f"  {_assign_text(a)}" for a in stage.along)]
+    return [
+        *(f"array {b!r}" for b in stage.procedure.arrays),
+        *_move_lines(stage.procedure.body, ""),
+        f"then over {over or '()'}:",
+        *(f"  {_assign_text(a)}" for a in stage.along),
+    ]
 
 
 def _move_lines(body: Sequence[Move], indent: str) -> Iterator[str]:
     for move in body:
         if isinstance(move, Put):
-            yield f"{indent}{move.array.name}[{', '.join(map(text, move.indices))}] = " \
+            yield (
+                f"{indent}{move.array.name}[{', '.join(map(text, move.indices))}] = "
                 f"{text(move.value)}"
+            )
         else:
             yield f"{indent}for {move.var.name} below {text(move.extent)}:"
             yield from _move_lines(move.body, indent + "  ")

@@ -40,8 +40,10 @@ def verify(program: TensorProgram) -> None:
     checker.steps(program.steps, frozenset())
     for result in program.results:
         if checker.missing[result]:
-            raise checker.error(f"not every element of {result!r} is stored: "
-                                f"{_spelled(checker.missing[result][0])} is missing")
+            raise checker.error(
+                f"not every element of {result!r} is stored: "
+                f"{_spelled(checker.missing[result][0])} is missing"
+            )
     for result, operand in program.aliases:
         _Alias(checker, result, operand).check()
 
@@ -79,15 +81,22 @@ class _Checker:
 
     def error(self, reason: str, stage: Stage | None = None) -> VerifyError:
         """An error about this program."""
-        where = "" if stage is None else f", stage {stage.name} for " \
+        where = (
+            ""
+            if stage is None
+            else f", stage {stage.name} for "
             f"{', '.join(f'{v.name}<{v.extent}' for v in stage.axes) or '()'}"
+        )
         return VerifyError(f"kernel {self.program.name}{where}: {reason}")
 
     def signature(self) -> None:
         """Names and scopes of the buffers, and of what overwrites what."""
         program = self.program
-        groups = ((program.operands, "operand"), (program.results, "result"),
-                  (program.temporaries, "scratch"))
+        groups = (
+            (program.operands, "operand"),
+            (program.results, "result"),
+            (program.temporaries, "scratch"),
+        )
         names = [b.name for buffers, _ in groups for b in buffers]
         if len(set(names)) < len(names):
             raise self.error(f"two of its buffers have one name: {', '.join(names)}")
@@ -115,16 +124,20 @@ class _Checker:
         after_then, self.missing = self.missing, before
         self.steps(branch.otherwise, counters)
         # What only one of them stores may be missing.
-        self.missing = {b: boxes if boxes == after_then[b] else (*boxes, *after_then[b])
-                        for b, boxes in self.missing.items()}
+        self.missing = {
+            b: boxes if boxes == after_then[b] else (*boxes, *after_then[b])
+            for b, boxes in self.missing.items()
+        }
 
     def _loop(self, loop: Loop, counters: frozenset[Var]) -> None:
         self.steps(loop.test, counters)
         if loop.condition is not None:
             self._loads(loop.condition, None, None)
         if loop.counter.extent != loop.trip_count:
-            raise self.error(f"expected {loop.counter.name} to count {loop.trip_count} rounds, got "
-                             f"a variable of {loop.counter.extent}")
+            raise self.error(
+                f"expected {loop.counter.name} to count {loop.trip_count} rounds, got "
+                f"a variable of {loop.counter.extent}"
+            )
         before = dict(self.missing)
         self.steps(loop.body, counters | {loop.counter})
         if not loop.trip_count:
@@ -140,19 +153,26 @@ class _Checker:
             self.missing[assign.buffer] = left_over(self.missing[assign.buffer], box)
 
     def _nest(self, nest: Nest, counters: frozenset[Var]) -> None:
-        shared = [v.extent for v in nest.stages[0].axes[:nest.shared]]
+        shared = [v.extent for v in nest.stages[0].axes[: nest.shared]]
         writers: dict[Buffer, tuple[Stage, Assign]] = {}
         for stage in nest.stages:
-            if [v.extent for v in stage.axes[:nest.shared]] != shared:
-                raise self.error(f"expected its first axes to have the extents {shared} of the "
-                                 "nest that it is in", stage)
+            if [v.extent for v in stage.axes[: nest.shared]] != shared:
+                raise self.error(
+                    f"expected its first axes to have the extents {shared} of the "
+                    "nest that it is in",
+                    stage,
+                )
             if any(v.extent == 0 for v in stage.axes):
                 continue  # it has no point
             self._scopes(stage, counters)
-            if any(a.guard is not None for a in (*stage.along, *stage.assigns)) \
-                    and not (is_map(stage) and len(nest.stages) == 1):
-                raise self.error("only an elementwise stage of its own may store under a guard: "
-                                 "loops that are built as a whole know of none", stage)
+            if any(a.guard is not None for a in (*stage.along, *stage.assigns)) and not (
+                is_map(stage) and len(nest.stages) == 1
+            ):
+                raise self.error(
+                    "only an elementwise stage of its own may store under a guard: "
+                    "loops that are built as a whole know of none",
+                    stage,
+                )
             self._handed_over(stage, nest, writers)
             self._own_elements(stage)
             if stage.sort is not None:
@@ -172,20 +192,25 @@ class _Checker:
             self.stages.append((stage, nest, bool(counters)))
             writers |= {a.buffer: (stage, a) for a in (*stage.along, *stage.assigns)}
 
-    def _steps(self, stage: Stage, body: Sequence[Move], known: frozenset[Var],
-               counted: Expr = TRUE) -> None:
+    def _steps(
+        self, stage: Stage, body: Sequence[Move], known: frozenset[Var], counted: Expr = TRUE
+    ) -> None:
         """Steps of a procedure use what they may, where what is `counted` is within its limits;
         where in its arrays is checked of the loops."""
         for move in body:
             if isinstance(move, Count):
                 self._known(move.extent, known, stage)
-                self._steps(stage, move.body, known | {move.var}, all_of(
-                    counted, index.compare("lt", move.var, move.extent)))
+                self._steps(
+                    stage,
+                    move.body,
+                    known | {move.var},
+                    all_of(counted, index.compare("lt", move.var, move.extent)),
+                )
                 continue
-            if move.array not in stage.procedure.arrays \
-                    or move.value.dtype is not move.array.dtype:
-                raise self.error(f"{move.array!r} is no array for values of {move.value.dtype}",
-                                 stage)
+            if move.array not in stage.procedure.arrays or move.value.dtype is not move.array.dtype:
+                raise self.error(
+                    f"{move.array!r} is no array for values of {move.value.dtype}", stage
+                )
             for e in (*move.indices, move.value):
                 self._known(e, known, stage)
                 self._loads(e, counted, stage)
@@ -194,18 +219,21 @@ class _Checker:
         """Expressions are over what exists where they are evaluated, and of the right types."""
         axes = counters.union(stage.axes)
         everywhere = axes.union(stage.reduce_axes) - ({stage.sort.place} if stage.sort else set())
-        for group, known in ((stage.initial, axes), (stage.terms, everywhere),
-                             (_parts(stage.along), everywhere),
-                             (_parts(stage.assigns), axes.union(stage.accumulators)),
-                             (stage.sort.keys if stage.sort else (),
-                              frozenset(stage.accumulators)),
-                             ((stage.sort.at,) if stage.sort else (), axes)):
+        for group, known in (
+            (stage.initial, axes),
+            (stage.terms, everywhere),
+            (_parts(stage.along), everywhere),
+            (_parts(stage.assigns), axes.union(stage.accumulators)),
+            (stage.sort.keys if stage.sort else (), frozenset(stage.accumulators)),
+            ((stage.sort.at,) if stage.sort else (), axes),
+        ):
             for e in group:
                 self._known(e, known, stage)
         folded = zip(stage.accumulators, stage.terms, stage.initial or stage.terms, strict=True)
         wrong = [a for a, term, first in folded if not a.dtype is term.dtype is first.dtype]
-        wrong += [a.buffer for a in (*stage.along, *stage.assigns)
-                  if a.value.dtype is not a.buffer.dtype]
+        wrong += [
+            a.buffer for a in (*stage.along, *stage.assigns) if a.value.dtype is not a.buffer.dtype
+        ]
         if wrong:
             raise self.error(f"expected values of the type of {wrong[0]!r}", stage)
 
@@ -214,45 +242,62 @@ class _Checker:
             names = ", ".join(sorted(v.name for v in e.free - known))
             raise self.error(f"no axis or loop defines {names} in {e}", stage)
 
-    def _handed_over(self, stage: Stage, nest: Nest,
-                     writers: dict[Buffer, tuple[Stage, Assign]]) -> None:
+    def _handed_over(
+        self, stage: Stage, nest: Nest, writers: dict[Buffer, tuple[Stage, Assign]]
+    ) -> None:
         """What earlier stages of the nest wrote is read at the same point of the shared axes."""
         for buffer in stage.inputs:
             if buffer not in writers:
                 continue
             writer, assign = writers[buffer]
-            own = dict(zip(writer.axes[:nest.shared], stage.axes[:nest.shared], strict=True))
+            own = dict(zip(writer.axes[: nest.shared], stage.axes[: nest.shared], strict=True))
             for load in reads(stage, buffer):
-                at = [i for i, place in zip(load.indices, assign.indices, strict=True)
-                      if place in own and own[place] is i]
+                at = [
+                    i
+                    for i, place in zip(load.indices, assign.indices, strict=True)
+                    if place in own and own[place] is i
+                ]
                 if len(set(at)) < len(own):
-                    raise self.error(f"it reads {load}, but the nest computes {buffer!r} point by "
-                                     f"point of its first {nest.shared} axes", stage)
-        for earlier in nest.stages[:nest.stages.index(stage)]:
+                    raise self.error(
+                        f"it reads {load}, but the nest computes {buffer!r} point by "
+                        f"point of its first {nest.shared} axes",
+                        stage,
+                    )
+        for earlier in nest.stages[: nest.stages.index(stage)]:
             for buffer in stage.outputs:
                 if buffer in earlier.inputs:
-                    raise self.error(f"it overwrites {buffer!r}, which stage {earlier.name} of its "
-                                     "nest reads", stage)
+                    raise self.error(
+                        f"it overwrites {buffer!r}, which stage {earlier.name} of its nest reads",
+                        stage,
+                    )
 
     def _own_elements(self, stage: Stage) -> None:
         """Of the buffers that a stage writes, a point reads only what no other point writes."""
-        if is_map(stage) and len(stage.assigns) == 1 \
-                and math.prod(v.extent for v in stage.axes) == 1:
+        if (
+            is_map(stage)
+            and len(stage.assigns) == 1
+            and math.prod(v.extent for v in stage.axes) == 1
+        ):
             return  # there is no other point, and it stores when it has read
         for buffer in stage.outputs:
             stores = [a for a in (*stage.along, *stage.assigns) if a.buffer == buffer]
             for load in reads(stage, buffer):
-                if all(load.indices != a.indices for a in stores) \
-                        and not all(is_apart(load, a, stage) for a in stores) \
-                        and not _is_folded(stage, buffer):
+                if (
+                    all(load.indices != a.indices for a in stores)
+                    and not all(is_apart(load, a, stage) for a in stores)
+                    and not _is_folded(stage, buffer)
+                ):
                     raise self.error(f"it reads {load}, which another of its points writes", stage)
 
     def _places(self, stage: Stage, sort: Sort) -> None:
         """Every place is one that some element takes."""
         low, high = index.bounds(sort.at)
         if low < 0 or high >= stage.reduce_axes[0].extent:
-            raise self.error(f"place {sort.at}, from {low} to {high}, is not known to be one of "
-                             f"{stage.reduce_axes[0].extent}", stage)
+            raise self.error(
+                f"place {sort.at}, from {low} to {high}, is not known to be one of "
+                f"{stage.reduce_axes[0].extent}",
+                stage,
+            )
 
     def _stores(self, stage: Stage, assigns: Sequence[Assign], axes: Sequence[Var]) -> None:
         for assign in assigns:
@@ -274,22 +319,35 @@ class _Checker:
             if buffer not in self.missing:
                 raise self.error(f"{buffer!r} does not exist", stage)
             if self.missing[buffer]:
-                raise self.error(f"{load} is read before {_spelled(self.missing[buffer][0])} of "
-                                 f"{buffer!r} is stored", stage)
+                raise self.error(
+                    f"{load} is read before {_spelled(self.missing[buffer][0])} of "
+                    f"{buffer!r} is stored",
+                    stage,
+                )
             self._inside(buffer, load.indices, (load.guard, guard), stage)
 
-    def _inside(self, buffer: Buffer, indices: tuple[Expr, ...], guards: Iterable[Expr | None],
-                stage: Stage | None) -> None:
+    def _inside(
+        self,
+        buffer: Buffer,
+        indices: tuple[Expr, ...],
+        guards: Iterable[Expr | None],
+        stage: Stage | None,
+    ) -> None:
         if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
-            raise self.error(f"expected {len(buffer.shape)} indices of type index for {buffer!r}, "
-                             f"got {', '.join(f'{i}: {i.dtype}' for i in indices)}", stage)
+            raise self.error(
+                f"expected {len(buffer.shape)} indices of type index for {buffer!r}, "
+                f"got {', '.join(f'{i}: {i.dtype}' for i in indices)}",
+                stage,
+            )
         i = outside(buffer, indices, *guards)
         if i is not None:
             low, high = index.bounds(i)
             under = " and ".join(str(g) for g in guards if g is not None)
             raise self.error(
                 f"index {i}, from {low} to {high}, is not known to stay inside of {buffer!r}"
-                + (f" where {under}" if under else ""), stage)
+                + (f" where {under}" if under else ""),
+                stage,
+            )
 
 
 def _parts(assigns: Iterable[Assign]) -> list[Expr]:
@@ -306,13 +364,19 @@ def _is_folded(stage: Stage, buffer: Buffer) -> bool:
         return False
     axes = [i for i in along[0].indices if i in stage.axes]
     return len(axes) == len(stage.axes) and all(
-        i is j for load in reads(stage, buffer)
-        for i, j in zip(along[0].indices, load.indices, strict=True) if i in stage.axes)
+        i is j
+        for load in reads(stage, buffer)
+        for i, j in zip(along[0].indices, load.indices, strict=True)
+        if i in stage.axes
+    )
 
 
 def _spelled(box: Box) -> str:
-    return "[" + ", ".join(f"{first}" if first == last else f"{first}…{last}"
-                           for first, last in box) + "]"
+    return (
+        "["
+        + ", ".join(f"{first}" if first == last else f"{first}…{last}" for first, last in box)
+        + "]"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,20 +391,30 @@ class _Alias:
     def check(self) -> None:
         """Raises: VerifyError where an element may be lost before it is read."""
         program, (result, operand) = self.checker.program, (self.result, self.operand)
-        if result not in program.results or operand not in program.operands \
-                or (result.shape, result.dtype) != (operand.shape, operand.dtype):
-            raise self.checker.error(f"expected a result in the memory of an operand like it, got "
-                                     f"{result!r} and {operand!r}")
-        writers, readers = (users.get(b, ()) for users, b in (
-            (self.checker.writers, result), (self.checker.readers, operand)))
+        if (
+            result not in program.results
+            or operand not in program.operands
+            or (result.shape, result.dtype) != (operand.shape, operand.dtype)
+        ):
+            raise self.checker.error(
+                f"expected a result in the memory of an operand like it, got "
+                f"{result!r} and {operand!r}"
+            )
+        writers, readers = (
+            users.get(b, ())
+            for users, b in ((self.checker.writers, result), (self.checker.readers, operand))
+        )
         if not writers:  # it has no elements
             return
         stage, nest, in_loop = self.checker.stages[writers[0]]
         if len(writers) > 1 or in_loop or len(nest.stages) > 1 or not is_map(stage):
             raise self._error("is not stored by one elementwise stage", stage)
         if readers and readers[-1] > writers[0]:
-            raise self._error("is stored before the operand is read by stage "
-                              f"{self.checker.stages[readers[-1]][0].name}", stage)
+            raise self._error(
+                "is stored before the operand is read by stage "
+                f"{self.checker.stages[readers[-1]][0].name}",
+                stage,
+            )
         own = [n for n, a in enumerate(stage.assigns) if a.buffer == result]
         store = stage.assigns[own[0]]
         if len(own) > 1 or not is_plain(store, stage.axes) or result in stage.inputs:
@@ -348,14 +422,15 @@ class _Alias:
         for load in reads(stage, operand):
             if load.indices != store.indices:
                 raise self._error(f"is stored while another point reads {load}", stage)
-        if any(_reads(a, operand) for a in stage.assigns[own[0] + 1:]):
+        if any(_reads(a, operand) for a in stage.assigns[own[0] + 1 :]):
             raise self._error("is stored before its point has read it", stage)
         if operand not in stage.overwrites:
             raise self._error("is stored by a stage that does not say so", stage)
 
     def _error(self, reason: str, stage: Stage) -> VerifyError:
-        return self.checker.error(f"{self.result!r}, in the memory of {self.operand!r}, {reason}",
-                                  stage)
+        return self.checker.error(
+            f"{self.result!r}, in the memory of {self.operand!r}, {reason}", stage
+        )
 
 
 def _reads(assign: Assign, buffer: Buffer) -> bool:

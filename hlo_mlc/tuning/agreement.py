@@ -30,8 +30,9 @@ def baseline_fault(results: Sequence[np.ndarray], expected: Sequence[np.ndarray]
     return ""
 
 
-def candidate_fault(results: Sequence[np.ndarray], expected: Sequence[np.ndarray],
-                    default: Sequence[np.ndarray]) -> str:
+def candidate_fault(
+    results: Sequence[np.ndarray], expected: Sequence[np.ndarray], default: Sequence[np.ndarray]
+) -> str:
     """Why a candidate is wrong: it is farther from the reference than rounding and the default
     schedule's own distance allow; "" if it is right."""
     triples = zip(results, expected, default, strict=True)

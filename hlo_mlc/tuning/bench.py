@@ -60,8 +60,9 @@ class Bench(Protocol):
 class CpuBench:
     """This machine's CPU."""
 
-    def __init__(self, target: CpuTarget, operands: Sequence[np.ndarray],
-                 results: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self, target: CpuTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> None:
         """`results` are arrays like those that a kernel computes."""
         self._target, self._like = target, results
         self._operands = list(map(aligned, operands))
@@ -72,8 +73,9 @@ class CpuBench:
         results = [aligned_empty(array.shape, array.dtype) for array in self._like]
         for array in results:
             array.reshape(-1).view(np.uint8)[...] = UNTOUCHED  # scalars have no other view
-        return _OnCpu(bind_kernel(entry, self._operands, results, threads=self._target.cores),
-                      results)
+        return _OnCpu(
+            bind_kernel(entry, self._operands, results, threads=self._target.cores), results
+        )
 
     def time(self, a: Candidate, b: Candidate, seconds: float) -> PairedTimes:
         """By the clock."""

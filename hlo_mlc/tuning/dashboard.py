@@ -60,12 +60,17 @@ def make_dashboard(studies: Path | str, host: str, port: int) -> WSGIServer:
     try:
         import optuna_dashboard
     except ImportError as error:
-        raise UsageError("The dashboard takes the package `optuna-dashboard`: "
-                         "pip install 'hlo-mlc[dashboard]'") from error
+        raise UsageError(
+            "The dashboard takes the package `optuna-dashboard`: pip install 'hlo-mlc[dashboard]'"
+        ) from error
     with quiet():
         storage = open_studies(studies)
-        application = _Noted(optuna_dashboard.wsgi(storage), storage,
-                             optuna_dashboard.get_note, optuna_dashboard.save_note)
+        application = _Noted(
+            optuna_dashboard.wsgi(storage),
+            storage,
+            optuna_dashboard.get_note,
+            optuna_dashboard.save_note,
+        )
     try:
         return make_server(host, port, application, _Server, _SilentHandler)
     except OSError as error:
@@ -76,16 +81,21 @@ class _Noted:
     """The overview, and the dashboard's application; notes are kept up to date while somebody
     looks."""
 
-    def __init__(self, application: Application, storage: BaseStorage,
-                 get_note: Callable[[optuna.Study], str],
-                 save_note: Callable[[optuna.Study, str], None]) -> None:
+    def __init__(
+        self,
+        application: Application,
+        storage: BaseStorage,
+        get_note: Callable[[optuna.Study], str],
+        save_note: Callable[[optuna.Study, str], None],
+    ) -> None:
         self._application, self._storage = application, storage
         self._get, self._save = get_note, save_note
         self._lock = threading.Lock()
         self._refreshed = -_REFRESH_S
 
-    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]
-                 ) -> Iterable[bytes]:
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         with self._lock:
             if time.monotonic() - self._refreshed >= _REFRESH_S:
                 self._refreshed = time.monotonic()
@@ -95,8 +105,10 @@ class _Noted:
             kind, content = own
             with quiet():
                 body = content(self._storage).encode()
-            start_response("200 OK", [("Content-Type", f"{kind}; charset=utf-8"),
-                                      ("Content-Length", str(len(body)))])
+            start_response(
+                "200 OK",
+                [("Content-Type", f"{kind}; charset=utf-8"), ("Content-Length", str(len(body)))],
+            )
             return [body]
         return self._application(environ, start_response)
 
@@ -123,14 +135,17 @@ def note_text(known: dict[str, Any]) -> str:
         lines += [
             f"- {known['us']:.1f} us a call",
             f"- speed-up over the default: {known['speedup over the default']:.2f}",
-            f"- speed-up over XLA: {ratio:.2f} ({taken[known['choice']]})" if ratio
+            f"- speed-up over XLA: {ratio:.2f} ({taken[known['choice']]})"
+            if ratio
             else "- speed-up over XLA: not measured",
-            *_listed("best schedule" if best else "best schedule, the default", best or default)]
+            *_listed("best schedule" if best else "best schedule, the default", best or default),
+        ]
     else:
         lines.append("- there is no winner yet")
     lines += _listed("default schedule", default if best or not measured else [])
-    kernel = [piece for line in known.get("kernel", "").rstrip().splitlines()
-              for piece in _wrapped(line)]
+    kernel = [
+        piece for line in known.get("kernel", "").rstrip().splitlines() for piece in _wrapped(line)
+    ]
     return "\n".join([*lines, "", "```", *kernel, "```", ""])
 
 
@@ -140,6 +155,11 @@ def _listed(title: str, nests: Sequence[str]) -> list[str]:
 
 def _wrapped(line: str) -> list[str]:
     """A line of a kernel's text in pieces that a page shows without scrolling."""
-    indent = line[:len(line) - len(line.lstrip())]
-    return textwrap.wrap(line, _COLUMNS, subsequent_indent=f"{indent}    ",
-                         break_long_words=False, break_on_hyphens=False) or [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(
+        line,
+        _COLUMNS,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [line]

@@ -116,9 +116,11 @@ def features_of(program: LoopProgram, target: CpuTarget) -> Features:
     survey = _Survey(target)
     whole = survey.over(program.body, _Point())
     found, work = survey.found, max(survey.work, 1.0)
-    for name, capacity, shared in (("l1_bytes", target.l1_bytes, False),
-                                   ("l2_bytes", target.l2_bytes, False),
-                                   ("l3_bytes", target.l3_bytes, True)):
+    for name, capacity, shared in (
+        ("l1_bytes", target.l1_bytes, False),
+        ("l2_bytes", target.l2_bytes, False),
+        ("l3_bytes", target.l3_bytes, True),
+    ):
         found[name] = sum(region.traffic(capacity, shared) for region in whole)
     found["footprint"] = _held(reach for region in whole for reach in region.reaches)
     if found["footprint"] <= target.l3_bytes:
@@ -142,11 +144,18 @@ def _cycles(found: Counter[str]) -> float:
     loads = found["contiguous_loads"] + found["uniform_loads"] + found["apart_loads"]
     stores = found["contiguous_stores"] + found["uniform_stores"] + found["apart_stores"]
     arithmetic = (found["simple"] + found["functions"] + 8 * found["divided"]) / 2
-    return max(arithmetic, loads / 2 + stores, 4 * found["chain"]) \
-        + 8 * found["index_divisions"] + 4 * found["folded_lanes"] \
-        + found["branches"] + found["iterations"] + 4 * found["entered"] \
-        + found["l1_bytes"] / 32 + found["l2_bytes"] / 16 + found["l3_bytes"] / 6 \
+    return (
+        max(arithmetic, loads / 2 + stores, 4 * found["chain"])
+        + 8 * found["index_divisions"]
+        + 4 * found["folded_lanes"]
+        + found["branches"]
+        + found["iterations"]
+        + 4 * found["entered"]
+        + found["l1_bytes"] / 32
+        + found["l2_bytes"] / 16
+        + found["l3_bytes"] / 6
         + 3000 * found["forks"]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +203,9 @@ class _Point:
         speed = self.speed
         if loop.kind is LoopKind.PARALLEL and speed == 1:
             speed = level.trips / math.ceil(level.trips / target.cores)
-        return _Point((*self.levels, level), self.share, max(1.0, speed), self.lanes,
-                      self.registers)
+        return _Point(
+            (*self.levels, level), self.share, max(1.0, speed), self.lanes, self.registers
+        )
 
 
 def trips_of(extent: Expr) -> float:
@@ -206,8 +216,11 @@ def trips_of(extent: Expr) -> float:
 
 def _share(condition: Expr) -> float:
     """In how many of the iterations a condition holds, if values are evenly spread."""
-    if isinstance(condition, Apply) and condition.op in ("lt", "le", "gt", "ge") \
-            and condition.args[0].dtype is INDEX:
+    if (
+        isinstance(condition, Apply)
+        and condition.op in ("lt", "le", "gt", "ge")
+        and condition.args[0].dtype is INDEX
+    ):
         low, high = index.bounds(index.subtract(*condition.args))
         if math.isfinite(high - low):
             below = -low if condition.op in ("lt", "ge") else 1 - low
@@ -251,9 +264,13 @@ class _Reach:
     @property
     def bytes(self) -> float:
         """Those of the cache lines."""
-        axes = sorted((stride, extent) for stride, extent, length in zip(
-            self.buffer.element_strides, self.extents, self.buffer.shape, strict=True)
-            if length > 1)
+        axes = sorted(
+            (stride, extent)
+            for stride, extent, length in zip(
+                self.buffer.element_strides, self.extents, self.buffer.shape, strict=True
+            )
+            if length > 1
+        )
         first, *others = [extent for _, extent in axes] or [1.0]
         lines = max(first * self.buffer.dtype.bytes, CACHE_LINE_BYTES) * math.prod(others)
         return min(lines, max(self.buffer.bytes, CACHE_LINE_BYTES))
@@ -322,15 +339,22 @@ class _Survey:
         if isinstance(stmt, If):
             self.found["branches"] += point.times / point.speed
             share = _share(stmt.condition)
-            parts = [region for body, part in zip(bodies(stmt), (share, 1 - share), strict=True)
-                     for region in self.over(body, _Point(
-                         point.levels, point.share * part, point.speed, point.lanes,
-                         point.registers))]
+            parts = [
+                region
+                for body, part in zip(bodies(stmt), (share, 1 - share), strict=True)
+                for region in self.over(
+                    body,
+                    _Point(
+                        point.levels, point.share * part, point.speed, point.lanes, point.registers
+                    ),
+                )
+            ]
             return _around(parts, point)
         if isinstance(stmt, While):
             counter = _Level(Var("trip", INDEX, None), UNKNOWN_TRIPS, LoopKind.SERIAL)
-            inner = _Point((*point.levels, counter), point.share, point.speed, point.lanes,
-                           point.registers)
+            inner = _Point(
+                (*point.levels, counter), point.share, point.speed, point.lanes, point.registers
+            )
             return _around(self.over(stmt.body, inner), point)
         if isinstance(stmt, Allocate):
             return _around(self.over(stmt.body, self._allocated(stmt.buffer, point)), point)
@@ -362,8 +386,9 @@ class _Survey:
 
     def _leaf(self, stmt: Store | Accumulate | Prefetch, point: _Point) -> _Region:
         found, roots = self.found, expressions(stmt)
-        written_out = math.prod(level.trips for level in point.levels
-                                if level.kind is LoopKind.UNROLL)
+        written_out = math.prod(
+            level.trips for level in point.levels if level.kind is LoopKind.UNROLL
+        )
         found["written"] += written_out
         if isinstance(stmt, Prefetch):
             found["prefetches"] += point.times / point.speed
@@ -394,10 +419,21 @@ class _Survey:
                 self.found["index_divisions"] += times / point.speed
             return
         times *= self._vectors(node.dtype, node.free, point)
-        kind = "divided" if node.op in _DIVIDER and node.dtype.is_float else \
-            "functions" if OPS[node.op].accuracy is Accuracy.APPROXIMATE else "simple"
-        self._count(kind, times, 1 if kind == "divided" else cost_of_node(node),
-                    node.dtype, node.free, point)
+        kind = (
+            "divided"
+            if node.op in _DIVIDER and node.dtype.is_float
+            else "functions"
+            if OPS[node.op].accuracy is Accuracy.APPROXIMATE
+            else "simple"
+        )
+        self._count(
+            kind,
+            times,
+            1 if kind == "divided" else cost_of_node(node),
+            node.dtype,
+            node.free,
+            point,
+        )
 
     def _combined(self, stmt: Accumulate, point: _Point) -> None:
         """The combining of an update, and how long it waits for the update before."""
@@ -405,19 +441,37 @@ class _Survey:
         place = frozenset().union(*(i.free for i in stmt.indices))
         dtype = stmt.terms[0].dtype
         lanes = frozenset((point.lanes.var,)) if point.lanes is not None else frozenset[Var]()
-        self._count("simple", point.times * self._vectors(dtype, lanes, point), operations, dtype,
-                    lanes, point)
+        self._count(
+            "simple",
+            point.times * self._vectors(dtype, lanes, point),
+            operations,
+            dtype,
+            lanes,
+            point,
+        )
         if lanes and not lanes & place:
             self.found["folded_lanes"] += point.times / point.speed
-        if not point.levels or point.levels[-1].var not in place or \
-                any(level.var not in place for level in point.levels):
+        if (
+            not point.levels
+            or point.levels[-1].var not in place
+            or any(level.var not in place for level in point.levels)
+        ):
             steps = point.share * math.prod(
-                level.trips for level in point.levels
-                if level.kind is not LoopKind.UNROLL or level.var not in place)
+                level.trips
+                for level in point.levels
+                if level.kind is not LoopKind.UNROLL or level.var not in place
+            )
             self.found["chain"] += steps * operations / point.speed
 
-    def _count(self, kind: str, times: float, operations: float, dtype: DType, free: Set[Var],
-               point: _Point) -> None:
+    def _count(
+        self,
+        kind: str,
+        times: float,
+        operations: float,
+        dtype: DType,
+        free: Set[Var],
+        point: _Point,
+    ) -> None:
         self.found[kind] += times * operations / point.speed
         self.work += times * operations
         self.critical += times * operations / point.speed
@@ -428,15 +482,17 @@ class _Survey:
             held = self._vectors(dtype, free, point) * self.target.vector_bytes
             self.idle += times * operations * (1 - used / held)
 
-    def _access(self, reach: _Reach, kind: str, guard: Expr | None, times: float, point: _Point
-                ) -> None:
+    def _access(
+        self, reach: _Reach, kind: str, guard: Expr | None, times: float, point: _Point
+    ) -> None:
         step = 0 if point.lanes is None else reach.step(point.lanes.var)
         if step == 0:
             name = f"uniform_{kind}"
         elif step == 1:
             name = f"contiguous_{kind}"
-            times *= math.ceil(point.lanes.trips * reach.buffer.dtype.bytes
-                               / self.target.vector_bytes)
+            times *= math.ceil(
+                point.lanes.trips * reach.buffer.dtype.bytes / self.target.vector_bytes
+            )
         else:
             name = f"apart_{kind}"
             times *= point.lanes.trips

@@ -40,8 +40,9 @@ class Generator(Protocol[Target]):
     def space(self, program: TensorProgram, target: Target) -> Space:
         """What there is to choose for this kernel."""
 
-    def source(self, program: TensorProgram, target: Target, schedules: Schedules
-               ) -> CandidateSource:
+    def source(
+        self, program: TensorProgram, target: Target, schedules: Schedules
+    ) -> CandidateSource:
         """The kernel with these schedules.
 
         Raises: MlcError for schedules that cannot be followed.
@@ -59,8 +60,9 @@ class Generator(Protocol[Target]):
         Raises: MlcError.
         """
 
-    def bench(self, target: Target, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> Bench:
+    def bench(
+        self, target: Target, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> Bench:
         """Where candidates run on these operands, to results like these.
 
         Raises: MlcError where they cannot.
@@ -75,8 +77,9 @@ class _ByTemplates(Generator[Target]):
     common: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
     @abstractmethod
-    def schedule(self, program: TensorProgram, target: Target, schedules: Schedules
-                 ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
+    def schedule(
+        self, program: TensorProgram, target: Target, schedules: Schedules
+    ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
         """Loops that are yet to be proved, and what was chosen for each nest."""
 
     def space(self, program: TensorProgram, target: Target) -> Space:
@@ -96,12 +99,14 @@ class TemplateGenerator(_ByTemplates[CpuTarget]):
 
     templates = TEMPLATES
 
-    def schedule(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-                 ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
+    def schedule(
+        self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+    ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
         return schedule_program(program, target, schedules)
 
-    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-               ) -> CandidateSource:
+    def source(
+        self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+    ) -> CandidateSource:
         """LLVM IR of proved loops."""
         loops, _ = prove(self.loops(program, target, schedules))
         return CandidateSource(print_program(loops, target), loops.name, loops.scratch_bytes)
@@ -110,8 +115,9 @@ class TemplateGenerator(_ByTemplates[CpuTarget]):
         """An object file, by LLVM."""
         return compile_ir(source.text, target)
 
-    def bench(self, target: CpuTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> CpuBench:
+    def bench(
+        self, target: CpuTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> CpuBench:
         """This CPU."""
         return CpuBench(target, operands, results)
 
@@ -123,12 +129,14 @@ class CudaGenerator(_ByTemplates[CudaTarget]):
     templates = for_gpus.TEMPLATES
     common = COMMON
 
-    def schedule(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
-                 ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
+    def schedule(
+        self, program: TensorProgram, target: CudaTarget, schedules: Schedules
+    ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
         return schedule_for_gpu(program, target, schedules)
 
-    def source(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
-               ) -> CandidateSource:
+    def source(
+        self, program: TensorProgram, target: CudaTarget, schedules: Schedules
+    ) -> CandidateSource:
         """CUDA C++ of proved loops."""
         loops, _ = prove(self.loops(program, target, schedules))
         source = print_cuda(loops, target)
@@ -136,11 +144,13 @@ class CudaGenerator(_ByTemplates[CudaTarget]):
 
     def assemble(self, source: CandidateSource, target: CudaTarget) -> bytes:
         """A packed `Compiled`, by NVRTC."""
-        return compile_source(CudaSource(source.text, source.launches, source.scratch_bytes),
-                              target).pack()
+        return compile_source(
+            CudaSource(source.text, source.launches, source.scratch_bytes), target
+        ).pack()
 
-    def bench(self, target: CudaTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> Bench:
+    def bench(
+        self, target: CudaTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> Bench:
         """The GPU here."""
         return GpuBench(operands, results)
 
@@ -149,15 +159,18 @@ class CudaGenerator(_ByTemplates[CudaTarget]):
 class ModelledGenerator(CudaGenerator):
     """The same where there is no such GPU: nothing runs, and times are those of a model."""
 
-    def source(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
-               ) -> ModelledSource:
+    def source(
+        self, program: TensorProgram, target: CudaTarget, schedules: Schedules
+    ) -> ModelledSource:
         """CUDA C++ of proved loops, which are what the model looks at."""
         loops, _ = prove(self.loops(program, target, schedules))
         source = print_cuda(loops, target)
-        return ModelledSource(source.text, loops.name, source.scratch_bytes, source.launches,
-                              works_of(loops))
+        return ModelledSource(
+            source.text, loops.name, source.scratch_bytes, source.launches, works_of(loops)
+        )
 
-    def bench(self, target: CudaTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> ModelBench:
+    def bench(
+        self, target: CudaTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> ModelBench:
         """A GPU as its data sheet has it."""
         return ModelBench(target)

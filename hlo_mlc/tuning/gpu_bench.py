@@ -73,8 +73,12 @@ class Unpacker:
 class GpuBench:
     """The GPU here."""
 
-    def __init__(self, operands: Sequence[np.ndarray], results: Sequence[np.ndarray],
-                 device: Device | None = None) -> None:
+    def __init__(
+        self,
+        operands: Sequence[np.ndarray],
+        results: Sequence[np.ndarray],
+        device: Device | None = None,
+    ) -> None:
         """`results` are arrays like those that a kernel computes."""
         self._device = device or CupyDevice()
         self._like = results
@@ -98,17 +102,23 @@ class GpuBench:
             sides.append(self._device.repeated(candidate.launch, calls[-1]))
         one_round_us = sum(side() for side in sides)
         rounds = min(max(int(seconds * 1e6 / one_round_us), _FEWEST_ROUNDS), _MOST_ROUNDS)
-        times = [[side() / runs for side, runs in zip(sides, calls, strict=True)]
-                 for _ in range(rounds)]
+        times = [
+            [side() / runs for side, runs in zip(sides, calls, strict=True)] for _ in range(rounds)
+        ]
         return PairedTimes.of(*map(list, zip(*times, strict=True)))
 
 
 class _OnGpu:
-    def __init__(self, device: Device, source: CandidateSource, cubin: bytes,
-                 operands: Sequence[Any], like: Sequence[np.ndarray]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        source: CandidateSource,
+        cubin: bytes,
+        operands: Sequence[Any],
+        like: Sequence[np.ndarray],
+    ) -> None:
         self._device, self._like = device, like
-        self._results = [device.place(np.full(array.nbytes, UNTOUCHED, np.uint8))
-                         for array in like]
+        self._results = [device.place(np.full(array.nbytes, UNTOUCHED, np.uint8)) for array in like]
         buffers = [*operands, *self._results]
         scratch = device.place(np.full(source.scratch_bytes, UNTOUCHED, np.uint8))
         shared: dict[str, int] = {}
@@ -116,10 +126,17 @@ class _OnGpu:
             shared[each.function] = max(shared.get(each.function, 0), each.shared_bytes)
         functions = device.functions(cubin, shared)
         self._launches = [
-            (functions[each.function], each, (
-                *(buffers[n] for n in each.buffers), *([scratch] if each.takes_scratch else []),
-                *map(np.int32, each.counters)))
-            for each in source.launches]
+            (
+                functions[each.function],
+                each,
+                (
+                    *(buffers[n] for n in each.buffers),
+                    *([scratch] if each.takes_scratch else []),
+                    *map(np.int32, each.counters),
+                ),
+            )
+            for each in source.launches
+        ]
 
     def launch(self) -> None:
         """Has it run, without waiting for it."""
@@ -131,8 +148,10 @@ class _OnGpu:
         self._device.finish()
 
     def results(self) -> list[np.ndarray]:
-        return [self._device.content(memory)[:array.nbytes].view(array.dtype).reshape(array.shape)
-                for memory, array in zip(self._results, self._like, strict=True)]
+        return [
+            self._device.content(memory)[: array.nbytes].view(array.dtype).reshape(array.shape)
+            for memory, array in zip(self._results, self._like, strict=True)
+        ]
 
 
 class CupyDevice:
@@ -149,7 +168,7 @@ class CupyDevice:
     def place(self, content: np.ndarray) -> Any:
         memory = self._cupy.empty(max(content.size, _FEWEST_BYTES), np.uint8)
         if content.size:
-            memory[:content.size].set(content)
+            memory[: content.size].set(content)
         self._cupy.cuda.Device().synchronize()
         return memory
 
@@ -172,8 +191,12 @@ class CupyDevice:
 
     def launch(self, function: Any, launch: Launch, arguments: Sequence[Any]) -> None:
         with self._stream:
-            function((launch.blocks,), (launch.threads,), tuple(arguments),
-                     shared_mem=launch.shared_bytes)
+            function(
+                (launch.blocks,),
+                (launch.threads,),
+                tuple(arguments),
+                shared_mem=launch.shared_bytes,
+            )
 
     def finish(self) -> None:
         self._stream.synchronize()

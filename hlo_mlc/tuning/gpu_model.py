@@ -79,13 +79,20 @@ class BlockWork:
 
 def works_of(program: LoopProgram) -> dict[str, BlockWork]:
     """The work of each function that is printed of a kernel's loops, by its name."""
-    loops = dict.fromkeys(stmt for stmt in statements_in(program.body)
-                          if isinstance(stmt, For) and stmt.kind is LoopKind.BLOCK)
+    loops = dict.fromkeys(
+        stmt
+        for stmt in statements_in(program.body)
+        if isinstance(stmt, For) and stmt.kind is LoopKind.BLOCK
+    )
     return {f"{program.name}_{number}": _work(loop) for number, loop in enumerate(loops)}
 
 
-def predicted_us(works: Mapping[str, BlockWork], launches: Sequence[Launch], compiled: Compiled,
-                 target: CudaTarget) -> float:
+def predicted_us(
+    works: Mapping[str, BlockWork],
+    launches: Sequence[Launch],
+    compiled: Compiled,
+    target: CudaTarget,
+) -> float:
     """The time of all launches, one after the other.
 
     Raises: CodegenError for a block that no multiprocessor has room for.
@@ -95,12 +102,16 @@ def predicted_us(works: Mapping[str, BlockWork], launches: Sequence[Launch], com
         work, usage = works[launch.function], compiled.usage[launch.function]
         resident = _resident(launch, usage.registers, usage.shared_bytes, target)
         spilled = usage.spilled_bytes * launch.threads
-        busy = max(work.instructions / _ISSUED, work.shared_cycles,
-                   (work.sector_bytes + spilled) / _CACHE_BYTES)
+        busy = max(
+            work.instructions / _ISSUED,
+            work.shared_cycles,
+            (work.sector_bytes + spilled) / _CACHE_BYTES,
+        )
         blocks = math.ceil(launch.blocks / target.multiprocessors)
         cycles = max(blocks * busy, math.ceil(blocks / resident) * (work.waits + busy))
-        total += KERNEL_US + max(cycles / _CYCLES_PER_US,
-                                 work.memory_bytes / target.memory_bytes_per_us)
+        total += KERNEL_US + max(
+            cycles / _CYCLES_PER_US, work.memory_bytes / target.memory_bytes_per_us
+        )
     return total
 
 
@@ -125,8 +136,9 @@ class ModelBench:
         Raises: CodegenError where more registers spill than those of the first that was loaded, and
         for blocks that there is no room for.
         """
-        return Modelled(predicted_us(source.works, source.launches, self._unpacker.compiled(code),
-                                     self._target))
+        return Modelled(
+            predicted_us(source.works, source.launches, self._unpacker.compiled(code), self._target)
+        )
 
     def time(self, a: Modelled, b: Modelled, seconds: float) -> PairedTimes:
         """What is predicted of both."""
@@ -152,11 +164,17 @@ def _resident(launch: Launch, registers: int, shared_bytes: int, target: CudaTar
     warps = math.ceil(launch.threads / WARP)
     of_a_warp = -(-registers * WARP // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
     shared = shared_bytes + launch.shared_bytes + _RESERVED_BYTES
-    found = min(_BLOCKS, _THREADS // (warps * WARP), _REGISTERS // max(1, warps * of_a_warp),
-                (target.shared_bytes + _RESERVED_BYTES) // shared)
+    found = min(
+        _BLOCKS,
+        _THREADS // (warps * WARP),
+        _REGISTERS // max(1, warps * of_a_warp),
+        (target.shared_bytes + _RESERVED_BYTES) // shared,
+    )
     if found < 1:
-        raise CodegenError(f"A block of {launch.threads} threads with {registers} registers each "
-                           f"and {shared} bytes of shared memory has no room on {target.name}")
+        raise CodegenError(
+            f"A block of {launch.threads} threads with {registers} registers each "
+            f"and {shared} bytes of shared memory has no room on {target.name}"
+        )
     return found
 
 
@@ -196,7 +214,8 @@ class _Survey:
 
     def __init__(self) -> None:
         self.found: Counter[str] = Counter(
-            {"instructions": 0.0, "sector_bytes": 0.0, "shared_cycles": 0.0, "waits": 0.0})
+            {"instructions": 0.0, "sector_bytes": 0.0, "shared_cycles": 0.0, "waits": 0.0}
+        )
         self.touched: dict[Buffer, None] = {}
 
     def over(self, statements: Sequence[Stmt], point: _Point) -> int:
@@ -296,8 +315,9 @@ class _Survey:
 
 
 def _has_threads(loop: For) -> bool:
-    return any(isinstance(stmt, For) and stmt.kind is LoopKind.THREAD
-               for stmt in statements_in(loop.body))
+    return any(
+        isinstance(stmt, For) and stmt.kind is LoopKind.THREAD for stmt in statements_in(loop.body)
+    )
 
 
 def _addresses(buffer: Buffer, indices: Sequence[Expr], point: _Point) -> np.ndarray:

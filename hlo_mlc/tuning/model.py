@@ -72,8 +72,8 @@ class Forest:
         except ImportError as error:
             raise UsageError("Training takes scikit-learn: pip install 'hlo-mlc[model]'") from error
         trees = ExtraTreesRegressor(
-            _TREES, min_samples_leaf=_SMALLEST_LEAF, max_features=_SHARE_OF_FEATURES,
-            random_state=0).fit(differences, np.minimum(logs, WORST))
+            _TREES, min_samples_leaf=_SMALLEST_LEAF, max_features=_SHARE_OF_FEATURES, random_state=0
+        ).fit(differences, np.minimum(logs, WORST))
         grown = [estimator.tree_ for estimator in trees.estimators_]
         roots = np.cumsum([0, *(tree.node_count for tree in grown)])[:-1]
         places = [np.arange(tree.node_count) for tree in grown]
@@ -83,15 +83,23 @@ class Forest:
 
         def child(name: str) -> np.ndarray:
             sides = (getattr(tree, name) for tree in grown)
-            return joined([root + np.where(side < 0, place, side) for root, place, side
-                           in zip(roots, places, sides, strict=True)], np.int32)
+            return joined(
+                [
+                    root + np.where(side < 0, place, side)
+                    for root, place, side in zip(roots, places, sides, strict=True)
+                ],
+                np.int32,
+            )
 
         return Forest(
             roots.astype(np.int32),
             joined([np.maximum(tree.feature, 0) for tree in grown], np.int16),
             joined([tree.threshold for tree in grown], np.float32),
-            child("children_left"), child("children_right"),
-            joined([tree.value[:, 0, 0] for tree in grown], np.float32), np.array(VOCABULARY))
+            child("children_left"),
+            child("children_right"),
+            joined([tree.value[:, 0, 0] for tree in grown], np.float32),
+            np.array(VOCABULARY),
+        )
 
     def save(self, path: Path) -> None:
         """Keeps the forest.
@@ -104,8 +112,9 @@ class Forest:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(path, [content.getvalue()])
         except OSError as error:
-            raise CacheError(f"The model {path} cannot be written: {error.strerror or error}"
-                             ) from error
+            raise CacheError(
+                f"The model {path} cannot be written: {error.strerror or error}"
+            ) from error
 
     @staticmethod
     def load(path: Path) -> Forest | None:
@@ -118,8 +127,10 @@ class Forest:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            warn(f"hlo_mlc: the model {path} is damaged ({error}); going on without: train it "
-                 "again (hlo-mlc model train)")
+            warn(
+                f"hlo_mlc: the model {path} is damaged ({error}); going on without: train it "
+                "again (hlo-mlc model train)"
+            )
             return None
         return forest if forest.vocabulary == VOCABULARY else None
 
@@ -129,12 +140,19 @@ class Forest:
         parts = (self.feature, self.threshold, self.left, self.right)
         place = np.arange(count)
         inner = self.left != place
-        if not count or any(part.shape != (count,) for part in parts) \
-                or self.roots.min() < 0 or self.roots.max() >= count \
-                or self.feature.min() < 0 or self.feature.max() >= len(NAMES) \
-                or max(self.left.max(), self.right.max()) >= count \
-                or (self.left < place).any() or (self.right < place).any() \
-                or (self.right == place)[inner].any() or not np.isfinite(self.value).all():
+        if (
+            not count
+            or any(part.shape != (count,) for part in parts)
+            or self.roots.min() < 0
+            or self.roots.max() >= count
+            or self.feature.min() < 0
+            or self.feature.max() >= len(NAMES)
+            or max(self.left.max(), self.right.max()) >= count
+            or (self.left < place).any()
+            or (self.right < place).any()
+            or (self.right == place)[inner].any()
+            or not np.isfinite(self.value).all()
+        ):
             raise ValueError("it is no forest")
 
 
@@ -154,12 +172,13 @@ class Beliefs:
         """By how much each is expected to be below `best`, where nothing is lost if it is not."""
         ahead = (best - self.mean) / self.deviation
         below = (1 + erf(ahead / math.sqrt(2))) / 2
-        density = np.exp(-ahead**2 / 2) / math.sqrt(2 * math.pi)
+        density = np.exp(-(ahead**2) / 2) / math.sqrt(2 * math.pi)
         return self.deviation * (ahead * below + density)
 
 
-def beliefs(forest: Forest | None, tried: np.ndarray, logs: np.ndarray, others: np.ndarray
-            ) -> Beliefs:
+def beliefs(
+    forest: Forest | None, tried: np.ndarray, logs: np.ndarray, others: np.ndarray
+) -> Beliefs:
     """What `tried` schedules, which took `logs`, tell of the `others`: rows of differences of
     features from those of the default."""
     every = np.concatenate((np.zeros((1, len(NAMES))), tried, others))

@@ -18,8 +18,9 @@ _FOLDER = Path(__file__).parents[1] / "report_page"
 
 def overview_page() -> str:
     """The page, which asks for `overview.json` and goes on asking."""
-    style, script, frame = ((_FOLDER / name).read_text()
-                            for name in ("page.css", "overview.js", "overview.html"))
+    style, script, frame = (
+        (_FOLDER / name).read_text() for name in ("page.css", "overview.js", "overview.html")
+    )
     return Template(frame).substitute(style=style, script=script)
 
 
@@ -32,20 +33,28 @@ def overview_json(storage: BaseStorage) -> str:
         known, trials = study.user_attrs, study.get_trials(deepcopy=False)
         tried = [one for trial in trials if (one := attempt_of(trial)) is not None]
         ended = [trial.datetime_complete for trial in trials if trial.datetime_complete]
-        rows.append({
-            "study": f"dashboard/studies/{study._study_id}",
-            "name": known.get("name") or known.get("ops") or study.study_name,
-            "ops": known.get("ops", ""), "target": known.get("target", ""),
-            "best": known.get("best") or known.get("default", []),
-            "is_default": not known.get("best"), "recorded": "us" in known,
-            "us": known.get("us", 0.0), "choice": known.get("choice", ""),
-            "over_default": known.get("speedup over the default", 0.0),
-            "over_xla": known.get("speedup over XLA", 0.0),
-            "of_limit": known.get(OF_LIMIT, 0.0),
-            "shares": {name.removeprefix(SHARE_OF): share for name, share in known.items()
-                       if name.startswith(SHARE_OF)},
-            "trials": [(one.number, round(one.speedup, 4)) for one in tried],
-            "running": sum(trial.state is TrialState.RUNNING for trial in trials),
-            "last": max(ended).strftime("%Y-%m-%d %H:%M") if ended else "",
-        })
+        rows.append(
+            {
+                "study": f"dashboard/studies/{study._study_id}",
+                "name": known.get("name") or known.get("ops") or study.study_name,
+                "ops": known.get("ops", ""),
+                "target": known.get("target", ""),
+                "best": known.get("best") or known.get("default", []),
+                "is_default": not known.get("best"),
+                "recorded": "us" in known,
+                "us": known.get("us", 0.0),
+                "choice": known.get("choice", ""),
+                "over_default": known.get("speedup over the default", 0.0),
+                "over_xla": known.get("speedup over XLA", 0.0),
+                "of_limit": known.get(OF_LIMIT, 0.0),
+                "shares": {
+                    name.removeprefix(SHARE_OF): share
+                    for name, share in known.items()
+                    if name.startswith(SHARE_OF)
+                },
+                "trials": [(one.number, round(one.speedup, 4)) for one in tried],
+                "running": sum(trial.state is TrialState.RUNNING for trial in trials),
+                "last": max(ended).strftime("%Y-%m-%d %H:%M") if ended else "",
+            }
+        )
     return json.dumps(sorted(rows, key=lambda row: row["last"], reverse=True))

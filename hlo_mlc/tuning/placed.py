@@ -34,17 +34,26 @@ class Placed:
 
     def __post_init__(self) -> None:
         self._configurations = {key_of(one): one for one in self.space.all()}
-        places = [(p.name, {value: _APART * n / (len(p.values) - 1)
-                            for n, value in enumerate(p.values)})
-                  for p in self.space.parameters if len(p.values) > 1]
-        places += [(choice.name, {template: _APART})
-                   for choice in self.space.choices for template in choice.templates]
-        self._points = np.array([[where.get(one.get(name), 0.0) for name, where in places]
-                                 for one in self._configurations.values()]
-                                ).reshape(len(self._configurations), len(places))
+        places = [
+            (p.name, {value: _APART * n / (len(p.values) - 1) for n, value in enumerate(p.values)})
+            for p in self.space.parameters
+            if len(p.values) > 1
+        ]
+        places += [
+            (choice.name, {template: _APART})
+            for choice in self.space.choices
+            for template in choice.templates
+        ]
+        self._points = np.array(
+            [
+                [where.get(one.get(name), 0.0) for name, where in places]
+                for one in self._configurations.values()
+            ]
+        ).reshape(len(self._configurations), len(places))
 
-    def choose(self, logs: Mapping[Key, float], pending: Collection[Key], count: int
-               ) -> list[Choice]:
+    def choose(
+        self, logs: Mapping[Key, float], pending: Collection[Key], count: int
+    ) -> list[Choice]:
         """The most promising: `logs` of time / the default's are known of those that were tried,
         and `pending` are under way. Several are chosen as in `Pool.choose`."""
         number = {key: n for n, key in enumerate(self._configurations)}
@@ -64,7 +73,8 @@ class Placed:
             believed[key] = float(found.mean[first])
         return chosen
 
-    def _explained(self, logs: Mapping[Key, float], others: list[int], number: Mapping[Key, int]
-                   ) -> Beliefs:
+    def _explained(
+        self, logs: Mapping[Key, float], others: list[int], number: Mapping[Key, int]
+    ) -> Beliefs:
         rows = [number[key] for key in logs] + others
         return explained(np.zeros(len(rows)), self._points[rows], np.array([*logs.values()]))

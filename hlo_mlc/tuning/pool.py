@@ -49,8 +49,13 @@ class Pool:
     _first: dict[str, Key] = field(default_factory=dict)  # of those with the same loops
     _waiting: dict[Key, Configuration] = field(default_factory=dict)
 
-    def choose(self, logs: Mapping[Key, float], candidates: Iterable[Configuration],
-               count: int = 1, pending: Sequence[Configuration] = ()) -> list[Choice] | None:
+    def choose(
+        self,
+        logs: Mapping[Key, float],
+        candidates: Iterable[Configuration],
+        count: int = 1,
+        pending: Sequence[Configuration] = (),
+    ) -> list[Choice] | None:
         """Of the candidates that came so far, some of these among them, the most promising: `logs`
         of time / the default's are known of those that were tried, and `pending` are under way.
         None where nothing can be seen of candidates.
@@ -65,13 +70,15 @@ class Pool:
             return None
         self._refill(candidates, count, default.features)
         under_way = {key_of(configuration) for configuration in pending}
-        self._waiting = {key: c for key, c in self._waiting.items()
-                         if key not in logs and key not in under_way}
+        self._waiting = {
+            key: c for key, c in self._waiting.items() if key not in logs and key not in under_way
+        }
         believed = {key: log for key, log in logs.items() if self._seen[key] is not None}
         expected = [key for key in under_way - logs.keys() if self._seen[key] is not None]
         if expected:
-            believed |= zip(expected, map(float, self._beliefs(believed, expected).mean),
-                            strict=True)
+            believed |= zip(
+                expected, map(float, self._beliefs(believed, expected).mean), strict=True
+            )
         chosen: list[Choice] = []
         while self._waiting and len(chosen) < count:
             waiting = list(self._waiting)
@@ -81,8 +88,9 @@ class Pool:
             first = order[0]
             chosen.append(Choice(self._waiting[waiting[first]], float(gains[first])))
             believed[waiting[first]] = float(found.mean[first])
-            self._waiting = {waiting[n]: self._waiting[waiting[n]]
-                             for n in order[1:_MOST_WAITING + 1]}
+            self._waiting = {
+                waiting[n]: self._waiting[waiting[n]] for n in order[1 : _MOST_WAITING + 1]
+            }
         return chosen
 
     def differences(self, configuration: Configuration) -> list[float] | None:
@@ -95,8 +103,12 @@ class Pool:
 
     def _beliefs(self, logs: Mapping[Key, float], others: Sequence[Key]) -> Beliefs:
         learned = sorted(logs, key=logs.__getitem__)[:_MOST_LEARNED]
-        return beliefs(self.forest, self._differences(learned),
-                       np.array([logs[key] for key in learned]), self._differences(others))
+        return beliefs(
+            self.forest,
+            self._differences(learned),
+            np.array([logs[key] for key in learned]),
+            self._differences(others),
+        )
 
     def _refill(self, candidates: Iterable[Configuration], count: int, default: Features) -> None:
         """Adds candidates that can be made and may win, and are no others by another name."""
@@ -107,8 +119,11 @@ class Pool:
             self._look(list(fresh.values()))
             for key, configuration in fresh.items():
                 found = self._seen[key]
-                if found is not None and self._first[found.digest] == key \
-                        and may_win(self.target, found.features, default):
+                if (
+                    found is not None
+                    and self._first[found.digest] == key
+                    and may_win(self.target, found.features, default)
+                ):
                     self._waiting[key] = configuration
                     wanted -= 1
 
@@ -129,6 +144,8 @@ class Pool:
 
 def may_win(target: CpuTarget, features: Features, default: Features) -> bool:
     """Whether a candidate is worth being compiled, as far as its loops and the default's tell."""
-    return features.cycles <= _MOST_CYCLES * default.cycles \
-        and features.spilled <= max(_MOST_SPILLED * target.registers, default.spilled) \
+    return (
+        features.cycles <= _MOST_CYCLES * default.cycles
+        and features.spilled <= max(_MOST_SPILLED * target.registers, default.spilled)
         and features.written <= max(_MOST_WRITTEN, default.written)
+    )

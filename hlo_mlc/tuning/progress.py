@@ -28,14 +28,20 @@ class _Table(Progress):
     def __init__(self, console: Console) -> None:
         self._width = console.width
         text = [TextColumn(f"{{task.fields[{name}]}}", justify="right") for name in _FIELDS]
-        super().__init__(TextColumn("{task.description}"), BarColumn(_BAR), *text,
-                         console=console, disable=not console.is_terminal)
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(_BAR),
+            *text,
+            console=console,
+            disable=not console.is_terminal,
+        )
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         taken = _BAR + 1 + sum(width + 1 for width in _HEADINGS.values())
-        table.add_column("kernel", no_wrap=True, overflow="ellipsis",
-                         max_width=max(self._width - taken, _LEAST))
+        table.add_column(
+            "kernel", no_wrap=True, overflow="ellipsis", max_width=max(self._width - taken, _LEAST)
+        )
         table.add_column("", min_width=_BAR)
         for heading, width in _HEADINGS.items():
             table.add_column(heading, justify="right", no_wrap=True, min_width=width)
@@ -62,12 +68,23 @@ class TuningProgress:
         self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._bar.stop()
 
-    def begin(self, name: str, study: KernelStudy, space: Space, budget: Budget,
-              least_us: float = 0.0, xla_us: float = 0.0) -> None:
+    def begin(
+        self,
+        name: str,
+        study: KernelStudy,
+        space: Space,
+        budget: Budget,
+        least_us: float = 0.0,
+        xla_us: float = 0.0,
+    ) -> None:
         """A kernel comes next, of which something may be known: the machine cannot do it faster
         than in `least_us`, and XLA's code is predicted to take `xla_us`, where these are not 0."""
         self._began, self._budget, self._size = time.monotonic(), budget, space.size
@@ -81,26 +98,46 @@ class TuningProgress:
 
     def on_interrupt(self) -> None:
         """The search is over before its time."""
-        self._console.print("stopping: the winner so far is measured once more and recorded, which "
-                            "takes some seconds (Ctrl-C again stops at once)", highlight=False)
+        self._console.print(
+            "stopping: the winner so far is measured once more and recorded, which "
+            "takes some seconds (Ctrl-C again stops at once)",
+            highlight=False,
+        )
 
     def end(self, found: Measured) -> None:
         """The kernel is done, and this is what its winner has."""
         xla = f"{found.xla_ratio:.2f}x" if found.xla_ratio else ""
-        self._bar.update(self._task, completed=1.0, best=_short(found.ours_us), xla=xla,
-                         default=f"{found.speedup:.2f}x", limit=self._limit(found.ours_us),
-                         left="done")
+        self._bar.update(
+            self._task,
+            completed=1.0,
+            best=_short(found.ours_us),
+            xla=xla,
+            default=f"{found.speedup:.2f}x",
+            limit=self._limit(found.ours_us),
+            left="done",
+        )
 
     def _show(self, study: KernelStudy) -> None:
         tried = study.tried
         timed = [t.outcome for t in tried if isinstance(t.outcome, Timed)]
         best = max(timed, key=lambda one: one.speedup, default=None)
-        shown = {} if best is None else {
-            "best": _short(best.us), "default": f"{best.speedup:.2f}x",
-            "limit": self._limit(best.us),
-            "xla": f"~{self._xla_us / best.us:.2f}x" if self._xla_us else ""}
-        self._bar.update(self._task, completed=self._share(len(tried)), tried=str(len(tried)),
-                         left=self._left(len(tried)), **shown)
+        shown = (
+            {}
+            if best is None
+            else {
+                "best": _short(best.us),
+                "default": f"{best.speedup:.2f}x",
+                "limit": self._limit(best.us),
+                "xla": f"~{self._xla_us / best.us:.2f}x" if self._xla_us else "",
+            }
+        )
+        self._bar.update(
+            self._task,
+            completed=self._share(len(tried)),
+            tried=str(len(tried)),
+            left=self._left(len(tried)),
+            **shown,
+        )
 
     def _limit(self, us: float) -> str:
         """What a time is of the machine's limit."""

@@ -22,14 +22,17 @@ def generator_for(target: Target) -> TemplateGenerator | CudaGenerator:
     return CudaGenerator() if isinstance(target, CudaTarget) else TemplateGenerator()
 
 
-def schedule_as_recorded(program: TensorProgram, target: Target, schedules: Schedules
-                         ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
+def schedule_as_recorded(
+    program: TensorProgram, target: Target, schedules: Schedules
+) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
     """Loops with these schedules, or by default where the templates or primitives have changed so
     much since that they mean nothing any more, which is a warning."""
     why = why_not_followed(program, target, schedules)
     if why:
-        warn(f"hlo_mlc: the recorded schedule of {role(program)} ({program.name}) cannot be "
-             f"followed ({why}); it gets the default (tune or schedule it again)")
+        warn(
+            f"hlo_mlc: the recorded schedule of {role(program)} ({program.name}) cannot be "
+            f"followed ({why}); it gets the default (tune or schedule it again)"
+        )
     return generator_for(target).schedule(program, target, {} if why else schedules)
 
 

@@ -38,13 +38,17 @@ class SharedKernel:
         Raises: UsageError for one that comes with too large constants.
         """
         if len(self.module) > _LARGEST_BYTES:
-            raise UsageError(f"the program's constants take {len(self.module) >> 20} MiB, which "
-                              "are too many to share: let it take them as arguments")
+            raise UsageError(
+                f"the program's constants take {len(self.module) >> 20} MiB, which "
+                "are too many to share: let it take them as arguments"
+            )
         content = json.dumps(asdict(self) | {"module": base64.b64encode(self.module).decode()})
         text = base64.b85encode(zlib.compress(content.encode())).decode()
-        pieces = [text[at:at + _PIECE] for at in range(0, len(text), _PIECE)]
-        return {_ATTRIBUTE: str(len(pieces)),
-                **{f"{_ATTRIBUTE} {n}": piece for n, piece in enumerate(pieces)}}
+        pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+        return {
+            _ATTRIBUTE: str(len(pieces)),
+            **{f"{_ATTRIBUTE} {n}": piece for n, piece in enumerate(pieces)},
+        }
 
     @classmethod
     def read(cls, known: Mapping[str, Any]) -> SharedKernel | None:

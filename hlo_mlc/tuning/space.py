@@ -76,7 +76,8 @@ class Space:
         """How many configurations there are."""
         return math.prod(
             sum(math.prod(len(p.values) for p in parameters) for _, parameters in alternatives)
-            for alternatives in self._nests())
+            for alternatives in self._nests()
+        )
 
     @property
     def default(self) -> Configuration:
@@ -96,23 +97,30 @@ class Space:
     @property
     def digest(self) -> str:
         """Equal for equal spaces."""
-        text = json.dumps([[[p.name, p.values, p.default] for p in self.parameters],
-                           [[c.name, c.templates] for c in self.choices]])
+        text = json.dumps(
+            [
+                [[p.name, p.values, p.default] for p in self.parameters],
+                [[c.name, c.templates] for c in self.choices],
+            ]
+        )
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
     def active(self, configuration: Configuration) -> tuple[Parameter, ...]:
         """The parameters of the templates that a configuration chooses."""
         chosen = {c.position: configuration[c.name] for c in self.choices}
-        return tuple(p for p in self.parameters
-                     if chosen.get(p.position, p.template) == p.template)
+        return tuple(p for p in self.parameters if chosen.get(p.position, p.template) == p.template)
 
     def all(self) -> Iterator[Configuration]:
         """Every configuration, the default first."""
         yield self.default
-        parts = [[{**chosen, **dict(zip((p.name for p in parameters), values, strict=True))}
-                  for chosen, parameters in alternatives
-                  for values in itertools.product(*(p.values for p in parameters))]
-                 for alternatives in self._nests()]
+        parts = [
+            [
+                {**chosen, **dict(zip((p.name for p in parameters), values, strict=True))}
+                for chosen, parameters in alternatives
+                for values in itertools.product(*(p.values for p in parameters))
+            ]
+            for alternatives in self._nests()
+        ]
         for part in itertools.product(*parts):
             found = {name: value for one in part for name, value in one.items()}
             if found != self.default:
@@ -127,13 +135,20 @@ class Space:
         others = [v for v in changed.values if v != configuration[changed.name]]
         return {**configuration, changed.name: rng.choice(others)}
 
-    def crossing(self, one: Configuration, other: Configuration, rng: random.Random
-                 ) -> Configuration:
+    def crossing(
+        self, one: Configuration, other: Configuration, rng: random.Random
+    ) -> Configuration:
         """A configuration with each nest as in one of two."""
-        chosen = {position: rng.choice((one, other)) for position in
-                  {int(name.partition(".")[0]) for name in (*one, *other)}}
-        return {name: value for position, source in sorted(chosen.items())
-                for name, value in source.items() if int(name.partition(".")[0]) == position}
+        chosen = {
+            position: rng.choice((one, other))
+            for position in {int(name.partition(".")[0]) for name in (*one, *other)}
+        }
+        return {
+            name: value
+            for position, source in sorted(chosen.items())
+            for name, value in source.items()
+            if int(name.partition(".")[0]) == position
+        }
 
     def anything(self, rng: random.Random) -> Configuration:
         """A configuration at random, templates being as likely as each other."""
@@ -173,8 +188,11 @@ class Space:
     def _defaults(self, chosen: Mapping[int, str]) -> dict[str, int | str]:
         """The configuration with these templates and all else as analysis has it."""
         found: dict[str, int | str] = {f"{n}.template": template for n, template in chosen.items()}
-        return found | {p.name: p.default for p in self.parameters
-                        if chosen.get(p.position, p.template) == p.template}
+        return found | {
+            p.name: p.default
+            for p in self.parameters
+            if chosen.get(p.position, p.template) == p.template
+        }
 
     def _nests(self) -> Iterator[list[tuple[Configuration, list[Parameter]]]]:
         """For each nest: every choice of its template, and the parameters that there are then."""
@@ -185,13 +203,19 @@ class Space:
             if choice is None:
                 yield [({}, own)]
             else:
-                yield [({choice.name: template}, [p for p in own if p.template == template])
-                       for template in choice.templates]
+                yield [
+                    ({choice.name: template}, [p for p in own if p.template == template])
+                    for template in choice.templates
+                ]
 
 
-def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
-             target: Target, templates: Sequence[Tunable],
-             common: Mapping[str, tuple[int, ...]]) -> Space:
+def space_of(
+    program: TensorProgram,
+    decisions: Sequence[Decision[Named]],
+    target: Target,
+    templates: Sequence[Tunable],
+    common: Mapping[str, tuple[int, ...]],
+) -> Space:
     """The space of a kernel that `decisions` among these templates were taken for by default.
     `common` are the values of parameters that all of them have, of which the first is the default.
     """
@@ -207,17 +231,22 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
             choices.append(TemplateChoice(position, tuple(t.name for t in fitting)))
         for template in fitting:
             defaults = template.default(decision.nest, target)
-            space = {key: {*values, defaults[key]}
-                     for key, values in template.space(decision.nest, target).items()}
+            space = {
+                key: {*values, defaults[key]}
+                for key, values in template.space(decision.nest, target).items()
+            }
             defaults = {**defaults, **{key: values[0] for key, values in common.items()}}
             parameters += [
                 Parameter(position, template.name, key, tuple(sorted(values)), defaults[key])
-                for key, values in {**space, **common}.items() if len(values) > 1]
+                for key, values in {**space, **common}.items()
+                if len(values) > 1
+            ]
     return Space(tuple(parameters), tuple(choices))
 
 
-def _fitting(decision: Decision[Named], target: Target, templates: Sequence[Tunable]
-             ) -> list[Tunable]:
+def _fitting(
+    decision: Decision[Named], target: Target, templates: Sequence[Tunable]
+) -> list[Tunable]:
     """That of analysis, and the others that take the nest; sorting is the business of one, and so
     are procedures."""
     chosen = next(t for t in templates if t.name == decision.template.name)

@@ -51,15 +51,21 @@ def open_database(url: str) -> RDBStorage:
     engine = {"connect_args": {"timeout": _WAIT_S}} if url.startswith("sqlite") else {}
     try:
         with quiet():
-            storage = RDBStorage(url, engine_kwargs=engine, heartbeat_interval=HEARTBEAT_S,
-                                 grace_period=GRACE_S,
-                                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback())
+            storage = RDBStorage(
+                url,
+                engine_kwargs=engine,
+                heartbeat_interval=HEARTBEAT_S,
+                grace_period=GRACE_S,
+                heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
+            )
     except Exception as error:  # of SQLAlchemy, or of any of its drivers
         reason = " ".join(_BACKGROUND.sub("", str(error)).split())
-        raise UsageError(f"The studies in {shown(url)} cannot be opened: {type(error).__name__}: "
-                         f"{reason}. Give the URL of a database that can be reached and exists, as "
-                         "postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME or sqlite:///FILE "
-                         "(drivers: pip install 'hlo-mlc[team]')") from error
+        raise UsageError(
+            f"The studies in {shown(url)} cannot be opened: {type(error).__name__}: "
+            f"{reason}. Give the URL of a database that can be reached and exists, as "
+            "postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME or sqlite:///FILE "
+            "(drivers: pip install 'hlo-mlc[team]')"
+        ) from error
     weakref.finalize(storage, storage.engine.dispose)  # of connections
     return storage
 
@@ -97,12 +103,16 @@ def open_storage(path: Path) -> JournalStorage:
         except Exception as error:  # whole lines that make no sense together
             aside = _aside(path)
             path.replace(aside)
-            _warn(f"{path} cannot be replayed ({type(error).__name__}: {error}); it is set aside "
-                  f"as {aside.name}, and studies begin anew")
+            _warn(
+                f"{path} cannot be replayed ({type(error).__name__}: {error}); it is set aside "
+                f"as {aside.name}, and studies begin anew"
+            )
             return _open(path)
     except OSError as error:
-        raise CacheError(f"The studies in {path} cannot be opened: {error.strerror or error}. Set "
-                         "HLO_MLC_CACHE to a folder that can be written") from error
+        raise CacheError(
+            f"The studies in {path} cannot be opened: {error.strerror or error}. Set "
+            "HLO_MLC_CACHE to a folder that can be written"
+        ) from error
 
 
 def _open(path: Path) -> JournalStorage:
@@ -126,7 +136,8 @@ class _Journal(JournalFileBackend):
             raise CacheError(
                 f"The studies in {self._path} cannot be written: {error.strerror or error}. What "
                 "was measured before is kept: make room, or set HLO_MLC_CACHE to another folder, "
-                "and tune again") from error
+                "and tune again"
+            ) from error
 
 
 class _Lock:
@@ -171,8 +182,10 @@ def _repair(path: Path) -> None:
     aside = _aside(path)
     shutil.copyfile(path, aside)
     write_whole(path, whole)
-    _warn(f"{path} was damaged in {len(lines) - len(whole)} lines, which are left out; "
-          f"as it was, it is {aside.name}")
+    _warn(
+        f"{path} was damaged in {len(lines) - len(whole)} lines, which are left out; "
+        f"as it was, it is {aside.name}"
+    )
 
 
 def _is_whole(line: bytes) -> bool:

@@ -73,14 +73,22 @@ class KernelStudy:
     default, and the same distance for twice as fast and twice as slow.
     """
 
-    def __init__(self, storage: optuna.storages.BaseStorage, name: str, space: Space,
-                 first: Sequence[Configuration] = ()) -> None:
+    def __init__(
+        self,
+        storage: optuna.storages.BaseStorage,
+        name: str,
+        space: Space,
+        first: Sequence[Configuration] = (),
+    ) -> None:
         """`first` is tried right after the default."""
         self._space, self._storage = space, storage
         with quiet():
             self._study = optuna.create_study(
-                storage=storage, study_name=f"{name}-{space.digest}", direction="minimize",
-                load_if_exists=True)
+                storage=storage,
+                study_name=f"{name}-{space.digest}",
+                direction="minimize",
+                load_if_exists=True,
+            )
             self._study.set_metric_names(["log(time / default's time)"])
             self._forget_abandoned()
             past = self._study.get_trials(deepcopy=False)
@@ -90,7 +98,8 @@ class KernelStudy:
             # What is drawn and not tried is nobody's business: the sampler has a study of its own.
             # Templates have parameters of their own: each group of them is learned together.
             self._drawing = optuna.create_study(
-                sampler=optuna.samplers.TPESampler(seed=seed, group=True))
+                sampler=optuna.samplers.TPESampler(seed=seed, group=True)
+            )
         self._learned: set[int] = set()  # the numbers of the trials that the sampler knows
         self._read()
         self._random = random.Random(seed)
@@ -156,13 +165,20 @@ class KernelStudy:
         if pool is not None and wanted > 0:
             with quiet():
                 more = itertools.islice(self._candidates, _MOST_DRAWS)
-                choices = pool.choose(self._logs, filter(self._is_new, more), wanted,
-                                      [trial.configuration for trial in trials])
+                choices = pool.choose(
+                    self._logs,
+                    filter(self._is_new, more),
+                    wanted,
+                    [trial.configuration for trial in trials],
+                )
         anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
         if choices is None and self._placed is not None:
             drawn = filter(self._is_new, itertools.chain(self._queue, anything))
-            while wanted > 0 and len(self._tried) + len(trials) < _AT_RANDOM and (
-                    configuration := next(drawn, None)) is not None:
+            while (
+                wanted > 0
+                and len(self._tried) + len(trials) < _AT_RANDOM
+                and (configuration := next(drawn, None)) is not None
+            ):
                 trials.append(self._ask(configuration))
                 wanted -= 1
             choices = self._placed.choose(self._logs, self._running, wanted)
@@ -181,8 +197,13 @@ class KernelStudy:
         """What is known of configurations: logarithms of time / the default's."""
         return {key: _log(tried.outcome) for key, tried in self._tried.items()}
 
-    def tell(self, trial: Trial, outcome: Outcome, digest: str,
-             differences: Sequence[float] | None = None) -> None:
+    def tell(
+        self,
+        trial: Trial,
+        outcome: Outcome,
+        digest: str,
+        differences: Sequence[float] | None = None,
+    ) -> None:
         """Keeps what came of a trial, and what its loops do differently from the default's, unless
         the trial was taken from us and given to others."""
         with quiet(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
@@ -191,7 +212,8 @@ class KernelStudy:
             self._tell(trial.handle, outcome, digest)
         self._running.discard(key_of(trial.configuration))
         self._tried[key_of(trial.configuration)] = Tried(
-            trial.handle.number, dict(trial.configuration), outcome, digest)
+            trial.handle.number, dict(trial.configuration), outcome, digest
+        )
 
     def lease(self, trial: Trial) -> AbstractContextManager[object]:
         """As long as it lasts, nobody else takes the trial for one of a process that is gone."""
@@ -223,8 +245,9 @@ class KernelStudy:
             handle = study.ask()
             configuration: dict[str, int | str] = {}
             for choice in self._space.choices:
-                configuration[choice.name] = handle.suggest_categorical(choice.name,
-                                                                        choice.templates)
+                configuration[choice.name] = handle.suggest_categorical(
+                    choice.name, choice.templates
+                )
             for p in self._space.active(configuration):
                 configuration[p.name] = handle.suggest_categorical(p.name, p.values)
             return configuration, handle

@@ -64,8 +64,12 @@ class Supervisor:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.drop()
 
     @property
@@ -85,8 +89,9 @@ class Supervisor:
         """Checks and times a candidate, for about so long."""
         self._make_ready()
         most = MEASURE_S + seconds + CALLS * self.default_us / 1e6
-        answer, = ask_all([self._timing], [Measure(built.source, built.code, seconds)],
-                          most * self._patience)
+        (answer,) = ask_all(
+            [self._timing], [Measure(built.source, built.code, seconds)], most * self._patience
+        )
         return answer
 
     def drop(self) -> None:
@@ -97,7 +102,7 @@ class Supervisor:
         """Has the process that times build, check and time the default schedule, if it is new."""
         if self._timing.is_running and self._timing.starts == self._ready:
             return
-        answer, = ask_all([self._timing], [self._begin], START_S)
+        (answer,) = ask_all([self._timing], [self._begin], START_S)
         if not isinstance(answer, Ready):
             self.drop()
             raise TuningError(f"The worker process cannot measure the kernel: {answer.reason}")

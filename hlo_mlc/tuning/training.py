@@ -52,7 +52,10 @@ def train(journal: Path, target: CpuTarget) -> Trained:
                     logs.append(trial.value)
             kernels += len(logs) > before
     if kernels < _FEWEST_KERNELS or len(logs) < _FEWEST_TRIALS:
-        raise UsageError(f"A model takes at least {_FEWEST_TRIALS} trials of {_FEWEST_KERNELS} "
-                         f"kernels on {target.cpu}; there are {len(logs)} of {kernels}: tune more")
-    return Trained(Forest.trained(np.array(differences, np.float32), np.array(logs)), kernels,
-                   len(logs))
+        raise UsageError(
+            f"A model takes at least {_FEWEST_TRIALS} trials of {_FEWEST_KERNELS} "
+            f"kernels on {target.cpu}; there are {len(logs)} of {kernels}: tune more"
+        )
+    return Trained(
+        Forest.trained(np.array(differences, np.float32), np.array(logs)), kernels, len(logs)
+    )

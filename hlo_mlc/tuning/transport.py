@@ -88,5 +88,6 @@ _READERS = {
     "var": lambda nodes, name, dtype, extent: Var(name, dtype, extent),
     "apply": lambda nodes, op, args, dtype: Apply(op, tuple(nodes[a] for a in args), dtype),
     "load": lambda nodes, source, indices, guarded: Load(
-        source, tuple(nodes[i] for i in indices), *(nodes[g] for g in guarded)),
+        source, tuple(nodes[i] for i in indices), *(nodes[g] for g in guarded)
+    ),
 }

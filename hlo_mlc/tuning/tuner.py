@@ -72,11 +72,19 @@ OnTrial = Callable[[KernelStudy, Outcome], None]
 OnInterrupt = Callable[[], None]
 
 
-def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
-                known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
-                patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None,
-                moment: Moment = at_once, forest: Forest | None = None,
-                helpers: Sequence[Worker] = ()) -> Winner:
+def tune_kernel(
+    task: Task,
+    study: KernelStudy,
+    space: Space,
+    budget: Budget,
+    known: Record | None = None,
+    on_trial: OnTrial = lambda study, outcome: None,
+    patience: float = 1.0,
+    on_interrupt: OnInterrupt = lambda: None,
+    moment: Moment = at_once,
+    forest: Forest | None = None,
+    helpers: Sequence[Worker] = (),
+) -> Winner:
     """Searches for the fastest schedules of a kernel, for CPUs in the order that a model suggests.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
@@ -94,8 +102,11 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
             return [None if isinstance(answer, Failed) else answer for answer in answers]
 
         # Nothing is known yet of how fast the loops of kernels for GPUs are.
-        pool = None if isinstance(task.target, CudaTarget) else \
-            Pool(task.target, space.default, describe, forest)
+        pool = (
+            None
+            if isinstance(task.target, CudaTarget)
+            else Pool(task.target, space.default, describe, forest)
+        )
         interrupted = False
         try:
             _search(supervisor, study, space, budget, on_trial, moment, pool)
@@ -108,8 +119,15 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
         return replace(_final(supervisor, study, space, known, moment), interrupted=interrupted)
 
 
-def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
-            on_trial: OnTrial, moment: Moment, pool: Pool | None) -> None:
+def _search(
+    supervisor: Supervisor,
+    study: KernelStudy,
+    space: Space,
+    budget: Budget,
+    on_trial: OnTrial,
+    moment: Moment,
+    pool: Pool | None,
+) -> None:
     """Tries configurations until the budget is spent, or all are known: some are built at the same
     time, then timed one after the other."""
     while not budget.is_spent(len(study.tried)):
@@ -121,8 +139,12 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
             for trial in trials:
                 leases.enter_context(study.lease(trial))
             try:
-                built = _built(supervisor, [space.schedules(t.configuration) for t in trials],
-                               study.known_codes, moment)
+                built = _built(
+                    supervisor,
+                    [space.schedules(t.configuration) for t in trials],
+                    study.known_codes,
+                    moment,
+                )
                 for one in built:
                     if budget.is_late:
                         return
@@ -136,8 +158,9 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
                     study.abandon(trial)
 
 
-def _built(supervisor: Supervisor, schedules: Sequence[Schedules], known: frozenset[str],
-           moment: Moment) -> list[Built | Failed]:
+def _built(
+    supervisor: Supervisor, schedules: Sequence[Schedules], known: frozenset[str], moment: Moment
+) -> list[Built | Failed]:
     """The code of candidates; it is kept if the moment turns out to have been none."""
     found: list[Built | Failed] = []
 
@@ -149,8 +172,13 @@ def _built(supervisor: Supervisor, schedules: Sequence[Schedules], known: frozen
     return moment(build)
 
 
-def _timed(supervisor: Supervisor, built: Built | Failed, study: KernelStudy | None, seconds: float,
-           moment: Moment) -> tuple[Outcome, str]:
+def _timed(
+    supervisor: Supervisor,
+    built: Built | Failed,
+    study: KernelStudy | None,
+    seconds: float,
+    moment: Moment,
+) -> tuple[Outcome, str]:
     """Measures a candidate, unless the study knows its code."""
     if isinstance(built, Failed):
         return built, ""
@@ -158,8 +186,9 @@ def _timed(supervisor: Supervisor, built: Built | Failed, study: KernelStudy | N
     return known or moment(partial(supervisor.measure, built, seconds)), built.digest
 
 
-def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None,
-           moment: Moment) -> Winner:
+def _final(
+    supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None, moment: Moment
+) -> Winner:
     """Measures the best again, each in turns with the default, and picks the fastest."""
     tried = study.tried
     failed = sum(isinstance(t.outcome, Failed) for t in tried)
@@ -180,12 +209,18 @@ def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Reco
     # Of those that are equally fast the first in order: which one wins is not left to noise.
     equal = [pair for pair in best if pair[1].speedup * EQUALLY_FAST >= fastest]
     configuration, timed = min(equal, key=lambda pair: sorted(pair[0].items()))
-    return Winner(space.schedules(configuration),
-                  Measured(timed.default_us, timed.us, timed.speedup), len(tried), failed, noise)
+    return Winner(
+        space.schedules(configuration),
+        Measured(timed.default_us, timed.us, timed.speedup),
+        len(tried),
+        failed,
+        noise,
+    )
 
 
-def _finalists(tried: Sequence[Tried], space: Space, standing: Configuration | None
-               ) -> list[Configuration]:
+def _finalists(
+    tried: Sequence[Tried], space: Space, standing: Configuration | None
+) -> list[Configuration]:
     """The fastest configurations of different code, and the one that stands in the records."""
     timed = [t for t in tried if isinstance(t.outcome, Timed)]
     default = {t.digest for t in timed if t.configuration == space.default}

@@ -70,8 +70,7 @@ class _Candidates:
                 case Begin():
                     return self._begin(request)
                 case Describe():
-                    loops = kernel.generator.loops(kernel.program, kernel.target,
-                                                   request.schedules)
+                    loops = kernel.generator.loops(kernel.program, kernel.target, request.schedules)
                     return description_of(loops, kernel.target)
                 case Build():
                     return self._build(request)
@@ -100,8 +99,12 @@ class _Candidates:
     def _build(self, request: Build) -> Built:
         kernel = self._kernel
         source = kernel.generator.source(kernel.program, kernel.target, request.schedules)
-        return Built(source, b"" if source.digest in request.known else
-                     kernel.generator.assemble(source, kernel.target))
+        return Built(
+            source,
+            b""
+            if source.digest in request.known
+            else kernel.generator.assemble(source, kernel.target),
+        )
 
     def _measure(self, request: Measure) -> Timed | Failed:
         candidate = self._bench.load(request.source, request.code)
@@ -116,8 +119,12 @@ class _Candidates:
         fault = self._fault(candidate)
         if fault:
             return Failed(f"after several runs, {fault}")
-        return Timed(times.a.median_us, times.b.median_us, times.sure_speedup,
-                     times.a.median_us / max(times.a.best_us, 1e-3))
+        return Timed(
+            times.a.median_us,
+            times.b.median_us,
+            times.sure_speedup,
+            times.a.median_us / max(times.a.best_us, 1e-3),
+        )
 
     def _fault(self, candidate: Candidate) -> str:
         return candidate_fault(candidate.results(), self._expected, self._usual)

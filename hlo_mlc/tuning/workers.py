@@ -96,8 +96,9 @@ def ask_all(workers: Sequence[Worker], requests: Sequence[Request], seconds: flo
                         answers[number] = worker._failed()
                         del at_work[worker]
             first = min((until for _, until in at_work.values()), default=0.0)
-            told = wait([worker._connection for worker in at_work],
-                        max(first - time.monotonic(), 0.0))
+            told = wait(
+                [worker._connection for worker in at_work], max(first - time.monotonic(), 0.0)
+            )
             for worker, (number, until) in list(at_work.items()):
                 if worker._connection in told:
                     try:
@@ -105,8 +106,7 @@ def ask_all(workers: Sequence[Worker], requests: Sequence[Request], seconds: flo
                     except (EOFError, OSError):
                         answers[number] = worker._failed()
                 elif time.monotonic() >= until:
-                    answers[number] = worker._failed(
-                        f"it hung: no answer within {seconds:.0f} s")
+                    answers[number] = worker._failed(f"it hung: no answer within {seconds:.0f} s")
                 else:
                     continue
                 del at_work[worker]

@@ -8,9 +8,14 @@ from fuzzing.program import Operand, UnfitError
 
 def _goes_along(x: Operand, axis: int):
     """Whether a value can be joined with `x` along the axis."""
+
     def fits(value: Operand) -> bool:
-        return (value.dtype == x.dtype and value.rank == x.rank
-                and all(a == axis or value.shape[a] == x.shape[a] for a in range(x.rank)))
+        return (
+            value.dtype == x.dtype
+            and value.rank == x.rank
+            and all(a == axis or value.shape[a] == x.shape[a] for a in range(x.rank))
+        )
+
     return fits
 
 
@@ -35,8 +40,9 @@ def pad(draw: Draws) -> str:
         mode = draw.among(("edge", "reflect", "wrap", "constant"))
         widths = tuple((draw.below(3), draw.below(3)) for _ in range(x.rank))
         return f"jnp.pad({x}, {widths}, mode={mode!r})"
-    borders = tuple((draw.between(-2, 3), draw.between(-2, 3), draw.among((0, 0, 1, 2)))
-                    for _ in range(x.rank))
+    borders = tuple(
+        (draw.between(-2, 3), draw.between(-2, 3), draw.among((0, 0, 1, 2))) for _ in range(x.rank)
+    )
     fill = draw.among((0, 1, 7))
     return f"lax.pad({x}, np.asarray({fill}).astype({x.dtype!r}), {borders})"
 
@@ -46,25 +52,67 @@ def cut(draw: Draws) -> str:
     x = draw.value(rank=1)
     items = []
     for extent in x.shape:
-        items.append(draw.among((":", ":", "::-1", "1:", ":-1", "::2", "1::3", f"{extent // 2}:",
-                                 f":{extent // 2 + 1}", "::-2", "None, :", "0" if extent else ":",
-                                 "-1" if extent else ":")))
+        items.append(
+            draw.among(
+                (
+                    ":",
+                    ":",
+                    "::-1",
+                    "1:",
+                    ":-1",
+                    "::2",
+                    "1::3",
+                    f"{extent // 2}:",
+                    f":{extent // 2 + 1}",
+                    "::-2",
+                    "None, :",
+                    "0" if extent else ":",
+                    "-1" if extent else ":",
+                )
+            )
+        )
     return f"{x}[{', '.join(items)}]"
 
 
-MOVES = ("{x}.T", "jnp.flip({x}, {a})", "jnp.roll({x}, {n}, {a})", "jnp.roll({x}, -{n}, {a})",
-         "jnp.repeat({x}, {n}, {a})", "jnp.swapaxes({x}, {a}, {b})", "jnp.moveaxis({x}, {a}, {b})",
-         "{x}.reshape(-1)", "jnp.expand_dims({x}, {a})", "jnp.tile({x}, {n})", "{x}[:, None]",
-         "{x}.reshape({x}.shape[::-1])", "jnp.squeeze({x})", "jnp.diagonal({x})", "jnp.rot90({x})",
-         "jnp.tril({x})", "jnp.triu({x}, 1)", "{x} + {x}.T", "jnp.broadcast_to({x}, {wide})",
-         "jnp.tile({x}, (2, {n}))", "{x}.reshape({x}.shape[0], -1)", "jnp.unstack({x})[{z}]",
-         "jnp.vstack([{x}, {x}])", "jnp.hstack([{x}, {x}, {x}])", "lax.optimization_barrier({x})")
+MOVES = (
+    "{x}.T",
+    "jnp.flip({x}, {a})",
+    "jnp.roll({x}, {n}, {a})",
+    "jnp.roll({x}, -{n}, {a})",
+    "jnp.repeat({x}, {n}, {a})",
+    "jnp.swapaxes({x}, {a}, {b})",
+    "jnp.moveaxis({x}, {a}, {b})",
+    "{x}.reshape(-1)",
+    "jnp.expand_dims({x}, {a})",
+    "jnp.tile({x}, {n})",
+    "{x}[:, None]",
+    "{x}.reshape({x}.shape[::-1])",
+    "jnp.squeeze({x})",
+    "jnp.diagonal({x})",
+    "jnp.rot90({x})",
+    "jnp.tril({x})",
+    "jnp.triu({x}, 1)",
+    "{x} + {x}.T",
+    "jnp.broadcast_to({x}, {wide})",
+    "jnp.tile({x}, (2, {n}))",
+    "{x}.reshape({x}.shape[0], -1)",
+    "jnp.unstack({x})[{z}]",
+    "jnp.vstack([{x}, {x}])",
+    "jnp.hstack([{x}, {x}, {x}])",
+    "lax.optimization_barrier({x})",
+)
 
 
 def move(draw: Draws) -> str:
     x = draw.value(rank=1)
-    return draw.among(MOVES).format(x=x, a=draw.axis(x), b=draw.axis(x), n=draw.between(1, 3), z=0,
-                                    wide=(draw.between(1, 3), *x.shape))
+    return draw.among(MOVES).format(
+        x=x,
+        a=draw.axis(x),
+        b=draw.axis(x),
+        n=draw.between(1, 3),
+        z=0,
+        wide=(draw.between(1, 3), *x.shape),
+    )
 
 
 def _index(draw: Draws, extent: int) -> str:
@@ -111,8 +159,7 @@ def update(draw: Draws) -> str:
             part = draw.among(("1:", ":-1", "::2", ":1"))
             return f"{x}.at[{part}].{draw.among(('set', 'add', 'mul'))}({y}[{part}])"
         case _:
-            places = draw.value("iu", rank=1, most_rank=1,
-                                fits=lambda v: v.shape[0] == x.shape[0])
+            places = draw.value("iu", rank=1, most_rank=1, fits=lambda v: v.shape[0] == x.shape[0])
             count = draw.between(1, 9)
             return f"jax.ops.segment_sum({x}, {places}, {count})"
 
@@ -153,16 +200,19 @@ def keys(draw: Draws) -> str:
     """Rows of several values sorted by the first few; keys of few values have ties."""
     x = draw.value("fiub", rank=1)
     axis = draw.axis(x)
-    others = [draw.value("fiub", fits=lambda v: v.shape == x.shape)
-              for _ in range(draw.between(1, 3))]
+    others = [
+        draw.value("fiub", fits=lambda v: v.shape == x.shape) for _ in range(draw.between(1, 3))
+    ]
     names = [str(x), *map(str, others)]
     if draw.chance(40):
         names[0] = f"{x} > {draw.like(x)}"
     if draw.chance(30):
         names.append(f"lax.broadcasted_iota('int32', {x.shape}, {axis})")
     count = draw.between(1, len(names))
-    return (f"lax.sort(({', '.join(names)}), dimension={axis}, num_keys={count})"
-            f"[{draw.among(('0', '-1'))}::{len(names) - 1}]")
+    return (
+        f"lax.sort(({', '.join(names)}), dimension={axis}, num_keys={count})"
+        f"[{draw.among(('0', '-1'))}::{len(names) - 1}]"
+    )
 
 
 def largest(draw: Draws) -> str:

@@ -29,8 +29,9 @@ def arrays(kind: str, seed: int, types: Sequence[tuple[tuple[int, ...], str]]) -
     return [_array(kind, nan, rng, shape, np.dtype(dtype)) for shape, dtype in types]
 
 
-def _array(kind: str, nan: float, rng: np.random.Generator, shape: tuple[int, ...],
-           dtype: np.dtype) -> np.ndarray:
+def _array(
+    kind: str, nan: float, rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
     if dtype.kind == "c":
         whole = np.empty(shape, dtype)
         whole.real, whole.imag = (_array(kind, nan, rng, shape, whole.real.dtype) for _ in "ri")
@@ -41,8 +42,11 @@ def _array(kind: str, nan: float, rng: np.random.Generator, shape: tuple[int, ..
         info = np.iinfo(dtype)
         if kind == "large":
             values = rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-            return np.where(rng.random(shape) < 0.2, rng.choice(
-                np.array([info.min, info.max, 0, 1], dtype), shape), values).astype(dtype)
+            return np.where(
+                rng.random(shape) < 0.2,
+                rng.choice(np.array([info.min, info.max, 0, 1], dtype), shape),
+                values,
+            ).astype(dtype)
         return rng.integers(0 if dtype.kind == "u" else -4, 5, shape).astype(dtype)
     if kind == "whole":
         return rng.integers(-3, 4, shape).astype(dtype)
@@ -53,7 +57,20 @@ def _array(kind: str, nan: float, rng: np.random.Generator, shape: tuple[int, ..
     if kind == "large":
         values *= 2.0 ** rng.integers(info.minexp // 4, info.maxexp // 4, shape)
     if kind == "special":
-        special = rng.choice(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, float(info.tiny) / 4,
-                                       float(info.max), -float(info.tiny)]), shape)
+        special = rng.choice(
+            np.array(
+                [
+                    np.nan,
+                    np.inf,
+                    -np.inf,
+                    0.0,
+                    -0.0,
+                    float(info.tiny) / 4,
+                    float(info.max),
+                    -float(info.tiny),
+                ]
+            ),
+            shape,
+        )
         values = np.where(rng.random(shape) < 0.15, special, values)
     return values.astype(dtype)

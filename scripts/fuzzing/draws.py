@@ -47,9 +47,15 @@ class Draws(ABC):
     def chance(self, percent: int) -> bool:
         return self.below(100) < percent
 
-    def value(self, kinds: str = "fiubc", rank: int = 0, most_rank: int = 9,
-              fits: Callable[[Operand], bool] = lambda value: True) -> Operand:
+    def value(
+        self,
+        kinds: str = "fiubc",
+        rank: int = 0,
+        most_rank: int = 9,
+        fits: Callable[[Operand], bool] = lambda value: True,
+    ) -> Operand:
         """A value of one of these kinds of dtype, with `rank` or more axes."""
+
         def allowed(value: Operand) -> bool:
             return value.kind in kinds and rank <= value.rank <= most_rank and fits(value)
 
@@ -63,8 +69,11 @@ class Draws(ABC):
             case 0 if value.kind in "fiuc":
                 return f"jnp.asarray({self.among((2, 3, 1))}, {value.dtype!r})"
             case 1 if value.rank > 1:
-                row = self.value(fits=lambda v: v.dtype == value.dtype
-                                 and v.shape == value.shape[value.rank - v.rank:])
+                row = self.value(
+                    fits=lambda v: (
+                        v.dtype == value.dtype and v.shape == value.shape[value.rank - v.rank :]
+                    )
+                )
                 return str(row)
             case 2 if value.kind in "fiuc" and value.rank:
                 return f"table({(value.shape[-1],)}, {value.dtype!r})"
@@ -80,15 +89,16 @@ class Draws(ABC):
 
     def axes(self, value: Operand) -> tuple[int, ...]:
         """One or more axes, in order."""
-        chosen = self.between(1, 2 ** value.rank - 1)
+        chosen = self.between(1, 2**value.rank - 1)
         return tuple(a for a in range(value.rank) if chosen >> a & 1)
 
 
 class Random(Draws):
     """New choices."""
 
-    def __init__(self, rng: random.Random, values: Mapping[str, Operand], most_elements: int,
-                 x64: bool) -> None:
+    def __init__(
+        self, rng: random.Random, values: Mapping[str, Operand], most_elements: int, x64: bool
+    ) -> None:
         super().__init__(values, most_elements, x64)
         self._rng = rng
 

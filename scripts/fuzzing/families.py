@@ -74,8 +74,21 @@ FAMILIES: Mapping[str, Family] = {
     "associative": Family(transformed.associative, 1),
     "segments": Family(transformed.segments, 1),
 }
-CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch",
-                     "branches_in_loop", "flags", "masked", "nested", "mapped"))
+CONTROL = frozenset(
+    (
+        "fori",
+        "while_two",
+        "while_data",
+        "scan",
+        "conditional",
+        "switch",
+        "branches_in_loop",
+        "flags",
+        "masked",
+        "nested",
+        "mapped",
+    )
+)
 
 
 def text_of(program: Program) -> Text:

@@ -14,13 +14,18 @@ Run = Callable[[object, Sequence[np.ndarray]], list[np.ndarray]]
 
 def _while(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndarray]:
     split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    of_cond, of_body, carried = (operands[:split[0]], operands[split[0]:split[1]],
-                                 operands[split[1]:])
+    of_cond, of_body, carried = (
+        operands[: split[0]],
+        operands[split[0] : split[1]],
+        operands[split[1] :],
+    )
     while np.any(goes_on := run(params["cond_jaxpr"], [*of_cond, *carried])[0]):
         after = run(params["body_jaxpr"], [*of_body, *carried])
         # Under vmap each has an end of its own.
-        carried = [np.where(goes_on.reshape(goes_on.shape + (1,) * (a.ndim - goes_on.ndim)),
-                            a, c) for a, c in zip(after, carried, strict=True)]
+        carried = [
+            np.where(goes_on.reshape(goes_on.shape + (1,) * (a.ndim - goes_on.ndim)), a, c)
+            for a, c in zip(after, carried, strict=True)
+        ]
     return carried
 
 
@@ -29,8 +34,11 @@ def _scan(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndar
         consts, carries, _ = (len(part.vals) for part in params["ft_in"].unpack())
     else:
         consts, carries = params["num_consts"], params["num_carry"]
-    fixed, carried, rows = (operands[:consts], operands[consts:consts + carries],
-                            operands[consts + carries:])
+    fixed, carried, rows = (
+        operands[:consts],
+        operands[consts : consts + carries],
+        operands[consts + carries :],
+    )
     made: list[list[np.ndarray]] = []
     order = range(params["length"])
     for trip in reversed(order) if params["reverse"] else order:
@@ -41,9 +49,13 @@ def _scan(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndar
         made.reverse()
     body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
     types = [v.aval for v in body.outvars[carries:]]
-    return [*carried, *(np.stack([m[k] for m in made]) if made
-                        else np.zeros((0, *t.shape), wide_type(t.dtype))
-                        for k, t in enumerate(types))]
+    return [
+        *carried,
+        *(
+            np.stack([m[k] for m in made]) if made else np.zeros((0, *t.shape), wide_type(t.dtype))
+            for k, t in enumerate(types)
+        ),
+    ]
 
 
 def _cond(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndarray]:
@@ -54,10 +66,14 @@ def _cond(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndar
 def _linear_solve(run: Run, params: Mapping, operands: list[np.ndarray]) -> list[np.ndarray]:
     counts = params["const_lengths"]
     before = counts.matvec + counts.vecmat
-    constants = operands[before:before + counts.solve]
-    right = operands[before + counts.solve + counts.transpose_solve:]
+    constants = operands[before : before + counts.solve]
+    right = operands[before + counts.solve + counts.transpose_solve :]
     return run(params["jaxprs"].solve, [*constants, *right])
 
 
 FLOW: Mapping[str, Callable[[Run, Mapping, list[np.ndarray]], list[np.ndarray]]] = {
-    "while": _while, "scan": _scan, "cond": _cond, "custom_linear_solve": _linear_solve}
+    "while": _while,
+    "scan": _scan,
+    "cond": _cond,
+    "custom_linear_solve": _linear_solve,
+}

@@ -8,10 +8,26 @@ from fuzzing.draws import Draws
 from fuzzing.program import Operand
 
 REDUCTIONS = {
-    "f": ("sum", "sum", "max", "min", "mean", "var", "std", "prod", "any", "argmax", "argmin",
-          "nansum", "count_nonzero", "ptp"),
+    "f": (
+        "sum",
+        "sum",
+        "max",
+        "min",
+        "mean",
+        "var",
+        "std",
+        "prod",
+        "any",
+        "argmax",
+        "argmin",
+        "nansum",
+        "count_nonzero",
+        "ptp",
+    ),
     "i": ("sum", "sum", "max", "min", "prod", "all", "argmax", "argmin", "mean"),
-    "b": ("any", "all", "sum", "argmax", "count_nonzero"), "c": ("sum", "prod")}
+    "b": ("any", "all", "sum", "argmax", "count_nonzero"),
+    "c": ("sum", "prod"),
+}
 ONE_AXIS = ("argmax", "argmin")
 
 
@@ -38,18 +54,25 @@ def variadic_reduction(draw: Draws) -> str:
     x = draw.value("f", rank=1)
     y = draw.same(x)
     zero = f"jnp.zeros((), {x.dtype!r})"
-    return (f"lax.reduce(({x}, {y}), ({zero}, {zero}), "
-            f"lambda p, q: (p[0] + q[0], jnp.maximum(p[1], q[1])), {draw.axes(x)})")
+    return (
+        f"lax.reduce(({x}, {y}), ({zero}, {zero}), "
+        f"lambda p, q: (p[0] + q[0], jnp.maximum(p[1], q[1])), {draw.axes(x)})"
+    )
 
 
 NORMS = (
-    "jax.nn.softmax({x}, {a})", "jax.nn.log_softmax({x}, {a})", "jax.nn.logsumexp({x}, {a})",
+    "jax.nn.softmax({x}, {a})",
+    "jax.nn.log_softmax({x}, {a})",
+    "jax.nn.logsumexp({x}, {a})",
     "({x} - {x}.mean({a}, keepdims=True)) * lax.rsqrt({x}.var({a}, keepdims=True) + 0.125)",
     "{x} * lax.rsqrt((({x} * {x}).mean({a}, keepdims=True)) + 0.125)",
-    "{x} / (1 + jnp.abs({x}).sum({a}, keepdims=True))", "jax.nn.standardize({x}, {a})",
+    "{x} / (1 + jnp.abs({x}).sum({a}, keepdims=True))",
+    "jax.nn.standardize({x}, {a})",
     "jnp.where({x} > 0, {x} - {x}.max({a}, keepdims=True), 0)",
     "jnp.exp({x} - {x}.max({a}, keepdims=True)).sum({a})",
-    "{x}.argmax({a}) + (jnp.abs({x}).max({a}) > 1)", "jnp.linalg.norm({x}, axis={a})")
+    "{x}.argmax({a}) + (jnp.abs({x}).max({a}) > 1)",
+    "jnp.linalg.norm({x}, axis={a})",
+)
 
 
 def norm(draw: Draws) -> str:
@@ -66,15 +89,19 @@ def product(draw: Draws) -> str:
         case 0:
             return f"{x} @ table({(depth, columns)}, {name})"
         case 1:
-            return f"table({(columns, x.shape[0])}, {name}) @ {x}" if x.rank < 3 else \
-                f"jnp.einsum('...ij,kj->...ki', {x}, table({(columns, depth)}, {name}))"
+            return (
+                f"table({(columns, x.shape[0])}, {name}) @ {x}"
+                if x.rank < 3
+                else f"jnp.einsum('...ij,kj->...ki', {x}, table({(columns, depth)}, {name}))"
+            )
         case 2 if x.rank >= 2:
             return f"jnp.einsum('...ij,...kj->...ik', {x}, {draw.same(x)})"
         case 3 if x.rank >= 2:
             return f"jnp.einsum('...ji,...jk->...ik', {x}, {draw.same(x)})"
         case 4 if x.rank >= 2:
-            y = draw.value(rank=2, most_rank=2, fits=lambda v: v.dtype == x.dtype
-                           and v.shape[0] == depth)
+            y = draw.value(
+                rank=2, most_rank=2, fits=lambda v: v.dtype == x.dtype and v.shape[0] == depth
+            )
             return f"jnp.dot({x}, {y})"
         case 5 if x.rank >= 2:
             return f"jnp.einsum('a...,b...->ab', {x}, {draw.same(x)})"
@@ -88,8 +115,14 @@ def product(draw: Draws) -> str:
             return after.format(f"{x} @ {weights}")
 
 
-PAIRS = ("jnp.abs({x} - {y})", "jnp.maximum({x}, {y})", "{x} * {y} + {x}", "{x} - {y}",
-         "jnp.minimum({x} * 2, {y} + 1)", "{x} < {y}")
+PAIRS = (
+    "jnp.abs({x} - {y})",
+    "jnp.maximum({x}, {y})",
+    "{x} * {y} + {x}",
+    "{x} - {y}",
+    "jnp.minimum({x} * 2, {y} + 1)",
+    "{x} < {y}",
+)
 
 
 def pairs(draw: Draws) -> str:
@@ -120,8 +153,10 @@ def convolution(draw: Draws) -> str:
     groups = draw.among((1, 1, 2, 3))
     inputs, features = draw.among((1, 2, 3)), groups * draw.among((1, 2, 4))
     channels = inputs * groups
-    image = (f"jnp.broadcast_to({x}.reshape({(-1, 1, *x.shape[-axes:])}), "
-             f"{(-(-x.size // max(1, math.prod(x.shape[-axes:]))), channels, *x.shape[-axes:])})")
+    image = (
+        f"jnp.broadcast_to({x}.reshape({(-1, 1, *x.shape[-axes:])}), "
+        f"{(-(-x.size // max(1, math.prod(x.shape[-axes:]))), channels, *x.shape[-axes:])})"
+    )
     window = tuple(draw.among((1, 2, 3, 3, 5)) for _ in range(axes))
     layout = ("NCHW", "OIHW", "NCHW") if axes == 2 else ("NCH", "OIH", "NCH")
     weights = (features, inputs, *window)
@@ -129,23 +164,39 @@ def convolution(draw: Draws) -> str:
         layout = ("NHWC", "HWIO", "NHWC") if axes == 2 else ("NHC", "HIO", "NHC")
         image = f"jnp.moveaxis({image}, 1, -1)"
         weights = (*window, inputs, features)
-    dilation = f", lhs_dilation={_few(draw, axes)}, rhs_dilation={_few(draw, axes)}" \
-        * draw.chance(40)
-    return (f"lax.conv_general_dilated({image}, table({weights}, {x.dtype!r}), {_few(draw, axes)}, "
-            f"{_padding(draw, axes)}{dilation}, dimension_numbers={layout}, "
-            f"feature_group_count={groups})")
+    dilation = f", lhs_dilation={_few(draw, axes)}, rhs_dilation={_few(draw, axes)}" * draw.chance(
+        40
+    )
+    return (
+        f"lax.conv_general_dilated({image}, table({weights}, {x.dtype!r}), {_few(draw, axes)}, "
+        f"{_padding(draw, axes)}{dilation}, dimension_numbers={layout}, "
+        f"feature_group_count={groups})"
+    )
 
 
 def window(draw: Draws) -> str:
     """`reduce_window` with every parameter; initial values other than the neutral one as well."""
     x = draw.value("fi", rank=1, most_rank=4)
-    name, start = draw.among((("add", "0"), ("max", _lowest(x)), ("min", _highest(x)),
-                              ("max", "0"), ("mul", "1"), ("add", "1"), ("mul", "2")))
+    name, start = draw.among(
+        (
+            ("add", "0"),
+            ("max", _lowest(x)),
+            ("min", _highest(x)),
+            ("max", "0"),
+            ("mul", "1"),
+            ("add", "1"),
+            ("mul", "2"),
+        )
+    )
     dims = tuple(draw.among((1, 2, 3, 5)) for _ in range(x.rank))
-    dilations = f", base_dilation={_few(draw, x.rank)}, window_dilation={_few(draw, x.rank)}" \
+    dilations = (
+        f", base_dilation={_few(draw, x.rank)}, window_dilation={_few(draw, x.rank)}"
         * draw.chance(40)
-    return (f"lax.reduce_window({x}, np.asarray({start}).astype({x.dtype!r}), lax.{name}, {dims}, "
-            f"{_few(draw, x.rank)}, {_padding(draw, x.rank)}{dilations})")
+    )
+    return (
+        f"lax.reduce_window({x}, np.asarray({start}).astype({x.dtype!r}), lax.{name}, {dims}, "
+        f"{_few(draw, x.rank)}, {_padding(draw, x.rank)}{dilations})"
+    )
 
 
 def _lowest(x: Operand) -> str:
@@ -156,8 +207,11 @@ def _highest(x: Operand) -> str:
     return "np.inf" if x.kind == "f" else f"np.iinfo({x.dtype!r}).max"
 
 
-SCANS = {"f": ("cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"), "c": ("cumsum", "cumprod"),
-         "i": ("cumsum", "cummax", "cummin", "cumprod")}
+SCANS = {
+    "f": ("cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"),
+    "c": ("cumsum", "cumprod"),
+    "i": ("cumsum", "cummax", "cummin", "cumprod"),
+}
 
 
 def scan(draw: Draws) -> str:
@@ -174,10 +228,15 @@ def difference(draw: Draws) -> str:
     return f"jnp.diff({x}, axis={draw.axis(x)})"
 
 
-FOURIER = ("jnp.fft.fft({x}, axis={a})", "jnp.fft.ifft({x}, axis={a})",
-           "jnp.fft.rfft({r}, axis={a})", "jnp.fft.irfft({x}, axis={a})",
-           "jnp.fft.fftshift({x}, {a})", "jnp.fft.fft2({x})",
-           "jnp.real(jnp.fft.ifft(jnp.fft.fft({x}, axis={a}) * 0.5, axis={a}))")
+FOURIER = (
+    "jnp.fft.fft({x}, axis={a})",
+    "jnp.fft.ifft({x}, axis={a})",
+    "jnp.fft.rfft({r}, axis={a})",
+    "jnp.fft.irfft({x}, axis={a})",
+    "jnp.fft.fftshift({x}, {a})",
+    "jnp.fft.fft2({x})",
+    "jnp.real(jnp.fft.ifft(jnp.fft.fft({x}, axis={a}) * 0.5, axis={a}))",
+)
 
 
 def fourier(draw: Draws) -> str:

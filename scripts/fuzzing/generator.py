@@ -17,8 +17,19 @@ from fuzzing.program import Operand, Program, Step, UnfitError, identity, load, 
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65)
 LARGE_EXTENTS = (127, 129, 255, 257, 300, 500, 1023, 1025)
 MOST_ELEMENTS_LARGE = 400_000
-DTYPES = {"float32": 50, "bfloat16": 8, "float16": 6, "int32": 10, "int8": 3, "uint8": 4,
-          "int16": 2, "uint16": 2, "uint32": 4, "bool": 3, "complex64": 3}
+DTYPES = {
+    "float32": 50,
+    "bfloat16": 8,
+    "float16": 6,
+    "int32": 10,
+    "int8": 3,
+    "uint8": 4,
+    "int16": 2,
+    "uint16": 2,
+    "uint32": 4,
+    "bool": 3,
+    "complex64": 3,
+}
 WIDE_DTYPES = {"float64": 40, "int64": 12, "uint64": 4, "complex128": 4}
 MOST_STEPS = 40
 DATA = dict(zip(KINDS, (40, 25, 20, 8, 7), strict=True))
@@ -46,8 +57,11 @@ def _generate(rng: random.Random, seed: int, x64: bool) -> Program:
     outputs = _outputs(rng, steps, values)
     mode = _drawn(rng, MODES)
     floats = any(i.kind == "f" for i in inputs)
-    if (mode in ("grad", "jvp") and not (floats and any(values[o].kind == "f" for o in outputs))) \
-            or (mode == "around" and not any(s.family in CONTROL for s in steps)) or not steps:
+    if (
+        (mode in ("grad", "jvp") and not (floats and any(values[o].kind == "f" for o in outputs)))
+        or (mode == "around" and not any(s.family in CONTROL for s in steps))
+        or not steps
+    ):
         mode = "plain"
     numbers = tuple(rng.randrange(30) for _ in range(3))
     data = _drawn(rng, DATA)
@@ -89,10 +103,15 @@ def _inputs(rng: random.Random, x64: bool) -> tuple[tuple[Operand, ...], int]:
     while _size(shape) > most:
         shape = shape[1:]
     inputs = [Operand("a", main, shape)]
-    for name in "bcde"[:rng.randrange(4)]:
+    for name in "bcde"[: rng.randrange(4)]:
         dtype = main if rng.random() < 0.7 else _drawn(rng, dtypes)
-        kept = shape if rng.random() < 0.6 else \
-            tuple(e for e in shape if rng.random() < 0.6) if rng.random() < 0.7 else shape[::-1]
+        kept = (
+            shape
+            if rng.random() < 0.6
+            else tuple(e for e in shape if rng.random() < 0.6)
+            if rng.random() < 0.7
+            else shape[::-1]
+        )
         inputs.append(Operand(name, dtype, kept))
     if rng.random() < 0.35:
         inputs.append(Operand("k", "int32", rng.choice(((), (3,), (shape or (4,))[:1]))))
@@ -103,8 +122,9 @@ def _size(shape: tuple[int, ...]) -> int:
     return Operand("", "bool", shape).size
 
 
-def _add_step(rng: random.Random, steps: list[Step], values: dict[str, Operand],
-              most_elements: int, x64: bool) -> None:
+def _add_step(
+    rng: random.Random, steps: list[Step], values: dict[str, Operand], most_elements: int, x64: bool
+) -> None:
     """One more step, unless what is drawn does not fit."""
     weights = {name: family.weight for name, family in FAMILIES.items()}
     name = _drawn(rng, weights)

@@ -34,8 +34,10 @@ class Difference:
     ratio: float  # of the error to what is allowed
 
     def __str__(self) -> str:
-        return (f"result {self.result}: {self.count} elements differ, the worst at {self.place}: "
-                f"{self.ours} where {self.exact} is right and XLA gives {self.xla}")
+        return (
+            f"result {self.result}: {self.count} elements differ, the worst at {self.place}: "
+            f"{self.ours} where {self.exact} is right and XLA gives {self.xla}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +49,73 @@ class Judgement:
     elements: int
 
 
-def judge(results: Sequence[np.ndarray], types: Sequence[np.dtype], reference: Reference,
-          xla: Sequence[np.ndarray] | None = None) -> Judgement:
+def judge(
+    results: Sequence[np.ndarray],
+    types: Sequence[np.dtype],
+    reference: Reference,
+    xla: Sequence[np.ndarray] | None = None,
+) -> Judgement:
     """What is wrong; with XLA's own results at hand, twice its error is allowed."""
     differences, undetermined = [], 0
     for number, (ours, narrow) in enumerate(zip(results, types, strict=True)):
         exact = reference.exact[number]
         if ours.shape != exact.shape or ours.dtype != narrow:
-            differences.append(Difference(number, (), f"{ours.dtype}{ours.shape}",
-                                          f"{narrow}{exact.shape}", "", ours.size, np.inf))
+            differences.append(
+                Difference(
+                    number,
+                    (),
+                    f"{ours.dtype}{ours.shape}",
+                    f"{narrow}{exact.shape}",
+                    "",
+                    ours.size,
+                    np.inf,
+                )
+            )
             continue
         samples = [s[number] for s in reference.samples]
         theirs = None if xla is None else xla[number]
-        wrong, ratio, unknown = _compared(ours, narrow, exact, samples, theirs,
-                                          reference.moves[number])
+        wrong, ratio, unknown = _compared(
+            ours, narrow, exact, samples, theirs, reference.moves[number]
+        )
         undetermined += int(np.count_nonzero(unknown))
         if wrong.any():
             differences.append(_worst(number, ours, exact, theirs, wrong, ratio))
     return Judgement(tuple(differences), undetermined, sum(r.size for r in results))
 
 
-def _worst(number: int, ours: np.ndarray, exact: np.ndarray, theirs: np.ndarray | None,
-           wrong: np.ndarray, ratio: np.ndarray) -> Difference:
+def _worst(
+    number: int,
+    ours: np.ndarray,
+    exact: np.ndarray,
+    theirs: np.ndarray | None,
+    wrong: np.ndarray,
+    ratio: np.ndarray,
+) -> Difference:
     flat = int(np.argmax(np.where(wrong, ratio, -1)))
     place = tuple(map(int, np.unravel_index(flat, ours.shape)))
-    return Difference(number, place, str(ours[place]), str(exact[place]),
-                      "?" if theirs is None else str(theirs[place]),
-                      int(np.count_nonzero(wrong)), float(ratio.flat[flat]))
+    return Difference(
+        number,
+        place,
+        str(ours[place]),
+        str(exact[place]),
+        "?" if theirs is None else str(theirs[place]),
+        int(np.count_nonzero(wrong)),
+        float(ratio.flat[flat]),
+    )
 
 
 Compared = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Where a result is wrong, the ratio of its error to what is allowed, where nothing is known."""
 
 
-def _compared(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list[np.ndarray],
-              theirs: np.ndarray | None, moves: bool) -> Compared:
+def _compared(
+    ours: np.ndarray,
+    narrow: np.dtype,
+    exact: np.ndarray,
+    samples: list[np.ndarray],
+    theirs: np.ndarray | None,
+    moves: bool,
+) -> Compared:
     if jnp.issubdtype(narrow, jnp.complexfloating):
         whole = (ours, exact, *samples, *(() if theirs is None else (theirs,)))
         sides = []
@@ -91,8 +125,9 @@ def _compared(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: li
         (wrong, ratio, unknown), (also_wrong, other_ratio, also_unknown) = sides
         return wrong | also_wrong, np.maximum(ratio, other_ratio), unknown | also_unknown
     is_float = jnp.issubdtype(narrow, jnp.floating)
-    wrong, ratio, unknown = (_floats if is_float else _discrete)(ours, narrow, exact, samples,
-                                                                 theirs)
+    wrong, ratio, unknown = (_floats if is_float else _discrete)(
+        ours, narrow, exact, samples, theirs
+    )
     if is_float and not moves:
         # Subnormal numbers and zeros are equal to processors that flush them.
         tiny = float(jnp.finfo(narrow).tiny)
@@ -102,18 +137,29 @@ def _compared(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: li
     return wrong, ratio, unknown
 
 
-def _discrete(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list[np.ndarray],
-              theirs: np.ndarray | None) -> Compared:
+def _discrete(
+    ours: np.ndarray,
+    narrow: np.dtype,
+    exact: np.ndarray,
+    samples: list[np.ndarray],
+    theirs: np.ndarray | None,
+) -> Compared:
     """Integers and bools are equal, unless noise decides what they are."""
-    unknown = np.any([s != exact for s in samples], axis=0) if samples \
-        else np.zeros(exact.shape, bool)
+    unknown = (
+        np.any([s != exact for s in samples], axis=0) if samples else np.zeros(exact.shape, bool)
+    )
     wrong = (ours != exact) & ~unknown
     return wrong, np.where(wrong, np.inf, 0.0), unknown
 
 
 @np.errstate(all="ignore")
-def _floats(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list[np.ndarray],
-            theirs: np.ndarray | None) -> Compared:
+def _floats(
+    ours: np.ndarray,
+    narrow: np.dtype,
+    exact: np.ndarray,
+    samples: list[np.ndarray],
+    theirs: np.ndarray | None,
+) -> Compared:
     """Within the spread of the samples; special values are where some sample has them."""
     all_of_them = np.stack([exact, *samples])
     special = ~np.isfinite(all_of_them)
@@ -127,8 +173,9 @@ def _floats(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list
     allowed = np.where(rounded, SPREADS * spread + UNITS * unit, 0.0)
     # What is subnormal may have been flushed to zero.
     allowed += np.where(rounded & (np.abs(exact) < 2 * float(info.tiny)), float(info.tiny), 0.0)
-    error = np.where(special.all(0), np.where(_same(wide, exact), 0.0, np.inf),
-                     np.abs(wide - exact))
+    error = np.where(
+        special.all(0), np.where(_same(wide, exact), 0.0, np.inf), np.abs(wide - exact)
+    )
     error = np.where(np.isnan(error) | np.isinf(wide) & ~special.any(0), np.inf, error)
     ratio = np.where(error == 0, 0.0, error / np.where(allowed > 0, allowed, 1e-300))
     if theirs is not None:

@@ -7,9 +7,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fuzzing.program import Program, Text
 
-MODES = {"plain": 8, "cut": 4, "refused": 3, "around": 3, "vmap": 2, "scan": 2, "while": 2,
-         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4, "module": 3,
-         "rows": 2}
+MODES = {
+    "plain": 8,
+    "cut": 4,
+    "refused": 3,
+    "around": 3,
+    "vmap": 2,
+    "scan": 2,
+    "while": 2,
+    "cond": 2,
+    "grad": 4,
+    "jvp": 1,
+    "threads": 1,
+    "donated": 4,
+    "module": 3,
+    "rows": 2,
+}
 """Modes and how often they are drawn.
 
 `around`: control flow stays with XLA, its bodies are compiled; `cut`: groups of steps are compiled
@@ -18,8 +31,18 @@ it comes as StableHLO, of open extents where that goes (modules.py); `scan`, `wh
 a single trip, or of two branches that are the same; `rows`: kernels serve any number of rows.
 """
 
-SAME_AS_PLAIN = ("cut", "refused", "around", "scan", "while", "cond", "threads", "donated",
-                 "module", "rows")
+SAME_AS_PLAIN = (
+    "cut",
+    "refused",
+    "around",
+    "scan",
+    "while",
+    "cond",
+    "threads",
+    "donated",
+    "module",
+    "rows",
+)
 """Modes whose results are those of the plain program."""
 
 
@@ -39,15 +62,20 @@ def build_text(program: Program, text: Text) -> list[str]:
     if mode == "module":
         return _build("return through_module(kernel, program)")
     if mode == "vmap":
-        return _build("return kernel(jax.vmap(program))" if inside
-                      else "return jax.jit(jax.vmap(kernel(program)))")
+        return _build(
+            "return kernel(jax.vmap(program))"
+            if inside
+            else "return jax.jit(jax.vmap(kernel(program)))"
+        )
     if mode == "scan":
         body = "lax.scan(lambda _, xs: (0, {}(*xs)), 0, tuple(x[None] for x in args))[1]"
         return _build(*_wrapped(body, inside, "[r[0] for r in {}]"))
     if mode == "while":
         zeros = ", ".join(_zeros(text, name) for name in program.outputs)
-        body = (f"lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, {{}}(*args)), "
-                f"(0, ({zeros},)))[1]")
+        body = (
+            f"lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, {{}}(*args)), "
+            f"(0, ({zeros},)))[1]"
+        )
         return _build(*_wrapped(body, inside, "{}"))
     if mode == "cond":
         flag = "True" if numbers[1] % 2 else "False"
@@ -79,22 +107,31 @@ def _zeros(text: Text, name: str) -> str:
 def _differentiated(program: Program, numbers: tuple[int, ...]) -> list[str]:
     floats = [k for k, i in enumerate(program.inputs) if i.kind == "f"]
     marked = ", ".join(f"args[{k}]" for k in floats)
-    rest = ", ".join(f"xs[{floats.index(k)}]" if k in floats else f"args[{k}]"
-                     for k in range(len(program.inputs)))
-    called = ("jax.checkpoint(program)" if numbers[1] % 3 == 0 else "program")
+    rest = ", ".join(
+        f"xs[{floats.index(k)}]" if k in floats else f"args[{k}]"
+        for k in range(len(program.inputs))
+    )
+    called = "jax.checkpoint(program)" if numbers[1] % 3 == 0 else "program"
     inner = f"kernel({called})" if numbers[0] % 3 == 0 else called
-    lines = ["def of_floats(args, *xs):",
-             f"    results = {inner}({rest})",
-             "    return [r for r in results if jnp.issubdtype(r.dtype, jnp.floating)]", ""]
+    lines = [
+        "def of_floats(args, *xs):",
+        f"    results = {inner}({rest})",
+        "    return [r for r in results if jnp.issubdtype(r.dtype, jnp.floating)]",
+        "",
+    ]
     if program.mode == "jvp":
-        lines += ["def derivative(*args):",
-                  f"    xs = ({marked},)",
-                  "    return jax.jvp(lambda *xs: of_floats(args, *xs), xs, "
-                  "tuple(jnp.ones_like(x) for x in xs))"]
+        lines += [
+            "def derivative(*args):",
+            f"    xs = ({marked},)",
+            "    return jax.jvp(lambda *xs: of_floats(args, *xs), xs, "
+            "tuple(jnp.ones_like(x) for x in xs))",
+        ]
     else:
-        lines += ["def derivative(*args):",
-                  f"    results, pull = jax.vjp(lambda *xs: of_floats(args, *xs), {marked})",
-                  "    return results, pull([jnp.ones_like(r) for r in results])"]
+        lines += [
+            "def derivative(*args):",
+            f"    results, pull = jax.vjp(lambda *xs: of_floats(args, *xs), {marked})",
+            "    return results, pull([jnp.ones_like(r) for r in results])",
+        ]
     outer = "jax.jit" if inner.startswith("kernel") else "kernel"
     return _build(*lines, f"return {outer}(derivative)")
 
@@ -106,12 +143,16 @@ def _cut(program: Program, text: Text, names: str) -> list[str]:
     lines = [f"def run({names}):"]
     steps = list(zip(program.steps, text.lines, strict=True))
     for begin in range(0, len(steps), most):
-        group = steps[begin:begin + most]
+        group = steps[begin : begin + most]
         made = [r for step, _ in group for r in step.results]
-        read = [n for n in dict.fromkeys(o for step, _ in group for o in step.operands)
-                if n in known]
-        lines += [f"    def part({', '.join(read)}):", *(f"        {line}" for _, line in group),
-                  f"        return ({', '.join(made)},)",
-                  f"    {', '.join(made)}, = kernel(part)({', '.join(read)})"]
+        read = [
+            n for n in dict.fromkeys(o for step, _ in group for o in step.operands) if n in known
+        ]
+        lines += [
+            f"    def part({', '.join(read)}):",
+            *(f"        {line}" for _, line in group),
+            f"        return ({', '.join(made)},)",
+            f"    {', '.join(made)}, = kernel(part)({', '.join(read)})",
+        ]
         known += made
     return _build(*lines, f"    return ({', '.join(program.outputs)},)", "return jax.jit(run)")

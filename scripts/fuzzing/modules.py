@@ -39,8 +39,13 @@ def exported(function: Callable, args: Sequence[jax.Array]) -> export.Exported:
     extents = sorted({e for a in args for e in np.shape(a) if e > 1})
     letters = dict(zip(extents, string.ascii_lowercase, strict=False))
     scope = export.SymbolicScope()
-    types = [jax.ShapeDtypeStruct(export.symbolic_shape(
-        ", ".join(letters.get(e, str(e)) for e in a.shape), scope=scope), a.dtype) for a in args]
+    types = [
+        jax.ShapeDtypeStruct(
+            export.symbolic_shape(", ".join(letters.get(e, str(e)) for e in a.shape), scope=scope),
+            a.dtype,
+        )
+        for a in args
+    ]
     traced = export.export(jax.jit(function, keep_unused=True))
     try:
         return traced(*types)

@@ -64,11 +64,12 @@ def _round(p: Mapping, x: np.ndarray) -> np.ndarray:
 
 def _integer_pow(p: Mapping, x: np.ndarray) -> np.ndarray:
     power = p["y"]
-    return x ** power if power >= 0 or x.dtype.kind in "fc" else np.power(x.astype(float), power)
+    return x**power if power >= 0 or x.dtype.kind in "fc" else np.power(x.astype(float), power)
 
 
 def _shift(shifted: Callable[[np.ndarray, np.ndarray], np.ndarray], fill: bool) -> Rule:
     """A shift that gives 0, or the sign where `fill`, for amounts beyond the width."""
+
     def shift(p: Mapping, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         bits = 8 * x.dtype.itemsize
         amount = y.astype(f"u{y.dtype.itemsize}")
@@ -109,8 +110,9 @@ def _reshape(p: Mapping, x: np.ndarray) -> np.ndarray:
 
 
 def _pad(p: Mapping, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
-    spread = [e + max(e - 1, 0) * i for e, (_, _, i) in zip(x.shape, p["padding_config"],
-                                                             strict=True)]
+    spread = [
+        e + max(e - 1, 0) * i for e, (_, _, i) in zip(x.shape, p["padding_config"], strict=True)
+    ]
     wide = np.full(spread, fill, x.dtype)
     wide[tuple(slice(None, None, i + 1) for _, _, i in p["padding_config"])] = x
     for axis, (low, high, _) in enumerate(p["padding_config"]):
@@ -132,12 +134,13 @@ def _slice(p: Mapping, x: np.ndarray) -> np.ndarray:
 
 
 def _starts(x: np.ndarray, sizes: tuple[int, ...], starts: tuple[np.ndarray, ...]) -> tuple:
-    return tuple(slice(b := min(max(int(s), 0), e - n), b + n)
-                 for s, e, n in zip(starts, x.shape, sizes, strict=True))
+    return tuple(
+        slice(b := min(max(int(s), 0), e - n), b + n)
+        for s, e, n in zip(starts, x.shape, sizes, strict=True)
+    )
 
 
-def _dynamic_update(p: Mapping, x: np.ndarray, part: np.ndarray, *starts: np.ndarray
-                    ) -> np.ndarray:
+def _dynamic_update(p: Mapping, x: np.ndarray, part: np.ndarray, *starts: np.ndarray) -> np.ndarray:
     found = x.copy()
     found[_starts(x, part.shape, starts)] = part
     return found
@@ -183,9 +186,11 @@ def dot_general(p: Mapping, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     batch = [x.shape[a] for a in batch_x]
     depth = math.prod(x.shape[a] for a in of_x)
     left = x.transpose(*batch_x, *rows, *of_x).reshape(
-        math.prod(batch), math.prod(x.shape[a] for a in rows), depth)
+        math.prod(batch), math.prod(x.shape[a] for a in rows), depth
+    )
     right = y.transpose(*batch_y, *of_y, *columns).reshape(
-        math.prod(batch), depth, math.prod(y.shape[a] for a in columns))
+        math.prod(batch), depth, math.prod(y.shape[a] for a in columns)
+    )
     shape = (*batch, *(x.shape[a] for a in rows), *(y.shape[a] for a in columns))
     wanted = p["preferred_element_type"]
     if wanted is not None and x.dtype.kind in "iu":
@@ -208,21 +213,40 @@ def convolution(p: Mapping, x: np.ndarray, w: np.ndarray) -> np.ndarray:
     if batches > 1:  # as many groups of features, of which each has examples of its own
         x = np.concatenate(np.split(x, batches), 1)
         groups = batches
-    wide = _pad({"padding_config": [(0, 0, 0)] * 2 + [
-        (*border, dilation - 1)
-        for border, dilation in zip(p["padding"], p["lhs_dilation"], strict=True)]}, x,
-        x.dtype.type(0))
+    wide = _pad(
+        {
+            "padding_config": [(0, 0, 0)] * 2
+            + [
+                (*border, dilation - 1)
+                for border, dilation in zip(p["padding"], p["lhs_dilation"], strict=True)
+            ]
+        },
+        x,
+        x.dtype.type(0),
+    )
     spread = [(e - 1) * d + 1 for e, d in zip(w.shape[2:], p["rhs_dilation"], strict=True)]
-    extents = [max(0, (e - s) // t + 1) for e, s, t in
-               zip(wide.shape[2:], spread, p["window_strides"], strict=True)]
+    extents = [
+        max(0, (e - s) // t + 1)
+        for e, s, t in zip(wide.shape[2:], spread, p["window_strides"], strict=True)
+    ]
     found = np.zeros((x.shape[0], groups, w.shape[0] // groups, *extents), np.result_type(x, w))
     for tap in np.ndindex(*w.shape[2:]):
-        seen = wide[(..., *(slice(k * d, k * d + (e - 1) * t + 1, t) if e else slice(0)
-                            for k, d, e, t in zip(tap, p["rhs_dilation"], extents,
-                                                  p["window_strides"], strict=True)))]
-        found += np.einsum("ngc...,goc->ngo...",
-                           seen.reshape(x.shape[0], groups, w.shape[1], *extents),
-                           w[(..., *tap)].reshape(groups, -1, w.shape[1]))
+        seen = wide[
+            (
+                ...,
+                *(
+                    slice(k * d, k * d + (e - 1) * t + 1, t) if e else slice(0)
+                    for k, d, e, t in zip(
+                        tap, p["rhs_dilation"], extents, p["window_strides"], strict=True
+                    )
+                ),
+            )
+        ]
+        found += np.einsum(
+            "ngc...,goc->ngo...",
+            seen.reshape(x.shape[0], groups, w.shape[1], *extents),
+            w[(..., *tap)].reshape(groups, -1, w.shape[1]),
+        )
     return found.reshape(x.shape[0], w.shape[0], *extents).transpose(np.argsort(out))
 
 
@@ -244,44 +268,109 @@ def _bits(function: Callable[[int, int], int]) -> Rule:
 
 
 RULES: Mapping[str, Rule] = {
-    **{name: _unary(function) for name, function in {
-        "neg": np.negative, "abs": np.abs, "sign": _sign, "floor": np.floor, "ceil": np.ceil,
-        "exp": np.exp, "exp2": np.exp2, "log": np.log, "log1p": np.log1p, "expm1": np.expm1,
-        "tanh": np.tanh, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin,
-        "acos": np.arccos, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh,
-        "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "sqrt": np.sqrt,
-        "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "logistic": special.expit,
-        "erf": special.erf, "erfc": special.erfc, "erf_inv": special.erfinv, "not": np.invert,
-        "square": np.square, "is_finite": np.isfinite, "copy": np.array, "copy_p": np.array,
-        "stop_gradient": np.array, "real": np.real, "imag": np.imag, "conj": np.conj}.items()},
-    **{name: _binary(function) for name, function in {
-        "add": np.add, "add_any": np.add, "sub": np.subtract, "mul": np.multiply, "div": _divide,
-        "rem": _remainder, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
-        "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal,
-        "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-        "le_to": lambda x, y: total_order(x) <= total_order(y),
-        "lt_to": lambda x, y: total_order(x) < total_order(y),
-        "atan2": np.arctan2, "complex": joined_parts}.items()},
-    "conv_general_dilated": convolution, "round": _round, "integer_pow": _integer_pow,
+    **{
+        name: _unary(function)
+        for name, function in {
+            "neg": np.negative,
+            "abs": np.abs,
+            "sign": _sign,
+            "floor": np.floor,
+            "ceil": np.ceil,
+            "exp": np.exp,
+            "exp2": np.exp2,
+            "log": np.log,
+            "log1p": np.log1p,
+            "expm1": np.expm1,
+            "tanh": np.tanh,
+            "sin": np.sin,
+            "cos": np.cos,
+            "tan": np.tan,
+            "asin": np.arcsin,
+            "acos": np.arccos,
+            "atan": np.arctan,
+            "sinh": np.sinh,
+            "cosh": np.cosh,
+            "asinh": np.arcsinh,
+            "acosh": np.arccosh,
+            "atanh": np.arctanh,
+            "sqrt": np.sqrt,
+            "rsqrt": lambda x: 1 / np.sqrt(x),
+            "cbrt": np.cbrt,
+            "logistic": special.expit,
+            "erf": special.erf,
+            "erfc": special.erfc,
+            "erf_inv": special.erfinv,
+            "not": np.invert,
+            "square": np.square,
+            "is_finite": np.isfinite,
+            "copy": np.array,
+            "copy_p": np.array,
+            "stop_gradient": np.array,
+            "real": np.real,
+            "imag": np.imag,
+            "conj": np.conj,
+        }.items()
+    },
+    **{
+        name: _binary(function)
+        for name, function in {
+            "add": np.add,
+            "add_any": np.add,
+            "sub": np.subtract,
+            "mul": np.multiply,
+            "div": _divide,
+            "rem": _remainder,
+            "max": np.maximum,
+            "min": np.minimum,
+            "and": np.bitwise_and,
+            "or": np.bitwise_or,
+            "xor": np.bitwise_xor,
+            "eq": np.equal,
+            "ne": np.not_equal,
+            "lt": np.less,
+            "le": np.less_equal,
+            "gt": np.greater,
+            "ge": np.greater_equal,
+            "le_to": lambda x, y: total_order(x) <= total_order(y),
+            "lt_to": lambda x, y: total_order(x) < total_order(y),
+            "atan2": np.arctan2,
+            "complex": joined_parts,
+        }.items()
+    },
+    "conv_general_dilated": convolution,
+    "round": _round,
+    "integer_pow": _integer_pow,
     "shift_left": _shift(np.left_shift, fill=False),
     "shift_right_logical": _shift(_logical, fill=False),
     "shift_right_arithmetic": _shift(np.right_shift, fill=True),
     "population_count": _bits(lambda v, width: v.bit_count()),
     "clz": _bits(lambda v, width: width - v.bit_length()),
-    "select_n": _select, "clamp": _clamp, "broadcast_in_dim": _broadcast,
+    "select_n": _select,
+    "clamp": _clamp,
+    "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
     "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
     "transpose": lambda p, x: np.transpose(x, p["permutation"]),
     "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
-    "pad": _pad, "slice": _slice, "rev": lambda p, x: np.flip(x, tuple(p["dimensions"])),
+    "pad": _pad,
+    "slice": _slice,
+    "rev": lambda p, x: np.flip(x, tuple(p["dimensions"])),
     "dynamic_slice": lambda p, x, *starts: x[_starts(x, p["slice_sizes"], starts)],
-    "dynamic_update_slice": _dynamic_update, "iota": _iota,
-    "reduce_sum": _fold(np.add), "reduce_prod": _fold(np.multiply),
-    "reduce_max": _fold(np.maximum), "reduce_min": _fold(np.minimum),
-    "reduce_and": _fold(np.bitwise_and), "reduce_or": _fold(np.bitwise_or),
+    "dynamic_update_slice": _dynamic_update,
+    "iota": _iota,
+    "reduce_sum": _fold(np.add),
+    "reduce_prod": _fold(np.multiply),
+    "reduce_max": _fold(np.maximum),
+    "reduce_min": _fold(np.minimum),
+    "reduce_and": _fold(np.bitwise_and),
+    "reduce_or": _fold(np.bitwise_or),
     "reduce_xor": _fold(np.bitwise_xor),
-    "argmax": _extremum(np.argmax), "argmin": _extremum(np.argmin),
-    "cumsum": _running(np.add), "cumprod": _running(np.multiply),
-    "cummax": _running(np.maximum), "cummin": _running(np.minimum), "dot_general": dot_general,
+    "argmax": _extremum(np.argmax),
+    "argmin": _extremum(np.argmin),
+    "cumsum": _running(np.add),
+    "cumprod": _running(np.multiply),
+    "cummax": _running(np.maximum),
+    "cummin": _running(np.minimum),
+    "dot_general": dot_general,
 }

@@ -80,11 +80,19 @@ class Program:
     def from_json(cls, text: str) -> Program:
         fields = json.loads(text)
         inputs = tuple(Operand(i["name"], i["dtype"], tuple(i["shape"])) for i in fields["inputs"])
-        steps = tuple(Step(s["family"], *(tuple(s[f]) for f in ("operands", "numbers", "results")))
-                      for s in fields["steps"])
-        return cls(**fields | {"inputs": inputs, "steps": steps,
-                               "outputs": tuple(fields["outputs"]),
-                               "mode_numbers": tuple(fields["mode_numbers"])})
+        steps = tuple(
+            Step(s["family"], *(tuple(s[f]) for f in ("operands", "numbers", "results")))
+            for s in fields["steps"]
+        )
+        return cls(
+            **fields
+            | {
+                "inputs": inputs,
+                "steps": steps,
+                "outputs": tuple(fields["outputs"]),
+                "mode_numbers": tuple(fields["mode_numbers"]),
+            }
+        )
 
     def replace(self, **changes: object) -> Program:
         return dataclasses.replace(self, **changes)
@@ -98,8 +106,14 @@ class Text:
     values: Mapping[str, Operand]
 
 
-NAMESPACE = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "table": table,
-             "through_module": through_module}
+NAMESPACE = {
+    "jax": jax,
+    "jnp": jnp,
+    "lax": lax,
+    "np": np,
+    "table": table,
+    "through_module": through_module,
+}
 
 
 class UnfitError(Exception):
@@ -111,8 +125,9 @@ def identity(function: Callable, **options: object) -> Callable:
     return function
 
 
-def types_of(line: str, operands: Iterable[Operand], results: tuple[str, ...]
-             ) -> tuple[Operand, ...]:
+def types_of(
+    line: str, operands: Iterable[Operand], results: tuple[str, ...]
+) -> tuple[Operand, ...]:
     """The types of what an expression gives.
 
     Raises: UnfitError where JAX refuses it, or has another number of results.
@@ -130,17 +145,24 @@ def types_of(line: str, operands: Iterable[Operand], results: tuple[str, ...]
         raise UnfitError(f"{line}: {error}") from error
     if len(leaves) != len(results):
         raise UnfitError(f"{line} has {len(leaves)} results")
-    return tuple(Operand(name, str(leaf.dtype), tuple(leaf.shape))
-                 for name, leaf in zip(results, leaves, strict=True))
+    return tuple(
+        Operand(name, str(leaf.dtype), tuple(leaf.shape))
+        for name, leaf in zip(results, leaves, strict=True)
+    )
 
 
 def source(program: Program, text: Text) -> str:
     """`program(…)` and `build(kernel)`: what calls it in its mode, compiled by `kernel`."""
     parameters = ", ".join(i.name for i in program.inputs)
     returned = ", ".join(program.outputs)
-    lines = [f"def program({parameters}, kernel=lambda f: f):",
-             *(f"    {line}" for line in text.lines), f"    return ({returned},)", "", "",
-             *build_text(program, text)]
+    lines = [
+        f"def program({parameters}, kernel=lambda f: f):",
+        *(f"    {line}" for line in text.lines),
+        f"    return ({returned},)",
+        "",
+        "",
+        *build_text(program, text),
+    ]
     return "\n".join(lines) + "\n"
 
 

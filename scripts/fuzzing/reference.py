@@ -42,8 +42,9 @@ class Reference:
 class Oracle:
     """Runs a function in f64 as often as asked."""
 
-    def __init__(self, function: Callable, args: Sequence[np.ndarray], x64: bool,
-                 has_whole_sums: bool) -> None:
+    def __init__(
+        self, function: Callable, args: Sequence[np.ndarray], x64: bool, has_whole_sums: bool
+    ) -> None:
         with jax.enable_x64(x64), _on_host():
             self._jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args)
         self.types = [np.dtype(v.aval.dtype) for v in self._jaxpr.jaxpr.outvars]
@@ -59,8 +60,11 @@ class Oracle:
         others fuse products with sums."""
         rng = np.random.default_rng(seed)
         with _on_host():
-            return Reference(self._once(None, False),
-                             [self._once(rng, k % 2 == 0) for k in range(count)], self._moves)
+            return Reference(
+                self._once(None, False),
+                [self._once(rng, k % 2 == 0) for k in range(count)],
+                self._moves,
+            )
 
     @np.errstate(all="ignore")
     def hang_on_flushing(self) -> list[np.ndarray]:
@@ -85,8 +89,9 @@ def _on_host() -> AbstractContextManager[object]:
     return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
-def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]
-           ) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+def _alone(
+    equation: core.JaxprEqn, operands: list[np.ndarray]
+) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
     """What evaluates one equation for operands of these types."""
     types = [o.dtype for o in operands]
 
@@ -96,24 +101,32 @@ def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]
 
     with jax.enable_x64(True):
         shapes = [jax.ShapeDtypeStruct(o.shape, signed(o.dtype)) for o in operands]
-        made = jax.eval_shape(lambda *a: bound(equation, a),
-                              *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands))
+        made = jax.eval_shape(
+            lambda *a: bound(equation, a),
+            *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands),
+        )
         traced = jax.jit(bind, keep_unused=True).trace(*shapes)
         run = _interpreter(traced) if _is_interpreted(equation, types) else _compiled(traced)
 
     def evaluate(values: list[np.ndarray]) -> list[np.ndarray]:
-        results = run(*(np.ascontiguousarray(v).view(signed(v.dtype)).reshape(v.shape)
-                        for v in values))
-        return [np.asarray(r).astype(signed(m.dtype)).view(m.dtype).reshape(m.shape)
-                for r, m in zip(results, made, strict=True)]
+        results = run(
+            *(np.ascontiguousarray(v).view(signed(v.dtype)).reshape(v.shape) for v in values)
+        )
+        return [
+            np.asarray(r).astype(signed(m.dtype)).view(m.dtype).reshape(m.shape)
+            for r, m in zip(results, made, strict=True)
+        ]
 
     return evaluate
 
 
 def _is_interpreted(equation: core.JaxprEqn, types: Sequence[np.dtype]) -> bool:
     """Whether the interpreter knows the operation and these types, and is fast enough."""
-    return work(equation) <= INTERPRETED_ELEMENTS and equation.primitive.name not in LIBRARY \
+    return (
+        work(equation) <= INTERPRETED_ELEMENTS
+        and equation.primitive.name not in LIBRARY
         and all(t.kind != "c" for t in types)
+    )
 
 
 def _original(value: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -126,8 +139,9 @@ def _carried(value: jax.Array) -> jax.Array:
     carrier = signed(value.dtype)
     if value.dtype == carrier:
         return value
-    return value.astype(carrier) if value.dtype == bool \
-        else lax.bitcast_convert_type(value, carrier)
+    return (
+        value.astype(carrier) if value.dtype == bool else lax.bitcast_convert_type(value, carrier)
+    )
 
 
 def _interpreter(traced: jax.stages.Traced) -> Callable[..., list[np.ndarray]]:
@@ -167,17 +181,27 @@ def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Ar
     if name == "reduce":
         return _folded(params, operands)
     if name[:7] == "scatter" and name[8:] in _SCATTERS:
-        return [_SCATTERS[name[8:]](
-            *operands, params["dimension_numbers"], unique_indices=params["unique_indices"],
-            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"])]
+        return [
+            _SCATTERS[name[8:]](
+                *operands,
+                params["dimension_numbers"],
+                unique_indices=params["unique_indices"],
+                indices_are_sorted=params["indices_are_sorted"],
+                mode=params["mode"],
+            )
+        ]
     if params.get("preferred_element_type") is not None:
         params["preferred_element_type"] = wide_type(params["preferred_element_type"])
     results = primitive.bind(*operands, **params)
     return list(results) if primitive.multiple_results else [results]
 
 
-_SCATTERS = {"add": lax.scatter_add, "max": lax.scatter_max, "min": lax.scatter_min,
-             "mul": lax.scatter_mul}
+_SCATTERS = {
+    "add": lax.scatter_add,
+    "max": lax.scatter_max,
+    "min": lax.scatter_min,
+    "mul": lax.scatter_mul,
+}
 
 
 def _folded(params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -190,8 +214,11 @@ def _folded(params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
         values = dict(zip(inner.invars, jax.tree.leaves((one, other)), strict=True))
 
         def read(atom: object) -> object:
-            return jnp.asarray(atom.val, wide_type(atom.aval.dtype)) \
-                if isinstance(atom, core.Literal) else values[atom]
+            return (
+                jnp.asarray(atom.val, wide_type(atom.aval.dtype))
+                if isinstance(atom, core.Literal)
+                else values[atom]
+            )
 
         for equation in inner.eqns:
             made = bound(equation, [read(v) for v in equation.invars])
@@ -209,8 +236,11 @@ def signed(dtype: np.dtype) -> np.dtype:
     """What carries such values to the interpreter and back: it takes no bools, unsigned numbers
     or short floats.  Complex ones are compiled."""
     dtype = np.dtype(dtype)
-    return dtype if dtype.kind in "ic" or dtype in (np.float32, np.float64) \
+    return (
+        dtype
+        if dtype.kind in "ic" or dtype in (np.float32, np.float64)
         else np.dtype(f"int{8 * dtype.itemsize}")
+    )
 
 
 def work(equation: core.JaxprEqn) -> int:

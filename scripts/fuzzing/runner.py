@@ -31,8 +31,10 @@ RESTART_AFTER = 60
 START_SECONDS = 120.0
 CANDIDATE_SECONDS = 15.0  # for a smaller version of a program: most take one second
 SEEDS_APART = 1_000_003  # programs of one seed are numbered below this
-FAST_XLA = ("--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-            "--xla_force_host_platform_device_count=1")
+FAST_XLA = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
+    "--xla_force_host_platform_device_count=1"
+)
 """What XLA compiles is not what is looked for: LLVM takes most of its time."""
 ALLOCATOR = {"MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 """glibc checks every block when it is freed and fills what is fresh or freed.  Source: mallopt(3).
@@ -71,8 +73,7 @@ class Worker:
         """What becomes of a program, or of that of a seed."""
         if self._process is None or self._answered >= RESTART_AFTER:
             self._start()
-        request = {"seed": program} if isinstance(program, int) \
-            else {"program": program.to_json()}
+        request = {"seed": program} if isinstance(program, int) else {"program": program.to_json()}
         self._answered += 1
         try:
             self._process.stdin.write((json.dumps(request) + "\n").encode())
@@ -90,8 +91,10 @@ class Worker:
                 stage = answer["stage"]
                 continue
             names = {f.name for f in fields(Outcome)}
-            return (Outcome(**{k: v for k, v in answer.items() if k in names}),
-                    Program.from_json(answer["program"]))
+            return (
+                Outcome(**{k: v for k, v in answer.items() if k in names}),
+                Program.from_json(answer["program"]),
+            )
 
     def stop(self) -> None:
         """End the process."""
@@ -107,10 +110,20 @@ class Worker:
         self._answered = 0
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fuzzing.worker", "--kernel", self._setting.kernel,
-                 "--choose", self._setting.choose],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-                env=environment(self._setting, self._scratch.name))
+                [
+                    sys.executable,
+                    "-m",
+                    "fuzzing.worker",
+                    "--kernel",
+                    self._setting.kernel,
+                    "--choose",
+                    self._setting.choose,
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=environment(self._setting, self._scratch.name),
+            )
         if self._line(time.monotonic() + START_SECONDS) is None:
             said = self._errors.read_text(errors="replace")[-2000:]
             raise RuntimeError(f"the worker process does not start: {said}")
@@ -147,17 +160,31 @@ class Worker:
 
 def environment(setting: Setting, scratch: str) -> dict[str, str]:
     """Of a worker: no options from outside, a cache of its own, checks by the allocator."""
-    kept = {k: v for k, v in os.environ.items()
-            if not k.startswith("HLO_MLC_") or k == "HLO_MLC_CHECK"}
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith("HLO_MLC_") or k == "HLO_MLC_CHECK"
+    }
     paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    ours = {"PYTHONPATH": os.pathsep.join(paths), "HLO_MLC_CACHE": f"{scratch}/cache",
-            "HLO_MLC_CALIBRATE": "0", "HLO_MLC_SETTLE": "0", "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"{PLAIN_XLA} {FAST_XLA}", "LD_PRELOAD": ALLOCATOR_LIBRARY, **ALLOCATOR}
+    ours = {
+        "PYTHONPATH": os.pathsep.join(paths),
+        "HLO_MLC_CACHE": f"{scratch}/cache",
+        "HLO_MLC_CALIBRATE": "0",
+        "HLO_MLC_SETTLE": "0",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{PLAIN_XLA} {FAST_XLA}",
+        "LD_PRELOAD": ALLOCATOR_LIBRARY,
+        **ALLOCATOR,
+    }
     if setting.target == GPU:
-        on_gpu = {"JAX_PLATFORMS": "cuda,cpu", "XLA_FLAGS": PLAIN_XLA,
-                  "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # for several processes
-        return {k: v for k, v in (kept | ours | on_gpu).items()
-                if k != "LD_PRELOAD" and k not in ALLOCATOR}
+        on_gpu = {
+            "JAX_PLATFORMS": "cuda,cpu",
+            "XLA_FLAGS": PLAIN_XLA,
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+        }  # for several processes
+        return {
+            k: v
+            for k, v in (kept | ours | on_gpu).items()
+            if k != "LD_PRELOAD" and k not in ALLOCATOR
+        }
     if setting.target != "cpu":
         ours["HLO_MLC_TARGET"] = setting.target
     return kept | ours
@@ -166,8 +193,13 @@ def environment(setting: Setting, scratch: str) -> dict[str, str]:
 class Runner:
     """Judges the programs of a seed, several processes side by side."""
 
-    def __init__(self, setting: Setting, ledger: Ledger, limits: Limits,
-                 told: Callable[[Entry, Outcome, Path | None], None]) -> None:
+    def __init__(
+        self,
+        setting: Setting,
+        ledger: Ledger,
+        limits: Limits,
+        told: Callable[[Entry, Outcome, Path | None], None],
+    ) -> None:
         """`told(entry, outcome, script)` hears of every program."""
         self._setting, self._ledger, self._limits, self._told = setting, ledger, limits, told
         self._lock = threading.Lock()
@@ -200,15 +232,23 @@ class Runner:
         path = None
         if outcome.is_fault:
             outcome, path = self._confirmed(worker, outcome, program, seed, number)
-        entry = Entry(self._setting, seed, number, outcome.kind,
-                      program.mode if program else "", outcome.undetermined, outcome.elements,
-                      outcome.detail[:300])
+        entry = Entry(
+            self._setting,
+            seed,
+            number,
+            outcome.kind,
+            program.mode if program else "",
+            outcome.undetermined,
+            outcome.elements,
+            outcome.detail[:300],
+        )
         with self._lock:
             self._ledger.add(entry)
             self._told(entry, outcome, path)
 
-    def _confirmed(self, worker: Worker, outcome: Outcome, program: Program | None, seed: int,
-                   number: int) -> tuple[Outcome, Path | None]:
+    def _confirmed(
+        self, worker: Worker, outcome: Outcome, program: Program | None, seed: int, number: int
+    ) -> tuple[Outcome, Path | None]:
         """A fault that is not XLA's as well, with the smallest program that has it."""
         if program is None:  # the process died before it said what it was about
             program = generate(program_seed(seed, number))
@@ -220,6 +260,7 @@ class Runner:
         kind = outcome.kind
 
         with Worker(self._setting, min(self._limits.program, CANDIDATE_SECONDS)) as other:
+
             def is_faulty(candidate: Program) -> bool:
                 return other.ask(candidate)[0].kind == kind
 

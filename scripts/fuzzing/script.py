@@ -19,16 +19,33 @@ def script(program: Program, outcome: Outcome | None, setting: Setting) -> str:
     with jax.enable_x64(program.x64):
         text = source(program, text_of(program))
     types = [(a.shape, str(a.dtype)) for a in arguments(program)]
-    found = "" if outcome is None else "".join(
-        f"# {line}\n" for line in f"{outcome.kind}: {outcome.detail}".splitlines())
-    return "".join((
-        f"# {setting}\n", found, f"# mode {program.mode}; {program.data} data\n",
-        _code(data), _HEAD.format(
-            x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target),
-        _code(_PRINTED[program.mode]) + "\n\n" if program.mode in _PRINTED else "", text,
-        _TAIL.format(kind=program.data, seed=program.seed, types=types, choose=setting.choose,
-                     cuts=f"refusing({program.mode_numbers[0]})" if program.mode == "refused"
-                     else "contextlib.nullcontext()")))
+    found = (
+        ""
+        if outcome is None
+        else "".join(f"# {line}\n" for line in f"{outcome.kind}: {outcome.detail}".splitlines())
+    )
+    return "".join(
+        (
+            f"# {setting}\n",
+            found,
+            f"# mode {program.mode}; {program.data} data\n",
+            _code(data),
+            _HEAD.format(
+                x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target
+            ),
+            _code(_PRINTED[program.mode]) + "\n\n" if program.mode in _PRINTED else "",
+            text,
+            _TAIL.format(
+                kind=program.data,
+                seed=program.seed,
+                types=types,
+                choose=setting.choose,
+                cuts=f"refusing({program.mode_numbers[0]})"
+                if program.mode == "refused"
+                else "contextlib.nullcontext()",
+            ),
+        )
+    )
 
 
 def _code(module: ModuleType) -> str:
@@ -38,7 +55,7 @@ def _code(module: ModuleType) -> str:
 
 
 _PRINTED = {"refused": refusing, "module": modules}
-_HEAD = '''
+_HEAD = """
 import contextlib
 import functools
 import os
@@ -54,8 +71,8 @@ import hlo_mlc
 jax.config.update("jax_enable_x64", {x64})
 
 
-'''
-_TAIL = '''
+"""
+_TAIL = """
 
 args = arrays({kind!r}, {seed}, {types})
 expected = jax.tree.leaves(jax.jit(build(lambda f, **_: f))(*args))
@@ -66,4 +83,4 @@ for number, (one, other) in enumerate(zip(ours, expected, strict=True)):
     same = np.array_equal(one, other) or np.allclose(
         np.asarray(one, float), np.asarray(other, float), equal_nan=True)
     print(f"result {{number}}:", "same" if same else f"\\n{{one}}\\nwhere XLA has\\n{{other}}")
-'''
+"""

@@ -47,8 +47,9 @@ def candidates(program: Program) -> Iterator[Program]:
         yield program.replace(mode="plain")
     for output in program.outputs:
         if len(program.outputs) > 1:
-            yield without_unread(program.replace(
-                outputs=tuple(o for o in program.outputs if o != output)))
+            yield without_unread(
+                program.replace(outputs=tuple(o for o in program.outputs if o != output))
+            )
     for step in reversed(program.steps):
         yield from _without(program, step)
     yield without_unread(program)
@@ -117,8 +118,10 @@ def _smaller_extents(program: Program) -> Iterator[Program]:
         options = [e for e in SMALLER if e < extent]
         options += [extent // 2] if extent > 2 * SMALLER[-1] else []
         for smaller in options:
-            inputs = tuple(replace(i, shape=tuple(smaller if e == extent else e for e in i.shape))
-                           for i in program.inputs)
+            inputs = tuple(
+                replace(i, shape=tuple(smaller if e == extent else e for e in i.shape))
+                for i in program.inputs
+            )
             yield program.replace(inputs=inputs)
 
 
@@ -136,7 +139,7 @@ def _simpler_numbers(program: Program) -> Iterator[Program]:
     for place, step in enumerate(program.steps):
         for at, number in enumerate(step.numbers):
             for simpler in {0, number // 2} - {number}:
-                numbers = (*step.numbers[:at], simpler, *step.numbers[at + 1:])
+                numbers = (*step.numbers[:at], simpler, *step.numbers[at + 1 :])
                 steps = list(program.steps)
                 steps[place] = replace(step, numbers=numbers)
                 yield program.replace(steps=tuple(steps))

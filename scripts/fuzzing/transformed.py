@@ -9,15 +9,25 @@ from fuzzing.program import Operand
 
 TRIPS = ("0", "1", "3", "n % 4", "jnp.clip(n, 1, 3)")
 INDEXED = (
-    "lax.dynamic_slice_in_dim({x}, n, {half}, {a})", "lax.dynamic_index_in_dim({x}, n - 1, {a})",
-    "lax.dynamic_update_slice_in_dim({x}, {x}[:1] * 2, n, 0)", "{x}.at[n].set({x}[0])",
-    "{x}.at[n].add({x}[-1], mode='clip')", "jnp.roll({x}, n, {a})", "{x}[n]",
-    "{x}.at[:, n].multiply(2) if {x}.ndim > 1 else {x}", "jnp.take({x}, n, axis={a})",
+    "lax.dynamic_slice_in_dim({x}, n, {half}, {a})",
+    "lax.dynamic_index_in_dim({x}, n - 1, {a})",
+    "lax.dynamic_update_slice_in_dim({x}, {x}[:1] * 2, n, 0)",
+    "{x}.at[n].set({x}[0])",
+    "{x}.at[n].add({x}[-1], mode='clip')",
+    "jnp.roll({x}, n, {a})",
+    "{x}[n]",
+    "{x}.at[:, n].multiply(2) if {x}.ndim > 1 else {x}",
+    "jnp.take({x}, n, axis={a})",
     "jnp.where(jnp.arange({x}.shape[0]) < n, 1, 2).astype({x}.dtype)",
-    "jnp.sort({x}, {a})", "jnp.argsort({x}, {a})", "jnp.searchsorted(jnp.sort({x}.ravel()), {x})",
+    "jnp.sort({x}, {a})",
+    "jnp.argsort({x}, {a})",
+    "jnp.searchsorted(jnp.sort({x}.ravel()), {x})",
     "jnp.bincount(jnp.clip({x}.ravel().astype('int32'), 0, 4), length=5)",
-    "jnp.cumsum({x}, {a})", "jnp.argmax({x}, {a})", "lax.top_k({x}, 1)[1]",
-    "jnp.flip({x}, {a}) - {x}[n]")
+    "jnp.cumsum({x}, {a})",
+    "jnp.argmax({x}, {a})",
+    "lax.top_k({x}, 1)[1]",
+    "jnp.flip({x}, {a}) - {x}[n]",
+)
 
 
 def mapped_control(draw: Draws) -> str:
@@ -25,16 +35,24 @@ def mapped_control(draw: Draws) -> str:
     x = draw.value("fiu", rank=1, most_rank=3, fits=lambda v: v.shape[0] > 0)
     row = Operand("r", x.dtype, x.shape[1:])
     first, second = body_of(draw, row, "r", "q"), body_of(draw, row, "q", "r")
-    inner = draw.among((
-        f"lax.fori_loop(0, {draw.among(TRIPS)}, lambda i, r: {first}, q)",
-        f"lax.cond(n > 0, lambda r, q: {first}, lambda r, q: {second}, r, q)",
-        f"lax.switch(n, [lambda r, q: {first}, lambda r, q: {second}, lambda r, q: q], r, q)",
-        f"lax.while_loop(lambda s: s[0] < n, lambda s: (lambda i, r, q: (i + 1, {second}, {first}))"
-        f"(*s), (jnp.zeros((), n.dtype), r, q))[1:]",
-        f"lax.scan(lambda r, q: ({first}, r), r, jnp.stack([q, q, r]))"))
+    inner = draw.among(
+        (
+            f"lax.fori_loop(0, {draw.among(TRIPS)}, lambda i, r: {first}, q)",
+            f"lax.cond(n > 0, lambda r, q: {first}, lambda r, q: {second}, r, q)",
+            f"lax.switch(n, [lambda r, q: {first}, lambda r, q: {second}, lambda r, q: q], r, q)",
+            f"lax.while_loop(lambda s: s[0] < n, lambda s: (lambda i, r, q: "
+            f"(i + 1, {second}, {first}))(*s), (jnp.zeros((), n.dtype), r, q))[1:]",
+            f"lax.scan(lambda r, q: ({first}, r), r, jnp.stack([q, q, r]))",
+        )
+    )
     numbers = draw.among(("jnp.arange({n}) - 1", "jnp.arange({n}) * 3 % 5", "jnp.zeros({n}, int)"))
-    result = "[0]" if inner.startswith("lax.scan") and draw.chance(50) else \
-        "[1]" if inner.startswith(("lax.scan", "lax.while")) else ""
+    result = (
+        "[0]"
+        if inner.startswith("lax.scan") and draw.chance(50)
+        else "[1]"
+        if inner.startswith(("lax.scan", "lax.while"))
+        else ""
+    )
     axes = draw.among(("0", "(0, None, 0)", "(0, 0, None)"))
     other = f"{x}[0]" if "None, 0)" in axes else f"{x}[::-1]"
     number = f"({numbers.format(n=x.shape[0])})" + ("[-1]" if "0, None)" in axes else "")
@@ -49,10 +67,13 @@ def mapped_indexing(draw: Draws) -> str:
     numbers = draw.among(("jnp.arange({n}) - 1", "jnp.arange({n}) * 3 % 5", "-jnp.arange({n})"))
     which = draw.among(("int32", "int8", "uint8"))
     if draw.chance(30):
-        return (f"jax.vmap(lambda r: (lambda n: {expression})"
-                f"(jnp.int32({draw.between(-1, 2)})))({x})")
-    return (f"jax.vmap(lambda r, n: {expression})({x}, "
-            f"({numbers.format(n=x.shape[0])}).astype({which!r}))")
+        return (
+            f"jax.vmap(lambda r: (lambda n: {expression})(jnp.int32({draw.between(-1, 2)})))({x})"
+        )
+    return (
+        f"jax.vmap(lambda r, n: {expression})({x}, "
+        f"({numbers.format(n=x.shape[0])}).astype({which!r}))"
+    )
 
 
 def derivative(draw: Draws) -> str:
@@ -63,18 +84,23 @@ def derivative(draw: Draws) -> str:
     trips = draw.among((1, 2, 5))
     wrapped = draw.among(("{}", "{}", "jax.checkpoint({})"))
     step = wrapped.format(f"lambda c, i: (lambda x: ({first}, {draw.among(('c', second))}))({x})")
-    function = draw.among((
-        f"lambda c: lax.scan({step}, c, jnp.arange({trips}))",
-        f"lambda c: lax.fori_loop(0, {trips}, lambda i, c: ({step})(c, i)[0], c)",
-        f"lambda c: lax.cond(jnp.sum({x}) > 0, lambda c: ({step})(c, 0), lambda c: (c, c * c), c)",
-        f"lambda c: ({step})(({step})(c, 0)[0], 1)"))
+    function = draw.among(
+        (
+            f"lambda c: lax.scan({step}, c, jnp.arange({trips}))",
+            f"lambda c: lax.fori_loop(0, {trips}, lambda i, c: ({step})(c, i)[0], c)",
+            f"lambda c: lax.cond(jnp.sum({x}) > 0, lambda c: ({step})(c, 0), "
+            f"lambda c: (c, c * c), c)",
+            f"lambda c: ({step})(({step})(c, 0)[0], 1)",
+        )
+    )
     total = f"lambda c: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(({function})(c)))"
     how = draw.between(0, 3)
     if how == 0:
         return f"jax.jvp({total}, ({c},), ({x},))[1]"
     if how == 1:
         return f"jax.jvp({function}, ({c},), (jnp.ones_like({c}),))[1]" + (
-            "" if "fori_loop" in function else "[0]")
+            "" if "fori_loop" in function else "[0]"
+        )
     return f"jax.grad({total})({c})"
 
 
@@ -87,17 +113,27 @@ def associative(draw: Draws) -> str:
         combine = draw.among(("jnp.add", "jnp.multiply", "jnp.maximum", "jnp.minimum"))
         return f"lax.associative_scan({combine}, {x}, {rest})"
     y = draw.same(x)
-    return (f"lax.associative_scan(lambda p, q: (p[0] * q[0], p[1] * q[0] + q[1]), "
-            f"({x}, {y}), {rest})[1]")
+    return (
+        f"lax.associative_scan(lambda p, q: (p[0] * q[0], p[1] * q[0] + q[1]), "
+        f"({x}, {y}), {rest})[1]"
+    )
 
 
 def segments(draw: Draws) -> str:
     """Rows that are folded into those of their numbers; some numbers are beyond the end."""
     x = draw.value("fiu", rank=1, most_rank=3)
     count = x.shape[0]
-    numbers = draw.among((f"jnp.arange({count}) // 2", f"jnp.arange({count}) * 7 % 5 - 1",
-                          f"jnp.sort(jnp.arange({count}) * 3 % 7)", f"jnp.zeros({count}, 'int32')"))
+    numbers = draw.among(
+        (
+            f"jnp.arange({count}) // 2",
+            f"jnp.arange({count}) * 7 % 5 - 1",
+            f"jnp.sort(jnp.arange({count}) * 3 % 7)",
+            f"jnp.zeros({count}, 'int32')",
+        )
+    )
     which = draw.among(("sum", "max", "min", "prod"))
     is_sorted = "% 5" not in numbers and draw.chance(50)
-    return (f"jax.ops.segment_{which}({x}, {numbers}, {draw.among((1, 4, 9))}, "
-            f"indices_are_sorted={is_sorted})")
+    return (
+        f"jax.ops.segment_{which}({x}, {numbers}, {draw.among((1, 4, 9))}, "
+        f"indices_are_sorted={is_sorted})"
+    )

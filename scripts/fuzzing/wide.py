@@ -23,38 +23,133 @@ from fuzzing.flow import FLOW
 from fuzzing.primitives import RULES, joined_parts, total_order
 from fuzzing.widening import converted, wide_type, widened
 
-MOVES = frozenset((
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate", "pad",
-    "slice", "dynamic_slice", "dynamic_update_slice", "gather", "rev", "select_n", "copy", "copy_p",
-    "optimization_barrier", "split", "scatter", "iota", "stop_gradient", "tile", "real", "imag",
-    "complex", "unstack"))
+MOVES = frozenset(
+    (
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "concatenate",
+        "pad",
+        "slice",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "gather",
+        "rev",
+        "select_n",
+        "copy",
+        "copy_p",
+        "optimization_barrier",
+        "split",
+        "scatter",
+        "iota",
+        "stop_gradient",
+        "tile",
+        "real",
+        "imag",
+        "complex",
+        "unstack",
+    )
+)
 """They hand on values as they are, subnormal ones too."""
-EXACT = frozenset((
-    "max", "min", "neg", "abs", "sign", "floor", "ceil", "round", "clamp", "reduce_max",
-    "reduce_min", "cummax", "cummin", "reduce_window_max", "reduce_window_min", "scatter_max",
-    "scatter_min", "scatter-max", "scatter-min", "nextafter", "reduce_precision", "sort", "top_k",
-    "bitcast_convert_type", "select_and_gather_add", "conj", "copysign"))
+EXACT = frozenset(
+    (
+        "max",
+        "min",
+        "neg",
+        "abs",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "clamp",
+        "reduce_max",
+        "reduce_min",
+        "cummax",
+        "cummin",
+        "reduce_window_max",
+        "reduce_window_min",
+        "scatter_max",
+        "scatter_min",
+        "scatter-max",
+        "scatter-min",
+        "nextafter",
+        "reduce_precision",
+        "sort",
+        "top_k",
+        "bitcast_convert_type",
+        "select_and_gather_add",
+        "conj",
+        "copysign",
+    )
+)
 """Their results are among what the operands' type represents."""
 _OF_PARTS = frozenset(("abs", "sign"))  # which round where numbers are complex
-SUMS = frozenset((
-    "reduce_sum", "cumsum", "dot_general", "conv_general_dilated", "reduce_window_sum",
-    "scatter-add", "scatter_add", "select_and_scatter_add"))
+SUMS = frozenset(
+    (
+        "reduce_sum",
+        "cumsum",
+        "dot_general",
+        "conv_general_dilated",
+        "reduce_window_sum",
+        "scatter-add",
+        "scatter_add",
+        "select_and_scatter_add",
+    )
+)
 """Linear in their float operands: their error is that of a sum of magnitudes."""
-MULTIPLIED = frozenset(("reduce_prod", "cumprod", "scatter-mul", "scatter_mul", "reduce_window",
-                        "reduce"))
+MULTIPLIED = frozenset(
+    ("reduce_prod", "cumprod", "scatter-mul", "scatter_mul", "reduce_window", "reduce")
+)
 """They may multiply, in any order."""
-LIBRARY = frozenset(("cholesky", "triangular_solve", "lu", "qr", "eigh", "geqrf",
-                     "householder_product", "svd", "tridiagonal_solve", "fft"))
+LIBRARY = frozenset(
+    (
+        "cholesky",
+        "triangular_solve",
+        "lu",
+        "qr",
+        "eigh",
+        "geqrf",
+        "householder_product",
+        "svd",
+        "tridiagonal_solve",
+        "fft",
+    )
+)
 """Their error is that of operands which differ a little."""
 FUSED = frozenset(("mul", "square"))  # with a sum that follows, by XLA as by us
-CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-         "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
-         "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-         "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "call_jaxpr"}
-BASIC = frozenset(("add", "sub", "mul", "div", "add_any", "sqrt", "integer_pow", "square", "rem",
-                   "convert_element_type", "reduce_precision"))
-EXACT_OF_COMPLEX = frozenset(("add", "sub", "mul", "add_any", "square", "convert_element_type",
-                              *SUMS, *MULTIPLIED))
+CALLS = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
+}
+BASIC = frozenset(
+    (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "add_any",
+        "sqrt",
+        "integer_pow",
+        "square",
+        "rem",
+        "convert_element_type",
+        "reduce_precision",
+    )
+)
+EXACT_OF_COMPLEX = frozenset(
+    ("add", "sub", "mul", "add_any", "square", "convert_element_type", *SUMS, *MULTIPLIED)
+)
 SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
 """In f64 too, their results for finite operands may be their limits, which are not exact."""
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
@@ -91,8 +186,12 @@ class Wide:
 
         for equation in jaxpr.eqns:
             results = self._equation(equation, [read(v) for v in equation.invars])
-            if self.fuses and equation.primitive.name in FUSED and np.isinf(results[0]).any() \
-                    and _feeds_sums_only(jaxpr, equation.outvars[0]):
+            if (
+                self.fuses
+                and equation.primitive.name in FUSED
+                and np.isinf(results[0]).any()
+                and _feeds_sums_only(jaxpr, equation.outvars[0])
+            ):
                 # As part of a fused multiply-add, it does not overflow.
                 results = self._computed(equation, [read(v) for v in equation.invars])
             values.update(zip(equation.outvars, results, strict=True))
@@ -116,8 +215,9 @@ class Wide:
             return [np.asarray(jax.random.PRNGKey(operands[0]))]
         if name == "random_split":
             key = jax.random.wrap_key_data(jnp.asarray(operands[0]))
-            return [np.asarray(jax.random.key_data(jax.random.split(
-                key, equation.params["shape"])))]
+            return [
+                np.asarray(jax.random.key_data(jax.random.split(key, equation.params["shape"])))
+            ]
         if name == "random_bits":
             shape, dtype = equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype
             key = jax.random.wrap_key_data(jnp.asarray(operands[0]))
@@ -125,15 +225,18 @@ class Wide:
         if name in LIBRARY:
             return self._solved(equation, operands)
         if name not in MOVES and self.flushes:
-            operands = [_flushed(o, v.aval.dtype)
-                        for o, v in zip(operands, equation.invars, strict=True)]
+            operands = [
+                _flushed(o, v.aval.dtype) for o, v in zip(operands, equation.invars, strict=True)
+            ]
         results = self._computed(equation, operands)
         types = [v.aval.dtype for v in equation.outvars]
         if name in MOVES:
             return results
         if name not in EXACT or (name in _OF_PARTS and operands[0].dtype.kind == "c"):
-            results = [self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact)
-                       else r for r, t in zip(results, types, strict=True)]
+            results = [
+                self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact) else r
+                for r, t in zip(results, types, strict=True)
+            ]
         return results if self.rng is None else [self._any_nan(r) for r in results]
 
     def _any_nan(self, result: np.ndarray) -> np.ndarray:
@@ -155,8 +258,11 @@ class Wide:
         found = self.rng.choice(either, order.size)
         if others.size:
             place = np.arange(order.size)
-            one = self.rng.integers(np.maximum(0, place - either.size),
-                                    np.minimum(others.size - 1, place), endpoint=True)
+            one = self.rng.integers(
+                np.maximum(0, place - either.size),
+                np.minimum(others.size - 1, place),
+                endpoint=True,
+            )
             found = np.where(self.rng.random(order.size) < 0.5, others[one], found)
         return found
 
@@ -171,8 +277,11 @@ class Wide:
             order = np.take(order, range(equation.params["k"]), axis)
             return [np.take_along_axis(operands[0], order, axis), order.astype(np.int32)]
         if name == "sort":
-            keys = [part for o in operands[:equation.params["num_keys"]]
-                    for part in ((o.real, o.imag) if o.dtype.kind == "c" else (o,))]
+            keys = [
+                part
+                for o in operands[: equation.params["num_keys"]]
+                for part in ((o.real, o.imag) if o.dtype.kind == "c" else (o,))
+            ]
             order = np.lexsort(keys[::-1], equation.params["dimension"])  # the last one counts most
             return [np.take_along_axis(o, order, equation.params["dimension"]) for o in operands]
         if name == "reduce_window":
@@ -180,8 +289,9 @@ class Wide:
         if name == "convert_element_type":
             return [converted(operands[0], target)]
         if name in _NARROW:
-            narrow = [o.astype(v.aval.dtype)
-                      for o, v in zip(operands, equation.invars, strict=True)]
+            narrow = [
+                o.astype(v.aval.dtype) for o, v in zip(operands, equation.invars, strict=True)
+            ]
             return [widened(r) for r in self.interpret(equation, narrow)]
         if name in RULES:
             result = np.asarray(RULES[name](equation.params, *operands))
@@ -194,13 +304,19 @@ class Wide:
         values = dict(zip(inner.invars, operands, strict=True))
 
         def read(atom: object) -> np.ndarray:
-            return widened(np.asarray(atom.val, atom.aval.dtype)) \
-                if isinstance(atom, core.Literal) else values[atom]
+            return (
+                widened(np.asarray(atom.val, atom.aval.dtype))
+                if isinstance(atom, core.Literal)
+                else values[atom]
+            )
 
         for equation in inner.eqns:
             given, name = [read(v) for v in equation.invars], equation.primitive.name
-            results = self._combined(equation.params[CALLS[name]], given) if name in CALLS \
+            results = (
+                self._combined(equation.params[CALLS[name]], given)
+                if name in CALLS
                 else self._computed(equation, given)
+            )
             values.update(zip(equation.outvars, results, strict=True))
         return [read(v) for v in inner.outvars]
 
@@ -213,8 +329,9 @@ class Wide:
             if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
                 axes = tuple(range(-min(2, operand.ndim), 0))
                 size = np.abs(operand).max(axes, initial=0.0, keepdims=True)
-                units = SUM_UNITS * operand.shape[-1] ** 0.5 * float(
-                    jnp.finfo(variable.aval.dtype).eps)
+                units = (
+                    SUM_UNITS * operand.shape[-1] ** 0.5 * float(jnp.finfo(variable.aval.dtype).eps)
+                )
                 change = self._shares(operand)
                 if operand.dtype.kind == "c":
                     change = change + 1j * self._shares(operand)
@@ -224,8 +341,10 @@ class Wide:
         if all(np.isfinite(o).all() for o in given):
             return results
         # Which rows are pivots is chosen by comparing them.
-        return [r if r.dtype.kind in "fc" else self.rng.integers(0, 1 << 7, r.shape).astype(r.dtype)
-                for r in results]
+        return [
+            r if r.dtype.kind in "fc" else self.rng.integers(0, 1 << 7, r.shape).astype(r.dtype)
+            for r in results
+        ]
 
     def _anything_infinite(self, result: np.ndarray) -> np.ndarray:
         """The result with anything where it is not finite: what arithmetic of complex numbers, and
@@ -237,19 +356,30 @@ class Wide:
             anything = joined_parts(anything, anything)
         return np.where(np.isfinite(result), result, anything)
 
-    def _rounded(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
-                 narrow: np.dtype, whole: np.ndarray | None = None) -> np.ndarray:
+    def _rounded(
+        self,
+        equation: core.JaxprEqn,
+        operands: list[np.ndarray],
+        result: np.ndarray,
+        narrow: np.dtype,
+        whole: np.ndarray | None = None,
+    ) -> np.ndarray:
         """The result with noise, in the range of its own type; a part of a complex number is as
         uncertain as the whole."""
         if jnp.issubdtype(narrow, jnp.complexfloating):
             result = result if self.rng is None else self._anything_infinite(result)
             part = np.zeros((), narrow).real.dtype
-            return joined_parts(*(self._rounded(equation, operands, side, part, result)
-                                  for side in (result.real, result.imag)))
+            return joined_parts(
+                *(
+                    self._rounded(equation, operands, side, part, result)
+                    for side in (result.real, result.imag)
+                )
+            )
         info = jnp.finfo(narrow)
         if self.rng is not None:
-            change = self._noise(equation, operands, result, narrow,
-                                 result if whole is None else whole)
+            change = self._noise(
+                equation, operands, result, narrow, result if whole is None else whole
+            )
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
             if equation.primitive.name in MULTIPLIED and len(equation.outvars) == 1:
                 # Whether it becomes zero or infinite on the way, or both, depends on the order.
@@ -260,8 +390,9 @@ class Wide:
                 # Terms beyond the range of f64, of the other sign than another one or an infinity:
                 # they need not be rounded alone.
                 anything = self.rng.choice((np.nan, np.inf, -np.inf), result.shape)
-                made_here = np.isnan(result) & ~np.isnan(self._computed(
-                    equation, [_at_most_one(o) for o in operands])[0])
+                made_here = np.isnan(result) & ~np.isnan(
+                    self._computed(equation, [_at_most_one(o) for o in operands])[0]
+                )
                 result = np.where(made_here, anything, result)
         if narrow == np.float64:
             return result
@@ -269,12 +400,19 @@ class Wide:
         result = np.where(np.abs(result) > limit, np.copysign(np.inf, result), result)
         return _flushed(result, narrow) if self.flushes else result
 
-    def _noise(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
-               narrow: np.dtype, whole: np.ndarray) -> np.ndarray:
+    def _noise(
+        self,
+        equation: core.JaxprEqn,
+        operands: list[np.ndarray],
+        result: np.ndarray,
+        narrow: np.dtype,
+        whole: np.ndarray,
+    ) -> np.ndarray:
         name, info = equation.primitive.name, jnp.finfo(narrow)
         units, magnitude = FUNCTION_UNITS, np.abs(whole)
-        is_exact = (narrow != np.float64) & np.logical_and.reduce([
-            part.astype(narrow).astype(np.float64) == part for part in (whole.real, whole.imag)])
+        is_exact = (narrow != np.float64) & np.logical_and.reduce(
+            [part.astype(narrow).astype(np.float64) == part for part in (whole.real, whole.imag)]
+        )
         if any(o.dtype.kind == "c" for o in operands):
             is_exact &= name in EXACT_OF_COMPLEX  # all others are made of several functions
         if name in SATURATING:
@@ -294,11 +432,17 @@ class Wide:
         is_exact &= (result == 0) | (magnitude > 2 * float(info.tiny))  # others may be flushed
         if name in SUMS or name in PRODUCTS:
             # Whether terms of both signs overflow on the way depends on their order.
-            mixed = ~np.isnan(result) & (magnitude > float(info.max)) & (
-                np.isinf(result) | (magnitude > np.abs(result) * (1 + 1e-6)))
+            mixed = (
+                ~np.isnan(result)
+                & (magnitude > float(info.max))
+                & (np.isinf(result) | (magnitude > np.abs(result) * (1 + 1e-6)))
+            )
             result = np.where(mixed & (self.rng.random(result.shape) < 0.5), np.nan, result)
-            is_exact &= self.has_whole_sums & (magnitude == np.floor(magnitude)) & (
-                magnitude < 2.0 ** info.nmant)
+            is_exact &= (
+                self.has_whole_sums
+                & (magnitude == np.floor(magnitude))
+                & (magnitude < 2.0**info.nmant)
+            )
         change = self._shares(result) * magnitude + 0.0 * result
         change *= units * float(info.eps)
         # Of what rounding may as well have left nothing of, a rest of any size may be left: large
@@ -318,21 +462,38 @@ class Wide:
         shares = self.rng.choice((-1.0, 1.0), shape) * self.rng.uniform(0.5, 1.0, shape)
         return np.asarray(shares)[where].reshape(result.shape)
 
-    def _leaves_range(self, equation: core.JaxprEqn, operands: list[np.ndarray],
-                      info: np.finfo) -> np.ndarray:
+    def _leaves_range(
+        self, equation: core.JaxprEqn, operands: list[np.ndarray], info: np.finfo
+    ) -> np.ndarray:
         """Where a product may overflow or underflow on the way, which depends on its order."""
+
         def product(of: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
-            return self._computed(equation, [
-                of(np.where(o == 0, 1.0, np.abs(o)), 1.0) if o.dtype.kind == "f" else o
-                for o in operands])[0]
+            return self._computed(
+                equation,
+                [
+                    of(np.where(o == 0, 1.0, np.abs(o)), 1.0) if o.dtype.kind == "f" else o
+                    for o in operands
+                ],
+            )[0]
 
         return (product(np.fmax) > float(info.max)) | (product(np.fmin) < float(info.tiny))
 
 
 _NARROW = frozenset(("nextafter", "reduce_precision", "bitcast_convert_type"))
 """What depends on how many bits the original has."""
-PRODUCTS = frozenset(("reduce_prod", "cumprod", "reduce_window", "reduce", "cumlogsumexp",
-                      "scatter-mul", "scatter_mul", "pow", "exp"))
+PRODUCTS = frozenset(
+    (
+        "reduce_prod",
+        "cumprod",
+        "reduce_window",
+        "reduce",
+        "cumlogsumexp",
+        "scatter-mul",
+        "scatter_mul",
+        "pow",
+        "exp",
+    )
+)
 
 
 def moved_results(jaxpr: core.Jaxpr) -> list[bool]:
@@ -340,7 +501,8 @@ def moved_results(jaxpr: core.Jaxpr) -> list[bool]:
     moved = set(jaxpr.invars)
     for equation in jaxpr.eqns:
         if equation.primitive.name in MOVES and all(
-                isinstance(v, core.Literal) or v in moved for v in equation.invars):
+            isinstance(v, core.Literal) or v in moved for v in equation.invars
+        ):
             moved.update(equation.outvars)
     return [not isinstance(v, core.Literal) and v in moved for v in jaxpr.outvars]
 
@@ -349,14 +511,18 @@ def has_no_order(jaxpr: core.Jaxpr) -> bool:
     """Whether floats are only moved and compared in it, so that nothing depends on an order, or on
     what is rounded together."""
     for equation in jaxpr.eqns:
-        inner = [p for value in equation.params.values()
-                 for p in (value if isinstance(value, (tuple, list)) else (value,))
-                 if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        inner = [
+            p
+            for value in equation.params.values()
+            for p in (value if isinstance(value, (tuple, list)) else (value,))
+            if hasattr(p, "eqns") or hasattr(p, "jaxpr")
+        ]
         if inner:
             if not all(has_no_order(getattr(p, "jaxpr", p)) for p in inner):
                 return False
         elif equation.primitive.name not in MOVES | EXACT and any(
-                jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars):
+            jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars
+        ):
             return False
     return True
 
@@ -370,8 +536,11 @@ def _at_most_one(value: np.ndarray) -> np.ndarray:
     """Finite numbers made small."""
     if value.dtype.kind == "c":
         return joined_parts(_at_most_one(value.real), _at_most_one(value.imag))
-    return np.where(np.isfinite(value), np.clip(value, -1, 1), value) \
-        if value.dtype.kind == "f" else value
+    return (
+        np.where(np.isfinite(value), np.clip(value, -1, 1), value)
+        if value.dtype.kind == "f"
+        else value
+    )
 
 
 def _may_have_either_sign(value: np.ndarray) -> np.ndarray:
@@ -382,8 +551,10 @@ def _may_have_either_sign(value: np.ndarray) -> np.ndarray:
 
 def _sizes(operands: list[np.ndarray]) -> list[np.ndarray]:
     """Magnitudes of what is finite, in the operands' own types."""
-    return [np.where(np.isfinite(o), np.abs(o), 0.0).astype(o.dtype) if o.dtype.kind in "fc" else o
-            for o in operands]
+    return [
+        np.where(np.isfinite(o), np.abs(o), 0.0).astype(o.dtype) if o.dtype.kind in "fc" else o
+        for o in operands
+    ]
 
 
 def _flushed(value: np.ndarray, narrow: np.dtype) -> np.ndarray:

@@ -26,7 +26,8 @@ def converted(value: np.ndarray, target: np.dtype) -> np.ndarray:
         info = jnp.iinfo(target)
         whole = np.trunc(np.where(np.isnan(value), 0.0, value))
         inside = (whole > float(info.min)) & (whole < float(info.max))
-        edges = np.where(whole > 0, np.array(info.max).astype(target),
-                         np.array(info.min).astype(target))
+        edges = np.where(
+            whole > 0, np.array(info.max).astype(target), np.array(info.min).astype(target)
+        )
         return np.where(inside, np.where(inside, whole, 0.0).astype(target), edges)
     return value.astype(wide_type(target))

@@ -126,12 +126,18 @@ def _is_own(error: Exception) -> bool:
 
 
 def _cuts(program: Program) -> contextlib.AbstractContextManager:
-    return refusing(program.mode_numbers[0]) if program.mode == "refused" \
-        else contextlib.nullcontext()
+    return (
+        refusing(program.mode_numbers[0]) if program.mode == "refused" else contextlib.nullcontext()
+    )
 
 
-def _unlike_plain(results: Sequence[np.ndarray], program: Program, kernel: Kernel,
-                  args: list[np.ndarray], oracle: Oracle) -> Outcome | None:
+def _unlike_plain(
+    results: Sequence[np.ndarray],
+    program: Program,
+    kernel: Kernel,
+    args: list[np.ndarray],
+    oracle: Oracle,
+) -> Outcome | None:
     """What differs from the plain program, compiled as well; nothing in it depends on an order.
 
     XLA, which may compute either, tells subnormal numbers of bf16 from zeros in some programs only.
@@ -159,8 +165,9 @@ def are_same(one: np.ndarray, other: np.ndarray) -> bool:
         return are_same(one.real, other.real) and are_same(one.imag, other.imag)
     tiny = jax.numpy.finfo(one.dtype).tiny
     with np.errstate(invalid="ignore"):  # which ml_dtypes makes of comparing NaN
-        one, other = (np.where(np.abs(v) < tiny, np.copysign(v.dtype.type(0), v), v)
-                      for v in (one, other))
+        one, other = (
+            np.where(np.abs(v) < tiny, np.copysign(v.dtype.type(0), v), v) for v in (one, other)
+        )
         is_same = (one == other) & (np.signbit(one) == np.signbit(other))
     return bool((is_same | np.isnan(one) & np.isnan(other)).all())
 
@@ -168,8 +175,9 @@ def are_same(one: np.ndarray, other: np.ndarray) -> bool:
 def arguments(program: Program) -> list[np.ndarray]:
     """What a program is called with; stacks of it for `vmap`."""
     several = (2 + program.mode_numbers[1] % 2,) if program.mode == "vmap" else ()
-    return arrays(program.data, program.seed,
-                  [(several + i.shape, i.dtype) for i in program.inputs])
+    return arrays(
+        program.data, program.seed, [(several + i.shape, i.dtype) for i in program.inputs]
+    )
 
 
 def _fails(function: Callable, args: Sequence[np.ndarray]) -> bool:
@@ -183,20 +191,28 @@ def _fails(function: Callable, args: Sequence[np.ndarray]) -> bool:
 def _last_lines(error: Exception) -> str:
     """The error and where it was raised, without JAX's frames."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "hlo_mlc" in f.filename]
-    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno} " \
-        f"{frames[-1].name}" if frames else ""
+    where = (
+        f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno} {frames[-1].name}"
+        if frames
+        else ""
+    )
     return f"{type(error).__name__}: {str(error)[:600]}{where}"
 
 
-def _run(function: Callable, program: Program, args: list[np.ndarray]
-         ) -> tuple[list[np.ndarray], Outcome | None]:
+def _run(
+    function: Callable, program: Program, args: list[np.ndarray]
+) -> tuple[list[np.ndarray], Outcome | None]:
     """The results of two calls, which are the same."""
+
     def call() -> list[np.ndarray]:
         given = [jax.numpy.array(a) for a in args]
         found = [np.asarray(r) for r in jax.tree.leaves(jax.block_until_ready(function(*given)))]
         if program.mode != "donated":
-            touched.extend(k for k, (g, a) in enumerate(zip(given, args, strict=True))
-                           if not _equal([np.asarray(g)], [a]))
+            touched.extend(
+                k
+                for k, (g, a) in enumerate(zip(given, args, strict=True))
+                if not _equal([np.asarray(g)], [a])
+            )
         return found
 
     touched: list[int] = []
@@ -222,7 +238,8 @@ def _at_once(call: Callable[[], list[np.ndarray]], x64: bool) -> list[list[np.nd
 def _equal(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
     return len(ones) == len(others) and all(
         a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-        for a, b in zip(ones, others, strict=True))
+        for a, b in zip(ones, others, strict=True)
+    )
 
 
 def xla(function: Callable, choose: str, **options: object) -> Callable:
@@ -239,6 +256,7 @@ def kernel_named(name: str, choose: str) -> Kernel:
 
 def serve(requests: TextIO, answers: TextIO, kernel: Kernel) -> None:
     """Answers requests until there are no more."""
+
     def say(**fields: object) -> None:
         answers.write(json.dumps(fields) + "\n")
         answers.flush()
@@ -247,11 +265,18 @@ def serve(requests: TextIO, answers: TextIO, kernel: Kernel) -> None:
     for line in requests:
         request = json.loads(line)
         say(stage="generator")
-        program = generate(request["seed"]) if "seed" in request \
+        program = (
+            generate(request["seed"])
+            if "seed" in request
             else Program.from_json(request["program"])
+        )
         outcome = outcome_of(program, kernel, lambda stage: say(stage=stage))
-        say(mode=program.mode, steps=len(program.steps), program=program.to_json(),
-            **dataclasses.asdict(outcome))
+        say(
+            mode=program.mode,
+            steps=len(program.steps),
+            program=program.to_json(),
+            **dataclasses.asdict(outcome),
+        )
 
 
 def main() -> None:

@@ -68,22 +68,38 @@ def test_a_view_changes_the_layout_but_not_the_result(name: str) -> None:
 def test_names_are_unique_and_the_demo_is_in_the_registry() -> None:
     assert len(BY_NAME) == sum(1 + len(case.neighbours) for case in CASES)
     assert set(DEMO) <= set(BY_NAME)
-    assert GROUPS == ("models", "attention", "elementwise", "rows", "contractions",
-                      "convolutions", "loops", "linear algebra",
-                      "math", "random", "movement", "sorting", "overhead", "issues")
+    assert GROUPS == (
+        "models",
+        "attention",
+        "elementwise",
+        "rows",
+        "contractions",
+        "convolutions",
+        "loops",
+        "linear algebra",
+        "math",
+        "random",
+        "movement",
+        "sorting",
+        "overhead",
+        "issues",
+    )
 
 
 def test_arguments_have_the_dtype_of_the_case() -> None:
     for case in BY_NAME.values():
         _, args = case_at_tiny_size(case)
         found = {leaf.dtype for leaf in jax.tree.leaves(args)}
-        other = {"random": {jnp.dtype(jnp.uint32)}, "movement": {jnp.dtype(jnp.int32)},
-                 "sorting": {jnp.dtype(jnp.int32)}, "issues": {jnp.dtype(jnp.int32)}}
+        other = {
+            "random": {jnp.dtype(jnp.uint32)},
+            "movement": {jnp.dtype(jnp.int32)},
+            "sorting": {jnp.dtype(jnp.int32)},
+            "issues": {jnp.dtype(jnp.int32)},
+        }
         if "bits" in case.sizes:
             other["contractions"] = {jnp.dtype(f"int{case.sizes['bits']}")}
         if "transforms" in case.name and case.group == "linear algebra":
-            other["linear algebra"] = {
-                np.result_type(case.dtype, np.complex64)}
+            other["linear algebra"] = {np.result_type(case.dtype, np.complex64)}
         assert found - other.get(case.group, set()) <= {jnp.dtype(case.dtype)}, case.name
         assert found, case.name
 

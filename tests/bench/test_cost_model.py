@@ -30,14 +30,28 @@ def cost_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def row(name: str, measured: float, predicted: float | None) -> Row:
     """A case that takes jax.jit longer than us, the more so the longer it takes."""
-    return Row(name=name, group="any", status="right", ours_ms=measured,
-               jax_ms=measured * (1 + measured), ratio=1 + measured, predicted_ours_ms=predicted,
-               predicted_jax_ms=None if predicted is None else predicted * (1 + predicted))
+    return Row(
+        name=name,
+        group="any",
+        status="right",
+        ours_ms=measured,
+        jax_ms=measured * (1 + measured),
+        ratio=1 + measured,
+        predicted_ours_ms=predicted,
+        predicted_jax_ms=None if predicted is None else predicted * (1 + predicted),
+    )
 
 
-RESULTS = Results(environment("auto", 1), (
-    row("fast", 0.01, 0.02), row("slow & large", 10.0, 90.0), row("between", 1.0, 0.7),
-    row("unknown", 5.0, None), replace(row("failed", 1.0, 1.0), status="wrong")))
+RESULTS = Results(
+    environment("auto", 1),
+    (
+        row("fast", 0.01, 0.02),
+        row("slow & large", 10.0, 90.0),
+        row("between", 1.0, 0.7),
+        row("unknown", 5.0, None),
+        replace(row("failed", 1.0, 1.0), status="wrong"),
+    ),
+)
 
 
 def test_draws_every_row_with_a_prediction(

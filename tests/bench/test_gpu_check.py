@@ -38,10 +38,12 @@ def hurried(monkeypatch) -> None:
 
 def test_subjects_are_right(script, hurried) -> None:
     compile_ours = functools.partial(mlc_jit, choose="ours")
-    groups = [list(group) for group in (
-        movement(16, 40), compute(32), products(32, with_tf32=False))]
-    moving, computing, multiplying = ([gpu.measure(subject, compile_ours, 10.0)
-                                    for subject in group] for group in groups)
+    groups = [
+        list(group) for group in (movement(16, 40), compute(32), products(32, with_tf32=False))
+    ]
+    moving, computing, multiplying = (
+        [gpu.measure(subject, compile_ours, 10.0) for subject in group] for group in groups
+    )
     rows = [*moving, *computing, *multiplying]
     assert [row.get("message") for row in rows if row["status"] != "right"] == []
     assert all("share_of_copy" in row for row in moving)
@@ -68,14 +70,25 @@ def test_without_a_gpu_it_says_so(script, capsys) -> None:
     assert "expected a GPU" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("output", "returned", "must_run", "status"), [
-    ("34 passed in 3 s", 0, True, 0), ("1 failed, 33 passed in 3 s", 1, True, 1),
-    ("34 passed, 1 warning in 3 s\nplugin: 1 warning", 0, True, 0),
-    ("34 skipped in 1 s", 0, True, 1), ("34 skipped in 1 s", 0, False, 0), ("", 2, False, 2)])
+@pytest.mark.parametrize(
+    ("output", "returned", "must_run", "status"),
+    [
+        ("34 passed in 3 s", 0, True, 0),
+        ("1 failed, 33 passed in 3 s", 1, True, 1),
+        ("34 passed, 1 warning in 3 s\nplugin: 1 warning", 0, True, 0),
+        ("34 skipped in 1 s", 0, True, 1),
+        ("34 skipped in 1 s", 0, False, 0),
+        ("", 2, False, 2),
+    ],
+)
 def test_tests_that_are_all_skipped_have_shown_nothing(
-        script, monkeypatch, output: str, returned: int, must_run: bool, status: int) -> None:
-    monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess(
-        (), returned, output, ""))
+    script, monkeypatch, output: str, returned: int, must_run: bool, status: int
+) -> None:
+    monkeypatch.setattr(
+        script.subprocess,
+        "run",
+        lambda *_, **__: subprocess.CompletedProcess((), returned, output, ""),
+    )
     assert script.run_tests(1.0, must_run)["status"] == status
 
 
@@ -95,14 +108,21 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-@pytest.mark.parametrize(("before", "status", "returned", "said"), [
-    ({}, 0, 7, "ran -m pip install --no-index --no-deps --no-build-isolation"),
-    ({}, 1, 1, "hlo_mlc cannot be built: no compiler"),
-    ({"MLC_GPU_CHECK_BUILT": "1"}, 0, 1, "cannot be imported after a build")])
+@pytest.mark.parametrize(
+    ("before", "status", "returned", "said"),
+    [
+        ({}, 0, 7, "ran -m pip install --no-index --no-deps --no-build-isolation"),
+        ({}, 1, 1, "hlo_mlc cannot be built: no compiler"),
+        ({"MLC_GPU_CHECK_BUILT": "1"}, 0, 1, "cannot be imported after a build"),
+    ],
+)
 def test_it_builds_what_is_not_there(before: dict, status: int, returned: int, said: str) -> None:
     ran = subprocess.run(
-        [sys.executable, "-c", BUILDING, str(SCRIPT), "--seconds", "5"], text=True,
-        capture_output=True, env={**os.environ, **before, "STATUS": str(status)})
+        [sys.executable, "-c", BUILDING, str(SCRIPT), "--seconds", "5"],
+        text=True,
+        capture_output=True,
+        env={**os.environ, **before, "STATUS": str(status)},
+    )
     assert ran.returncode == returned, ran.stderr
     assert said in ran.stdout + ran.stderr
     assert ("then" in ran.stdout) is (returned == 7)
@@ -123,7 +143,7 @@ def test_subjects_are_tuned(monkeypatch) -> None:
     monkeypatch.setattr(gpu, "TRIALS", 2)
     cache = os.environ["HLO_MLC_CACHE"]
     known = len(open_records(Options.from_environment()).all())
-    row, = gpu.tuned(next(iter(movement(64, 128))), functools.partial(mlc_jit, choose="ours"))
+    (row,) = gpu.tuned(next(iter(movement(64, 128))), functools.partial(mlc_jit, choose="ours"))
     assert (row["status"], row["tried"]) == ("right", 2)
     assert row["gain"] >= 1
     assert os.environ["HLO_MLC_CACHE"] == cache

@@ -24,8 +24,9 @@ def _tiny(case: Case) -> Case:
 
 
 @pytest.mark.parametrize("case", compared(), ids=lambda case: case.name)
-@pytest.mark.parametrize("peer", [NUMPY, *(p for p in PEERS if p.packages == ("torch",))],
-                         ids=lambda peer: peer.name)
+@pytest.mark.parametrize(
+    "peer", [NUMPY, *(p for p in PEERS if p.packages == ("torch",))], ids=lambda peer: peer.name
+)
 def test_programs_of_others_are_right(case: Case, peer: Peer, compile_right: Any) -> None:
     if peer.version() is None:
         pytest.skip(f"{peer.name} is not installed")

@@ -22,29 +22,52 @@ from hlo_mlc_bench.searches import Found, keep, known
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
 _ENVIRONMENT = {"cpu": "a <CPU>", "cores": 2, "date": "2026-01-01T00:00", "packages": {"jax": "1"}}
-_OTHERS = {"environment": _ENVIRONMENT, "peers": {"NumPy": "2", "IREE": "3"}, "rows": [
-    {"name": "gelu", "ms": {"hlo_mlc": 0.5, "jax.jit": 2.0, "IREE": 1.0},
-     "failed": {"NumPy": "no program for it"}},
-    {"name": "exp", "ms": {"hlo_mlc": 2.0, "jax.jit": 0.1, "NumPy": 1.0}, "failed": {}},
-    {"name": "gru", "ms": {"hlo_mlc": 3.0, "jax.jit": 4.0}, "failed": {}}]}
-_REPORTED = Results(_ENVIRONMENT, (
-    Row(name="median", group="issues", status="right", jax_ms=8.0, ours_ms=2.0, ratio=4.0,
-        ours_first_call_s=0.1, jax_first_call_s=0.25),
-    Row(name="median/odd", group="issues", status="right", jax_ms=3.0, ours_ms=2.0, ratio=1.5),
-    Row(name="popped", group="issues", status="wrong")))
+_OTHERS = {
+    "environment": _ENVIRONMENT,
+    "peers": {"NumPy": "2", "IREE": "3"},
+    "rows": [
+        {
+            "name": "gelu",
+            "ms": {"hlo_mlc": 0.5, "jax.jit": 2.0, "IREE": 1.0},
+            "failed": {"NumPy": "no program for it"},
+        },
+        {"name": "exp", "ms": {"hlo_mlc": 2.0, "jax.jit": 0.1, "NumPy": 1.0}, "failed": {}},
+        {"name": "gru", "ms": {"hlo_mlc": 3.0, "jax.jit": 4.0}, "failed": {}},
+    ],
+}
+_REPORTED = Results(
+    _ENVIRONMENT,
+    (
+        Row(
+            name="median",
+            group="issues",
+            status="right",
+            jax_ms=8.0,
+            ours_ms=2.0,
+            ratio=4.0,
+            ours_first_call_s=0.1,
+            jax_first_call_s=0.25,
+        ),
+        Row(name="median/odd", group="issues", status="right", jax_ms=3.0, ours_ms=2.0, ratio=1.5),
+        Row(name="popped", group="issues", status="wrong"),
+    ),
+)
 
 _SEARCHED = [
     Found("gelu", "znver4", 96, 50.0, [(1.5, 16, 3.0), (1.2, 18, 5.0)], 1.6, 96),
-    Found("exp", "znver4", 5000, 9.0, [(1.0, 8, 1.0), (1.0, 8, 1.0)], 0.98, 2000)]
+    Found("exp", "znver4", 5000, 9.0, [(1.0, 8, 1.0), (1.0, 8, 1.0)], 0.98, 2000),
+]
 
 
 @pytest.fixture
 def measured() -> Any:
     cost, work = _SCRIPT["Cost"], _SCRIPT["Work"]
     return _SCRIPT["Measured"](
-        _ENVIRONMENT, {"gflops": 100.0, "memory_gb_s": 10.0, "cache_gb_s": 80.0},
+        _ENVIRONMENT,
+        {"gflops": 100.0, "memory_gb_s": 10.0, "cache_gb_s": 80.0},
         [cost(name, n, n / 1e6, n / 5e5) for name in ("exp", "softmax") for n in (10, 1000, 10**5)],
-        [work("far", 10**6, 10**5, 0.2), work("near", 10**4, 10**8, 2.0)])
+        [work("far", 10**6, 10**5, 0.2), work("near", 10**4, 10**8, 2.0)],
+    )
 
 
 @pytest.mark.parametrize("name", _SCRIPT["SCALED"])
@@ -71,8 +94,10 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
     text = (tmp_path / "performance.md").read_text()
     assert "| exp | 1,000 | 0.001 | 0.002 | 2.00 |" in text and "100 GFLOP/s" in text
     assert "| gelu | 0.5 | 2 |  | 1 | 2.00 |" in text and "| gru | 3 | 4 |  |  |  |" in text
-    assert "[jax #4379](https://github.com/jax-ml/jax/issues/4379) | 2 | 8 | 4.00 | 1.50 | 100 |" \
+    assert (
+        "[jax #4379](https://github.com/jax-ml/jax/issues/4379) | 2 | 8 | 4.00 | 1.50 | 100 |"
         " 250 |" in text
+    )
     assert "issues/31284) | wrong |" in text
     assert "| gelu | 50 | 96 | 96 | 1.60 | 84.4% | 75.0% | 17 | 4.0 |" in text
     assert "| exp | 9 | 5,000 | 2,000 | 1.00 | 100.0% | 100.0% | 8 | 1.0 |" in text
@@ -96,8 +121,9 @@ def test_searches_are_kept_line_by_line(tmp_path: Path) -> None:
     assert known(path) == []
     for found in _SEARCHED:
         keep(path, found)
-    assert [(one.case, one.best, one.reached) for one in known(path)] == \
-        [(one.case, one.best, one.reached) for one in _SEARCHED]
+    assert [(one.case, one.best, one.reached) for one in known(path)] == [
+        (one.case, one.best, one.reached) for one in _SEARCHED
+    ]
 
 
 def test_cases_are_measured(case: Case) -> None:
@@ -115,8 +141,14 @@ def test_cases_are_measured(case: Case) -> None:
 def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
     others = json.loads(_SCRIPT["PEERS"].read_text())
     reported = load(_SCRIPT["ISSUES"])
-    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others,
-                    known(_SCRIPT["TUNED"]), reported, tmp_path)
+    _SCRIPT["draw"](
+        _SCRIPT["Measured"].read(_SCRIPT["MEASURED"]),
+        others,
+        known(_SCRIPT["TUNED"]),
+        reported,
+        tmp_path,
+    )
     for name in ("performance.md", "scaling.svg", "roofline.svg"):
-        assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), \
+        assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), (
             "run python scripts/performance.py --draw"
+        )

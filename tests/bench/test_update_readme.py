@@ -76,8 +76,10 @@ def test_draws_what_was_right(update_readme: ModuleType, result_file: Path) -> N
     assert [word for word in words if word in DEMO] == ["argmax", "gelu", "transpose"]
     widths = [float(bar.get("width")) for bar in page.findall("{*}rect") if bar.get("rx")]
     assert widths[0] > widths[1] > widths[2] > 0
-    assert all(float(bar.get("x") or 0) + float(bar.get("width")) <= float(page.get("width"))
-               for bar in page.findall("{*}rect"))
+    assert all(
+        float(bar.get("x") or 0) + float(bar.get("width")) <= float(page.get("width"))
+        for bar in page.findall("{*}rect")
+    )
 
 
 def test_refuses_a_readme_without_markers(

@@ -106,8 +106,7 @@ def test_a_wrong_result_gives_exit_status_1(
 ) -> None:
     def compile_wrong(function: Callable, choose: str) -> Any:
         compiled = jax.jit(lambda *args: jax.tree.map(lambda y: y + 1, function(*args)))
-        compiled.report = lambda *args: SimpleNamespace(
-            kernels=(), coverage=0.0, predicted=None)
+        compiled.report = lambda *args: SimpleNamespace(kernels=(), coverage=0.0, predicted=None)
         return compiled
 
     monkeypatch.setattr(measuring, "mlc_jit", compile_wrong)
@@ -130,9 +129,7 @@ def test_demo_shows_every_workload(hlo_mlc: Callable, no_measuring: list[str]) -
     assert [line for line in lines if line in groups] == list(groups)
 
 
-def test_demo_writes_its_rows(
-    hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path
-) -> None:
+def test_demo_writes_its_rows(hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path) -> None:
     result = hlo_mlc("demo", "--json", "out.json")
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
@@ -192,8 +189,9 @@ def test_bench_says_which_goals_were_missed(hlo_mlc: Callable, no_measuring: lis
 
 
 def test_the_ratios_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = tuple(replace(_right(BY_NAME[name]), ratio=ratio)
-                 for name, ratio in (("exp", 0.5), ("sin", 8.0)))
+    rows = tuple(
+        replace(_right(BY_NAME[name]), ratio=ratio) for name, ratio in (("exp", 0.5), ("sin", 8.0))
+    )
     wrong = Row(name="log", group="elementwise", status="wrong")
     for shown, expected in (((*rows, wrong), True), (rows[:1], False)):
         measuring.show(Results(environment("auto", 1), shown), Console(width=80))
@@ -220,8 +218,11 @@ def test_select() -> None:
     assert [case.name for case in select((), (), False)] == names
     assert [case.name for case in select((), (), True)] == list(BY_NAME)
     assert [case.name for case in select(("softmax/odd",), (), False)] == ["softmax/odd"]
-    with_neighbours = [one.name for name in ("tiny_call", "softmax")
-                       for one in (BY_NAME[name], *BY_NAME[name].neighbours)]
+    with_neighbours = [
+        one.name
+        for name in ("tiny_call", "softmax")
+        for one in (BY_NAME[name], *BY_NAME[name].neighbours)
+    ]
     chosen = select(("softmax", "tiny_call"), (), True)
     assert sorted(case.name for case in chosen) == sorted(with_neighbours)
     chosen = select(("exp",), ("overhead",), False)
@@ -233,11 +234,13 @@ def test_select_refuses_an_unknown_name() -> None:
         select(("sofmax",), (), False)
 
 
-def test_peers_are_shown_in_one_table(hlo_mlc: Callable, tmp_path: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_shown_in_one_table(
+    hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("hlo_mlc_bench.peers.PEERS", peers.PEERS[:1])
-    result = hlo_mlc("bench", "--peers", "tiny_matmuls", "exp", "tiny_call", *_QUICK,
-                     "--json", "out.json")
+    result = hlo_mlc(
+        "bench", "--peers", "tiny_matmuls", "exp", "tiny_call", *_QUICK, "--json", "out.json"
+    )
     assert result.exit_code == 0, result.output
     assert "NumPy" in result.stdout and "of 2 best or tied" in result.stdout
     assert "tiny_call" not in result.stdout
@@ -269,8 +272,9 @@ example.example_args = (jnp.ones(8),)
 
 
 @pytest.fixture
-def module(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-           ) -> str:
+def module(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> str:
     """A file with functions, in the current folder."""
     name = f"benched_{request.node.name[:24]}"
     Path(f"{name}.py").write_text(_MODULE)
@@ -278,11 +282,27 @@ def module(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, request: pytest.F
 
 
 def test_a_function_of_the_users(hlo_mlc: Callable, module: str) -> None:
-    result = hlo_mlc("bench", f"{module}:softmax", "--arg", "f32[64,32]", "--choose", "ours",
-                     "--rounds", "1", "--json", "out.json")
+    result = hlo_mlc(
+        "bench",
+        f"{module}:softmax",
+        "--arg",
+        "f32[64,32]",
+        "--choose",
+        "ours",
+        "--rounds",
+        "1",
+        "--json",
+        "out.json",
+    )
     assert result.exit_code == 0, result.output
-    for expected in ("softmax ", "jax.jit / ours", "first call", "error against f64", "memory",
-                     "100% of the time in 1 kernel of ours (predicted); 1 round in turns"):
+    for expected in (
+        "softmax ",
+        "jax.jit / ours",
+        "first call",
+        "error against f64",
+        "memory",
+        "100% of the time in 1 kernel of ours (predicted); 1 round in turns",
+    ):
         assert expected in result.stdout
     content = json.loads(Path("out.json").read_text())
     assert content["rounds"] == 1 and content["report"]["kernels"][0]["name"].startswith("softmax@")
@@ -294,16 +314,26 @@ def test_a_function_with_arguments_of_its_own(hlo_mlc: Callable, module: str) ->
     assert "made up" not in result.stdout
 
 
-@pytest.mark.parametrize(("arguments", "message"), [
-    (("softmx", "--arg", "f32[2]"), "there is no 'softmx' in"),
-    (("softmax",), "Say what the function is called with: --arg f32[512,1024]"),
-    (("softmax", "--arg", "f32[2"), "An argument is written like f32[512,1024]"),
-    (("softmax", "--arg", "f32[2]", "--arg", "f32[2]"), "cannot be traced with these arguments"),
-    (("softmax", "--arg", "f32[2]", "--arg-file", "x.npy"), "by --arg or by --arg-file, not by"),
-    (("softmax", "--peers"), "is a function, which is measured by itself"),
-])
-def test_functions_that_cannot_be_measured(hlo_mlc: Callable, module: str,
-                                           arguments: tuple[str, ...], message: str) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("softmx", "--arg", "f32[2]"), "there is no 'softmx' in"),
+        (("softmax",), "Say what the function is called with: --arg f32[512,1024]"),
+        (("softmax", "--arg", "f32[2"), "An argument is written like f32[512,1024]"),
+        (
+            ("softmax", "--arg", "f32[2]", "--arg", "f32[2]"),
+            "cannot be traced with these arguments",
+        ),
+        (
+            ("softmax", "--arg", "f32[2]", "--arg-file", "x.npy"),
+            "by --arg or by --arg-file, not by",
+        ),
+        (("softmax", "--peers"), "is a function, which is measured by itself"),
+    ],
+)
+def test_functions_that_cannot_be_measured(
+    hlo_mlc: Callable, module: str, arguments: tuple[str, ...], message: str
+) -> None:
     name, *rest = arguments
     result = hlo_mlc("bench", f"{module}:{name}", *rest)
     assert result.exit_code == 2

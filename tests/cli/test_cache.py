@@ -30,8 +30,10 @@ def objects(hlo_mlc: Callable) -> ObjectCache:
 def notes(objects: ObjectCache) -> list[Path]:
     """A choice, the limits and the rates of a machine, and a tuning record."""
     folder = objects.folder.parent
-    paths = [folder / name for name in
-             ("choices/0.json", "limits-0.json", "rates-0.json", "records/0.json")]
+    paths = [
+        folder / name
+        for name in ("choices/0.json", "limits-0.json", "rates-0.json", "records/0.json")
+    ]
     for path in paths:
         write_note(path, {"known": 1})
     return paths
@@ -69,14 +71,13 @@ def test_clear_forgets_the_machine_when_asked_to(
     assert [path.exists() for path in notes] == [False, False, False, True]
 
 
-def test_a_cleared_choice_is_made_again(
-    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cleared_choice_is_made_again(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     measure = measuring._measure
     monkeypatch.setattr(measuring, "_BUDGET_S", 0.01)
     monkeypatch.setattr(
-        measuring, "_measure", lambda *programs: measured.append(1) or measure(*programs))
+        measuring, "_measure", lambda *programs: measured.append(1) or measure(*programs)
+    )
 
     def compiled() -> None:
         mlc_jit(lambda x: jnp.sin(x) * 2, choose="measure").lower(jnp.ones(10))

@@ -29,10 +29,17 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
     np.save(tmp_path / "four.npy", np.ones(4, np.float32))
     (tmp_path / "open.mlir").write_text(
-        _MODULE.format(name="main", body=_NEGATE).replace("4x", "?x"))
-    (tmp_path / "call.mlir").write_text(_MODULE.format(name="main", body=(
-        "%0 = stablehlo.custom_call @nobody_knows(%x) : (tensor<4xf32>) -> tensor<4xf32> "
-        "return %0 : tensor<4xf32>")))
+        _MODULE.format(name="main", body=_NEGATE).replace("4x", "?x")
+    )
+    (tmp_path / "call.mlir").write_text(
+        _MODULE.format(
+            name="main",
+            body=(
+                "%0 = stablehlo.custom_call @nobody_knows(%x) : (tensor<4xf32>) -> tensor<4xf32> "
+                "return %0 : tensor<4xf32>"
+            ),
+        )
+    )
     (tmp_path / "empty.mlir").touch()
     (tmp_path / "empty.mlc").touch()
     (tmp_path / "static.a").write_bytes(b"!<arch>\n" + bytes(60))
@@ -49,27 +56,32 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
         (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),
         (["bench", "--json", "text.json/out.json"], 2, "Cannot write the results"),
-        (["bench", "mistaken:f", "--arg", "f32[4]", "--json", "no/out.json"], 2,
-         "Cannot write the results to 'no/out.json': there is no folder 'no'"),
+        (
+            ["bench", "mistaken:f", "--arg", "f32[4]", "--json", "no/out.json"],
+            2,
+            "Cannot write the results to 'no/out.json': there is no folder 'no'",
+        ),
         (["inspect", "nothing"], 2, "There is no file 'nothing', and a function is given as"),
         (["inspect", "missing.mlir"], 2, "missing.mlir"),
         (["inspect", "broken.mlir"], 1, "StableHLO"),
         (["inspect", "other.mlir"], 1, "no function @main; its functions are: @other"),
         (["inspect", "absent_module:f"], 2, "Cannot import 'absent_module': ModuleNotFoundError"),
-        (["inspect", "raising:f"], 2,
-         "Cannot import 'raising': OSError: no licence (at raising.py:1)"),
+        (
+            ["inspect", "raising:f"],
+            2,
+            "Cannot import 'raising': OSError: no licence (at raising.py:1)",
+        ),
         (["inspect", "mistaken:h"], 2, "there is no 'h' in 'mistaken'"),
         (["inspect", "mistaken:number"], 2, "is int, not a function"),
         (["inspect", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
         (["inspect", "mistaken:f", "--arg", "f32(4)"], 2, "written like f32[512,1024]"),
         (["inspect", "mistaken:f", "--arg", "q7[4]"], 2, "there is no dtype 'q7'"),
-        (["inspect", "mistaken:g", "--arg", "f32[4]"], 2,
-         "missing 1 required positional argument: 'y'\n"),
         (
-            ["inspect", "mistaken:g", "--arg", "f32[4]", "--arg", "f32[5]"],
+            ["inspect", "mistaken:g", "--arg", "f32[4]"],
             2,
-            "(at mistaken.py:5)",
+            "missing 1 required positional argument: 'y'\n",
         ),
+        (["inspect", "mistaken:g", "--arg", "f32[4]", "--arg", "f32[5]"], 2, "(at mistaken.py:5)"),
         (["inspect", "folder"], 2, "'folder' is a folder; expected a file or MODULE:FUNCTION"),
         (["inspect", "open.mlir", "--arg", "f32[4]"], 2, "a StableHLO file says itself what"),
         (["inspect", "mistaken:f", "--arg-file", "gone.npy"], 2, "Cannot read gone.npy: No such"),
@@ -81,11 +93,18 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["inspect", "gone.py:f"], 2, "There is no file 'gone.py'; a function is given as MODULE:"),
         (["inspect", "raising.py:f"], 2, "Cannot import 'raising.py': OSError: no licence"),
         (["inspect", "shared.so:f"], 2, "'shared.so' is no module of Python; a function is given"),
-        (["inspect", "failing.py:f", "--arg", "f32[4]"], 2,
-         "OSError: no licence (at failing.py:2)"),
+        (
+            ["inspect", "failing.py:f", "--arg", "f32[4]"],
+            2,
+            "OSError: no licence (at failing.py:2)",
+        ),
         (["inspect", "mistaken:f", "--arg", "f32[512 1024]"], 2, "written like f32[512,1024]"),
-        (["inspect", "call.mlir"], 1, "No registered implementation for untyped custom call to "
-         "nobody_knows for Host); custom calls are registered with jax.ffi.register_ffi_target"),
+        (
+            ["inspect", "call.mlir"],
+            1,
+            "No registered implementation for untyped custom call to "
+            "nobody_knows for Host); custom calls are registered with jax.ffi.register_ffi_target",
+        ),
         (["inspect", "empty.mlir"], 2, "empty.mlir is empty; expected a StableHLO module"),
         (["inspect", "empty.mlc"], 2, "empty.mlc is empty; expected a StableHLO module"),
         (["inspect", "static.a"], 2, "static.a is a library of machine code"),
@@ -93,8 +112,11 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "call.mlir", "--trials", "1"], 1, "XLA cannot compile it"),
         (["tune", "shared.so"], 2, "expected a StableHLO module, a file of `hlo-mlc export`"),
         (["export", "shared.so", "-o", "f.mlc"], 2, "shared.so is a library of machine code"),
-        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "double.a", "--format", "c"], 2,
-         "cannot be called 'double': that is a keyword of C or C++"),
+        (
+            ["export", "mistaken:f", "--arg", "f32[4]", "-o", "double.a", "--format", "c"],
+            2,
+            "cannot be called 'double': that is a keyword of C or C++",
+        ),
         (["tune", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
         (["tune", "mistaken:f", "--arg", "f32[n]"], 2, "sizes are numbers here"),
         (["tune", "mistaken:f", "--arg", "f32[4]", "--minutes", "nan"], 2, "and some time"),
@@ -107,20 +129,50 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "open.mlir"], 2, "has dynamic shapes: say for which arguments to tune it"),
         (["tune", "open.mlir", "--arg", "i32[4]"], 2, "expected float32[?], got int32[4]"),
         (["tune", "other.mlir"], 1, "no function @main; its functions are: @other"),
-        (["export", "failing.py:f", "--arg", "f32[4]", "-o", "no/f.mlc"], 2,
-         "Cannot write the export to 'no/f.mlc': there is no folder 'no'"),
-        (["export", "mistaken:f", "-o", "folder"], 2,
-         "Cannot write the export to 'folder': it is a folder"),
-        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "0"], 2,
-         "argument 0 goes into the file by its value, and is a type here: float32[4]"),
-        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "text.json/f", "--format", "c-source"],
-         2, "Cannot make the folder 'text.json/f': Not a directory"),
-        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "1"], 2,
-         "expected different positions of arguments"),
-        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--target", "vax"], 1,
-         "There is no CPU target 'vax'"),
-        (["export", "mistaken:f", "--arg", "f32[b]", "-o", "f", "--format", "c"], 1,
-         "shapes that are known only at run time"),
+        (
+            ["export", "failing.py:f", "--arg", "f32[4]", "-o", "no/f.mlc"],
+            2,
+            "Cannot write the export to 'no/f.mlc': there is no folder 'no'",
+        ),
+        (
+            ["export", "mistaken:f", "-o", "folder"],
+            2,
+            "Cannot write the export to 'folder': it is a folder",
+        ),
+        (
+            ["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "0"],
+            2,
+            "argument 0 goes into the file by its value, and is a type here: float32[4]",
+        ),
+        (
+            [
+                "export",
+                "mistaken:f",
+                "--arg",
+                "f32[4]",
+                "-o",
+                "text.json/f",
+                "--format",
+                "c-source",
+            ],
+            2,
+            "Cannot make the folder 'text.json/f': Not a directory",
+        ),
+        (
+            ["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "1"],
+            2,
+            "expected different positions of arguments",
+        ),
+        (
+            ["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--target", "vax"],
+            1,
+            "There is no CPU target 'vax'",
+        ),
+        (
+            ["export", "mistaken:f", "--arg", "f32[b]", "-o", "f", "--format", "c"],
+            1,
+            "shapes that are known only at run time",
+        ),
         (["records", "import", "gone.json"], 2, "Cannot read gone.json"),
         (["records", "import", "records.json"], 1, "got 'hlo_mlc records 9'"),
         (["records", "export", "no/records.json"], 2, "Cannot write no/records.json"),
@@ -180,10 +232,16 @@ def test_warnings_of_ours_are_one_line(hlo_mlc: Callable, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["records", "list"]])
 def test_what_needs_no_jax_does_not_import_it(command: list[str], tmp_path: Path) -> None:
-    script = (f"import sys; sys.argv[1:] = {command!r}\nfrom hlo_mlc.cli import main\n"
-              "main(standalone_mode=False)\nassert 'jax' not in sys.modules")
-    ran = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True,
-                         env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")})
+    script = (
+        f"import sys; sys.argv[1:] = {command!r}\nfrom hlo_mlc.cli import main\n"
+        "main(standalone_mode=False)\nassert 'jax' not in sys.modules"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")},
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -198,9 +256,14 @@ def test_a_cache_folder_that_cannot_be_made(
     assert len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [
-    ["records", "list"], ["dashboard", "--port", "0"],
-    ["tune", "mistaken:f", "--arg", "f32[4]", "--trials", "1"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["records", "list"],
+        ["dashboard", "--port", "0"],
+        ["tune", "mistaken:f", "--arg", "f32[4]", "--trials", "1"],
+    ],
+)
 def test_a_cache_folder_that_is_a_file(
     hlo_mlc: Callable, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,14 +286,16 @@ def test_what_nobody_expects_is_one_line_too(
     hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its traceback is shown on request."""
+
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("out of\nwit")
 
     monkeypatch.setattr("hlo_mlc.cli.cache.object_cache", fail)
     result = hlo_mlc("cache", "list")
     assert result.exit_code == 1
-    assert result.stderr == ("error: RuntimeError: out of wit (HLO_MLC_DEBUG=1 shows where it was "
-                             "raised)\n")
+    assert result.stderr == (
+        "error: RuntimeError: out of wit (HLO_MLC_DEBUG=1 shows where it was raised)\n"
+    )
     monkeypatch.setenv("HLO_MLC_DEBUG", "1")
     assert isinstance(hlo_mlc("cache", "list").exception, RuntimeError)
 

@@ -61,8 +61,14 @@ def test_explains_a_function_in_a_file(
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("model_in_a_file", "json"):
         (folder / f"{name}.py").write_text(f"from {beside} import softmax\n")
-        result = hlo_mlc("inspect", f"elsewhere/{name}.py:softmax", "--arg", "float32[128,64]",
-                         "--choose", "ours")
+        result = hlo_mlc(
+            "inspect",
+            f"elsewhere/{name}.py:softmax",
+            "--arg",
+            "float32[128,64]",
+            "--choose",
+            "ours",
+        )
         assert result.exit_code == 0, result.output
         assert "coverage: 100%" in result.stdout
     assert not hasattr(sys.modules["json"], "softmax")
@@ -70,8 +76,16 @@ def test_explains_a_function_in_a_file(
 
 def test_explains_for_a_level(hlo_mlc: Callable, module: str) -> None:
     level = runnable()[1]
-    result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours",
-                     "--target", level)
+    result = hlo_mlc(
+        "inspect",
+        f"{module}:softmax",
+        "--arg",
+        "f32[128,64]",
+        "--choose",
+        "ours",
+        "--target",
+        level,
+    )
     assert result.exit_code == 0, result.output
     assert f", compiled for {level}\n" in result.stdout
 
@@ -94,11 +108,19 @@ def test_shows_the_plan_and_how_fast_it_is(
 ) -> None:
     known = MachineLimits(100.0, (Level(1 << 20, 50.0),), 10.0)
     monkeypatch.setattr(limits, "measure_limits", lambda target: known)
-    result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours",
-                     "--verbose")
+    result = hlo_mlc(
+        "inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours", "--verbose"
+    )
     assert result.exit_code == 0, result.output
-    for expected in ("(128x64xf32) -> (128x64xf32)", f"{module}.py:", "reduction(", "predicted ",
-                     "measured ", "% of what this machine can do", "partition "):
+    for expected in (
+        "(128x64xf32) -> (128x64xf32)",
+        f"{module}.py:",
+        "reduction(",
+        "predicted ",
+        "measured ",
+        "% of what this machine can do",
+        "partition ",
+    ):
         assert expected in result.stdout
 
 
@@ -107,8 +129,12 @@ def test_a_dump_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     result = hlo_mlc(
-        "inspect", f"{module}:with_example", "--choose", "ours",
-        "--dump", str(tmp_path / "file" / "dump"),
+        "inspect",
+        f"{module}:with_example",
+        "--choose",
+        "ours",
+        "--dump",
+        str(tmp_path / "file" / "dump"),
     )
     assert result.exit_code == 1
     assert "error: The dump folder" in result.stderr
@@ -175,8 +201,21 @@ def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:
     assert (parsed.shape, parsed.dtype) == (shape, jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("text", ["", "f32", "f32[", "f32[-1]", "f32[1,]", "F32[1]", "f31[1]",
-                                  "f32[batch]", "f32[512 1024]", "f 32[2]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "f32",
+        "f32[",
+        "f32[-1]",
+        "f32[1,]",
+        "F32[1]",
+        "f31[1]",
+        "f32[batch]",
+        "f32[512 1024]",
+        "f 32[2]",
+    ],
+)
 def test_parse_argument_refuses(text: str) -> None:
     with pytest.raises(MlcError):
         parse_argument(text)

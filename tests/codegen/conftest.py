@@ -25,8 +25,9 @@ from making.code import generate
 
 _PAGE = mmap.PAGESIZE
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-_PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
-                                 ctypes.c_int64)
+_PARALLEL_FOR = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
+)
 _ENTRY = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)
 
 
@@ -74,13 +75,22 @@ class Machine:
         asked = (program, target, checked)
         if self._last is None or self._last[0] != asked:
             generated = generate(program, target, checked)
-            self._last = (asked, load_object(generated.object_code, generated.symbol,
-                                             program.scratch_bytes))
+            self._last = (
+                asked,
+                load_object(generated.object_code, generated.symbol, program.scratch_bytes),
+            )
         return self._last[1]
 
-    def run(self, program: LoopProgram, operands: Sequence[np.ndarray], *,
-            results: Sequence[np.ndarray] | None = None, dims: Sequence[int] = (),
-            target: CpuTarget | None = None, at_end: bool = True) -> list[np.ndarray]:
+    def run(
+        self,
+        program: LoopProgram,
+        operands: Sequence[np.ndarray],
+        *,
+        results: Sequence[np.ndarray] | None = None,
+        dims: Sequence[int] = (),
+        target: CpuTarget | None = None,
+        at_end: bool = True,
+    ) -> list[np.ndarray]:
         """The results of a kernel; results start as zeros unless given, an aliased result in the
         memory of its operand."""
         if results is None and self._checked:
@@ -88,16 +98,21 @@ class Machine:
             if checked is not None:
                 return checked
         code = self._code(program, target or host(), False)
-        inputs = {b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
-                  for b, a in zip(program.operands, operands, strict=True)}
+        inputs = {
+            b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
+            for b, a in zip(program.operands, operands, strict=True)
+        }
         aliases = {result.name: operand.name for result, operand in program.aliases}
         outputs = []
         for number, buffer in enumerate(program.results):
             if buffer.name in aliases:
                 outputs.append(inputs[aliases[buffer.name]])
             else:
-                start = np.zeros(buffer.shape, buffer.dtype.numpy) if results is None \
+                start = (
+                    np.zeros(buffer.shape, buffer.dtype.numpy)
+                    if results is None
                     else results[number]
+                )
                 outputs.append(_Fenced(start, at_end))
         scratch = _Fenced(np.zeros(max(program.scratch_bytes, 64), np.uint8), at_end)
         fenced = [*inputs.values(), *outputs]
@@ -106,20 +121,32 @@ class Machine:
         pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
         context = _Context(pointer, 1)
         entry = _ENTRY(code.entry)
-        entry(ctypes.addressof(context), ctypes.addressof(buffers), ctypes.addressof(numbers),
-              scratch.address)
+        entry(
+            ctypes.addressof(context),
+            ctypes.addressof(buffers),
+            ctypes.addressof(numbers),
+            scratch.address,
+        )
         return [f.array.copy() for f in outputs]
 
-    def _run_checked(self, program: LoopProgram, operands: Sequence[np.ndarray],
-                     dims: Sequence[int], target: CpuTarget) -> list[np.ndarray] | None:
+    def _run_checked(
+        self,
+        program: LoopProgram,
+        operands: Sequence[np.ndarray],
+        dims: Sequence[int],
+        target: CpuTarget,
+    ) -> list[np.ndarray] | None:
         """The results of a kernel with checks, by the runtime; None if all that they find is that
         it leaves elements as they were, as kernels that are written by hand may."""
         code = self._code(program, target, True)
-        inputs = {b: np.array(a, b.dtype.numpy)
-                  for b, a in zip(program.operands, operands, strict=True)}
+        inputs = {
+            b: np.array(a, b.dtype.numpy) for b, a in zip(program.operands, operands, strict=True)
+        }
         aliases = dict(program.aliases)
-        outputs = [inputs[aliases[b]] if b in aliases else np.zeros(b.shape, b.dtype.numpy)
-                   for b in program.results]
+        outputs = [
+            inputs[aliases[b]] if b in aliases else np.zeros(b.shape, b.dtype.numpy)
+            for b in program.results
+        ]
         try:
             bind_kernel(code, list(inputs.values()), outputs, dims)()
         except KernelFaultError as fault:
@@ -145,8 +172,10 @@ def unflushed_machine() -> Machine:
 def flushed() -> Callable[..., list[np.ndarray]]:
     """`flushed(program, operands, target)`: the results of a kernel as the runtime calls it, where
     subnormal numbers are zero."""
-    def run(program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget
-            ) -> list[np.ndarray]:
+
+    def run(
+        program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget
+    ) -> list[np.ndarray]:
         generated = generate(program, target)
         code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
@@ -159,16 +188,33 @@ def flushed() -> Callable[..., list[np.ndarray]]:
 @pytest.fixture(scope="session")
 def elementwise() -> Callable[..., LoopProgram]:
     """`elementwise(op, dtype, count, lanes)`: a function of all elements, in vectors of `lanes`."""
+
     def build(op: str, dtype: DType, count: int, lanes: int) -> LoopProgram:
         buffers = tuple(Buffer(f"in{i}", dtype, (count,), "operand") for i in range(OPS[op].arity))
         result = Buffer("out", dtype, (count,), "result")
         outer, lane = variable("outer", count // lanes), variable("lane", lanes)
         where = index.add(index.multiply(outer, index.constant(lanes)), lane)
         value = apply(op, *(load(b, (where,)) for b in buffers))
-        return LoopProgram("function", buffers, (result,), (
-            For(outer, index.constant(count // lanes), LoopKind.SERIAL, (
-                For(lane, index.constant(lanes), LoopKind.VECTORIZE, (
-                    Store(result, (where,), value),)),)),))
+        return LoopProgram(
+            "function",
+            buffers,
+            (result,),
+            (
+                For(
+                    outer,
+                    index.constant(count // lanes),
+                    LoopKind.SERIAL,
+                    (
+                        For(
+                            lane,
+                            index.constant(lanes),
+                            LoopKind.VECTORIZE,
+                            (Store(result, (where,), value),),
+                        ),
+                    ),
+                ),
+            ),
+        )
 
     return build
 
@@ -192,18 +238,44 @@ def samples() -> Callable[[DType, int, int], np.ndarray]:
             special = [0, 1, 2, 3, high, high - 1, low, low + 1, dtype.bits - 1, dtype.bits]
             if dtype.is_signed:
                 special += [-1, -2, -3]
-            picks = [random.integers(low, high, count, dtype.numpy, endpoint=True),
-                     random.integers(0, 9, count).astype(dtype.numpy), random.choice(
-                         np.array(special, dtype.numpy), count)]
+            picks = [
+                random.integers(low, high, count, dtype.numpy, endpoint=True),
+                random.integers(0, 9, count).astype(dtype.numpy),
+                random.choice(np.array(special, dtype.numpy), count),
+            ]
         else:
-            special = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, np.inf, -np.inf, np.nan, 3e38,
-                       -3e38, 1e-40, 65504.0, 65520.0, 2.0**31, -(2.0**31), 2.0**63, 255.0, 256.0]
+            special = [
+                0.0,
+                -0.0,
+                1.0,
+                -1.0,
+                0.5,
+                -0.5,
+                1.5,
+                2.5,
+                np.inf,
+                -np.inf,
+                np.nan,
+                3e38,
+                -3e38,
+                1e-40,
+                65504.0,
+                65520.0,
+                2.0**31,
+                -(2.0**31),
+                2.0**63,
+                255.0,
+                256.0,
+            ]
             with np.errstate(all="ignore"):
-                picks = [random.standard_normal(count).astype(dtype.numpy),
-                         (random.standard_normal(count) * 1e5).astype(dtype.numpy),
-                         random.integers(0, 256, (count, dtype.bytes), np.uint8)
-                         .view(dtype.numpy).reshape(count),
-                         random.choice(np.array(special).astype(dtype.numpy), count)]
+                picks = [
+                    random.standard_normal(count).astype(dtype.numpy),
+                    (random.standard_normal(count) * 1e5).astype(dtype.numpy),
+                    random.integers(0, 256, (count, dtype.bytes), np.uint8)
+                    .view(dtype.numpy)
+                    .reshape(count),
+                    random.choice(np.array(special).astype(dtype.numpy), count),
+                ]
         return np.choose(random.integers(0, len(picks), count), picks)
 
     return make

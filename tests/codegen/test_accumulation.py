@@ -37,8 +37,9 @@ def _argmax(with_identity: bool) -> Combiner:
     tie = apply("and", apply("eq", a, b), apply("lt", i, j))
     keep = apply("or", left, tie)
     neutral = (Const(-math.inf, t.F32), Const(2**31 - 1, t.I32)) if with_identity else None
-    return Combiner((a, i), (b, j), (apply("select", keep, a, b), apply("select", keep, i, j)),
-                    neutral)
+    return Combiner(
+        (a, i), (b, j), (apply("select", keep, a, b), apply("select", keep, i, j)), neutral
+    )
 
 
 def _vector(extent: int, *body) -> For:
@@ -54,30 +55,47 @@ def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: Cp
 
 @pytest.mark.parametrize("extent", [1, 2, 3, 7, 8, 13, 16])
 @pytest.mark.parametrize("with_identity", [True, False])
-def test_across_lanes(extent: int, with_identity: bool, target: CpuTarget, machine,
-                      samples) -> None:
+def test_across_lanes(
+    extent: int, with_identity: bool, target: CpuTarget, machine, samples
+) -> None:
     """The order is by halves, so float sums agree to the bit with the interpreter's."""
     lane = variable("lane", extent)
-    cases = [("add", t.F32), ("mul", t.F64), ("max", t.F32), ("min", t.I8), ("add", t.I64),
-             ("or", t.BOOL), ("add", t.BF16)]
+    cases = [
+        ("add", t.F32),
+        ("mul", t.F64),
+        ("max", t.F32),
+        ("min", t.I8),
+        ("add", t.I64),
+        ("or", t.BOOL),
+        ("add", t.BF16),
+    ]
     operands = [Buffer(f"x{n}", d, (extent,), "operand") for n, (_, d) in enumerate(cases)]
     results = [Buffer(f"y{n}", d, (), "result") for n, (_, d) in enumerate(cases)]
     body = []
     for (op, dtype), x, y in zip(cases, operands, results, strict=True):
-        body += [Store(y, (), const(1, dtype)), _vector(extent, Accumulate(
-            (y,), (), _one_op(op, dtype, with_identity), (load(x, (lane,)),)))]
+        body += [
+            Store(y, (), const(1, dtype)),
+            _vector(
+                extent, Accumulate((y,), (), _one_op(op, dtype, with_identity), (load(x, (lane,)),))
+            ),
+        ]
     program = LoopProgram("across", tuple(operands), tuple(results), tuple(body))
     random = np.random.default_rng(extent)
-    arrays = [random.integers(-3, 4, extent).astype(d.numpy) if not d.is_float
-              else random.standard_normal(extent).astype(d.numpy) for _, d in cases]
+    arrays = [
+        random.integers(-3, 4, extent).astype(d.numpy)
+        if not d.is_float
+        else random.standard_normal(extent).astype(d.numpy)
+        for _, d in cases
+    ]
     _check(machine, program, arrays, target)
 
 
 @pytest.mark.parametrize("scope", ["result", "register"])
 @pytest.mark.parametrize("with_identity", [True, False])
 @pytest.mark.parametrize("count", [1, 5, 16, 18])
-def test_across_guarded_lanes(count: int, with_identity: bool, scope: str, target: CpuTarget,
-                              machine) -> None:
+def test_across_guarded_lanes(
+    count: int, with_identity: bool, scope: str, target: CpuTarget, machine
+) -> None:
     x = Buffer("x", t.F32, (count,), "operand")
     value, position = Buffer("v", t.F32, (), "result"), Buffer("p", t.I32, (), "result")
     best, where = Buffer("best", t.F32, (), scope), Buffer("where", t.I32, (), scope)
@@ -86,17 +104,50 @@ def test_across_guarded_lanes(count: int, with_identity: bool, scope: str, targe
     outer, lane = variable("outer", 2), variable("lane", 16)
     at = index.add(index.multiply(outer, index.constant(16)), lane)
     inside = index.compare("lt", at, index.constant(count))
-    body = (Store(best, (), const(-math.inf, t.F32)), Store(where, (), const(-1, t.I32)), For(
-        outer, index.constant(2), LoopKind.SERIAL, (_vector(16, Accumulate(
-            (best, where), (), _argmax(with_identity),
-            (load(x, (at,)), apply("convert", at, dtype=t.I32)), inside)),)))
+    body = (
+        Store(best, (), const(-math.inf, t.F32)),
+        Store(where, (), const(-1, t.I32)),
+        For(
+            outer,
+            index.constant(2),
+            LoopKind.SERIAL,
+            (
+                _vector(
+                    16,
+                    Accumulate(
+                        (best, where),
+                        (),
+                        _argmax(with_identity),
+                        (load(x, (at,)), apply("convert", at, dtype=t.I32)),
+                        inside,
+                    ),
+                ),
+            ),
+        ),
+    )
     if scope == "register":
-        body = (Allocate(best, (Allocate(where, (
-            *body, Store(value, (), load(best, ())), Store(position, (), load(where, ())))),)),)
+        body = (
+            Allocate(
+                best,
+                (
+                    Allocate(
+                        where,
+                        (
+                            *body,
+                            Store(value, (), load(best, ())),
+                            Store(position, (), load(where, ())),
+                        ),
+                    ),
+                ),
+            ),
+        )
     program = LoopProgram("argmax", (x,), (value, position), body)
     random = np.random.default_rng(count)
-    for values in (random.integers(0, 4, count), np.where(np.arange(count) % 4 == 2, np.nan, 1.0),
-                   np.full(count, -np.inf)):
+    for values in (
+        random.integers(0, 4, count),
+        np.where(np.arange(count) % 4 == 2, np.nan, 1.0),
+        np.full(count, -np.inf),
+    ):
         one, other = machine.run(program, [values.astype(np.float32)], target=target)
         if np.isneginf(values).all():
             assert other in (0, -1)
@@ -117,11 +168,25 @@ def test_lane_by_lane(target: CpuTarget, machine, samples) -> None:
     item = load(x, (k, lane))
     body = (
         _vector(13, Store(acc, (lane,), const(0, t.F32)), Store(dots, (lane,), const(0, t.F32))),
-        For(k, index.constant(9), LoopKind.SERIAL, (_vector(
-            13, Accumulate((acc,), (lane,), _one_op("add", t.F32), (item,)),
-            Accumulate((dots,), (lane,), _one_op("add", t.F32),
-                       (apply("mul", item, load(w, (k,))),))),)),
-        _vector(13, Store(sums, (lane,), load(acc, (lane,)))))
+        For(
+            k,
+            index.constant(9),
+            LoopKind.SERIAL,
+            (
+                _vector(
+                    13,
+                    Accumulate((acc,), (lane,), _one_op("add", t.F32), (item,)),
+                    Accumulate(
+                        (dots,),
+                        (lane,),
+                        _one_op("add", t.F32),
+                        (apply("mul", item, load(w, (k,))),),
+                    ),
+                ),
+            ),
+        ),
+        _vector(13, Store(sums, (lane,), load(acc, (lane,)))),
+    )
     program = LoopProgram("rows", (x, w), (sums, dots), (Allocate(acc, body),))
     random = np.random.default_rng(1)
     values = random.standard_normal((9, 13)).astype(np.float32)
@@ -148,12 +213,32 @@ def test_lanes_that_meet(guarded: bool, target: CpuTarget, machine) -> None:
     fill = {"guard": inside, "default": const(0, t.I32)} if not guarded else {}
     item = load(x, (at,), **fill)
     guard = inside if guarded else all_of(inside, apply("ge", item, const(0, t.I32)))
-    program = LoopProgram("histogram", (x,), (y,), (For(
-        outer, index.constant(3), LoopKind.SERIAL, (_vector(13, Accumulate(
-            (y,), (apply("convert", item, dtype=t.INDEX),), _one_op("add", t.I32),
-            (const(1, t.I32),), guard)),)),))
+    program = LoopProgram(
+        "histogram",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(3),
+                LoopKind.SERIAL,
+                (
+                    _vector(
+                        13,
+                        Accumulate(
+                            (y,),
+                            (apply("convert", item, dtype=t.INDEX),),
+                            _one_op("add", t.I32),
+                            (const(1, t.I32),),
+                            guard,
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
     values = np.random.default_rng(2).integers(0, 5, count).astype(np.int32)
-    actual, = machine.run(program, [values], results=[np.zeros(5, np.int32)], target=target)
+    (actual,) = machine.run(program, [values], results=[np.zeros(5, np.int32)], target=target)
     np.testing.assert_array_equal(actual, np.bincount(values, minlength=5))
 
 
@@ -161,10 +246,28 @@ def test_lanes_that_meet(guarded: bool, target: CpuTarget, machine) -> None:
 def test_scalar_loops(dtype: DType, target: CpuTarget, machine) -> None:
     x, y = Buffer("x", dtype, (10,), "operand"), Buffer("y", dtype, (), "result")
     i = variable("i", 10)
-    program = LoopProgram("sum", (x,), (y,), (
-        Store(y, (), const(0, dtype)), For(i, index.constant(10), LoopKind.SERIAL, (
-            Accumulate((y,), (), _one_op("add", dtype), (load(x, (i,)),),
-                       index.compare("ne", i, index.constant(3))),))))
+    program = LoopProgram(
+        "sum",
+        (x,),
+        (y,),
+        (
+            Store(y, (), const(0, dtype)),
+            For(
+                i,
+                index.constant(10),
+                LoopKind.SERIAL,
+                (
+                    Accumulate(
+                        (y,),
+                        (),
+                        _one_op("add", dtype),
+                        (load(x, (i,)),),
+                        index.compare("ne", i, index.constant(3)),
+                    ),
+                ),
+            ),
+        ),
+    )
     _check(machine, program, [np.arange(10).astype(dtype.numpy)], target)
 
 
@@ -174,43 +277,78 @@ def test_lanes_share_all_places_or_none() -> None:
     a, b, c, d = (Var(n, t.F32) for n in "abcd")
     pair = Combiner((a, b), (c, d), (apply("add", a, c), apply("add", b, d)), None)
     one: Expr = const(1, t.F32)
-    program = LoopProgram("mixed", (), (y, z), (_vector(
-        4, Accumulate((y, z), (lane,), pair, (one, one))),))
+    program = LoopProgram(
+        "mixed", (), (y, z), (_vector(4, Accumulate((y, z), (lane,), pair, (one, one))),)
+    )
     with pytest.raises(CodegenError, match="places of one kind"):
         generate(program, host())
 
 
-def test_the_first_element_is_not_touched_when_all_lanes_are_off(target: CpuTarget,
-                                                                 machine) -> None:
+def test_the_first_element_is_not_touched_when_all_lanes_are_off(
+    target: CpuTarget, machine
+) -> None:
     """A place that exists for some iterations only."""
     x, y = Buffer("x", t.F32, (20,), "operand"), Buffer("y", t.F32, (2,), "result")
     outer, lane = variable("outer", 700), variable("lane", 16)
     at = index.add(index.multiply(outer, index.constant(10)), lane)
     inside = index.compare("lt", at, index.constant(20))
-    program = LoopProgram("sparse", (x,), (y,), (For(
-        outer, index.constant(700), LoopKind.SERIAL, (_vector(16, Accumulate(
-            (y,), (outer,), _one_op("add", t.F32), (load(x, (at,)),), inside)),)),))
+    program = LoopProgram(
+        "sparse",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(700),
+                LoopKind.SERIAL,
+                (
+                    _vector(
+                        16,
+                        Accumulate(
+                            (y,), (outer,), _one_op("add", t.F32), (load(x, (at,)),), inside
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
     values = np.arange(20, dtype=np.float32)
-    actual, = machine.run(program, [values], results=[np.zeros(2, np.float32)], target=target)
+    (actual,) = machine.run(program, [values], results=[np.zeros(2, np.float32)], target=target)
     np.testing.assert_array_equal(actual, [values[:16].sum(), values[10:].sum()])
 
 
 def test_what_no_lane_adds_to_is_not_touched(target: CpuTarget, machine, samples) -> None:
-    """Guards of lanes keep whole rows away from an array of registers that has no place for them.
-    """
+    """Guards of lanes keep whole rows away from an array of registers without a place for them."""
     x, y = Buffer("x", t.F32, (4, 4), "operand"), Buffer("y", t.F32, (2,), "result")
     held = Buffer("held", t.F32, (2,), "register")
     row, place, lane = variable("row", 4), variable("place", 2), variable("lane", 4)
     number = index.add(index.multiply(row, index.constant(4)), lane)
-    update = Accumulate((held,), (row,), _one_op("add", t.F32), (load(x, (row, lane)),),
-                        index.compare("lt", number, index.constant(7)))
+    update = Accumulate(
+        (held,),
+        (row,),
+        _one_op("add", t.F32),
+        (load(x, (row, lane)),),
+        index.compare("lt", number, index.constant(7)),
+    )
 
     def each(var: Var, stmt) -> For:
         return For(var, index.constant(var.extent), LoopKind.UNROLL, (stmt,))
 
-    program = LoopProgram("held", (x,), (y,), (Allocate(held, (
-        each(place, Store(held, (place,), const(0.0, t.F32))), each(row, _vector(4, update)),
-        each(place, Store(y, (place,), load(held, (place,)))))),))
+    program = LoopProgram(
+        "held",
+        (x,),
+        (y,),
+        (
+            Allocate(
+                held,
+                (
+                    each(place, Store(held, (place,), const(0.0, t.F32))),
+                    each(row, _vector(4, update)),
+                    each(place, Store(y, (place,), load(held, (place,)))),
+                ),
+            ),
+        ),
+    )
     assert not prove(program)[1].guarded
     text = print_program(program, target)
     name, size = re.search(r"(%\w+) = alloca \[(\d+) x i8\]", text).groups()

@@ -20,8 +20,13 @@ from hlo_mlc.target.levels import runnable
 X = Buffer("x", t.F32, (4, 13), "operand")
 Y = Buffer("y", t.F32, (2, 13), "result")
 TILE = Buffer("tile", t.F32, (2, 13), "register")
-SUM = Combiner((Var("a", t.F32),), (Var("b", t.F32),),
-               (apply("add", Var("a", t.F32), Var("b", t.F32)),), (const(0.0, t.F32),), "add")
+SUM = Combiner(
+    (Var("a", t.F32),),
+    (Var("b", t.F32),),
+    (apply("add", Var("a", t.F32), Var("b", t.F32)),),
+    (const(0.0, t.F32),),
+    "add",
+)
 K = variable("k", 4)
 
 
@@ -31,8 +36,12 @@ def _loop(name: str, extent: int, kind: LoopKind, body) -> For:
 
 
 def _rows(name: str, lanes: int, body) -> For:
-    return _loop(name, 2, LoopKind.UNROLL, lambda r: _loop(
-        f"{name}l", lanes, LoopKind.VECTORIZE, lambda c: body(r, c)))
+    return _loop(
+        name,
+        2,
+        LoopKind.UNROLL,
+        lambda r: _loop(f"{name}l", lanes, LoopKind.VECTORIZE, lambda c: body(r, c)),
+    )
 
 
 def _zero(lanes: int = 13) -> For:
@@ -52,11 +61,16 @@ def test_nobody_looks_behind_the_last_lane() -> None:
     assert has_spare_lanes(TILE, (_zero(), _sum(), _result()))
 
 
-@pytest.mark.parametrize("others", [
-    (_zero(16),),  # whole vectors
-    (Store(TILE, (index.constant(0), index.add(K, index.constant(10))), const(1.0, t.F32)),),
-    (_rows("t", 2, lambda r, c: Store(TILE, (c, r), const(1.0, t.F32))),),  # lanes along columns
-])
+@pytest.mark.parametrize(
+    "others",
+    [
+        (_zero(16),),  # whole vectors
+        (Store(TILE, (index.constant(0), index.add(K, index.constant(10))), const(1.0, t.F32)),),
+        (
+            _rows("t", 2, lambda r, c: Store(TILE, (c, r), const(1.0, t.F32))),
+        ),  # lanes along columns
+    ],
+)
 def test_somebody_uses_what_lies_there(others: tuple[Stmt, ...]) -> None:
     tile = Buffer("tile", t.F32, (2, 16), "register")
 
@@ -86,8 +100,9 @@ def test_vectors_across_rows_on_the_stack_leave_lanes_to_spare() -> None:
 def test_vectors_side_by_side_have_no_lanes_to_spare() -> None:
     """The second of 11 lanes begins in the room of the first."""
     body = _rows("z", 11, lambda r, c: Store(TILE, (r, c), const(0.0, t.F32)))
-    other = _rows("w", 2, lambda r, c: Store(TILE, (r, index.add(c, index.constant(11))),
-                                             const(0.0, t.F32)))
+    other = _rows(
+        "w", 2, lambda r, c: Store(TILE, (r, index.add(c, index.constant(11))), const(0.0, t.F32))
+    )
     assert not has_spare_lanes(TILE, (body, other))
 
 
@@ -95,12 +110,21 @@ def test_an_innermost_loop_hands_on_its_tile() -> None:
     assert handed_on(_sum().body) == {TILE}
 
 
-@pytest.mark.parametrize("body", [
-    _sum(_loop("n", 3, LoopKind.SERIAL, lambda n: Store(Y, (index.constant(0), n),
-                                                        const(0.0, t.F32)))).body,
-    _sum(If(index.compare("lt", K, index.constant(2)), (_result(),))).body,
-    _sum(at=lambda r: index.minimum(r, K)).body,  # another row each time
-])
+@pytest.mark.parametrize(
+    "body",
+    [
+        _sum(
+            _loop(
+                "n",
+                3,
+                LoopKind.SERIAL,
+                lambda n: Store(Y, (index.constant(0), n), const(0.0, t.F32)),
+            )
+        ).body,
+        _sum(If(index.compare("lt", K, index.constant(2)), (_result(),))).body,
+        _sum(at=lambda r: index.minimum(r, K)).body,  # another row each time
+    ],
+)
 def test_other_loops_do_not(body: tuple[Stmt, ...]) -> None:
     assert not handed_on(body)
 
@@ -114,24 +138,79 @@ def test_short_vectors_in_registers_are_written_whole() -> None:
     assert "select" not in source and "fadd <16 x float>" in source
 
 
-@pytest.mark.parametrize("program", [
-    _program(_zero(), _sum(), _result()),
-    _program(_zero(), _sum(_rows("d", 5, lambda r, c: Store(
-        TILE, (r, c), apply("mul", load(TILE, (r, c)), const(0.5, t.F32))))), _result()),
-    _program(_zero(), _sum(at=lambda r: index.minimum(r, K)), _result()),
-    _program(_zero(), _sum(_loop("e", 1, LoopKind.UNROLL, lambda r: Store(
-        TILE, (r, index.constant(3)), load(TILE, (index.constant(1), index.constant(12)))))),
-        _result()),
-    _program(For(K, index.constant(4), LoopKind.SERIAL, (_rows("w", 13, lambda r, c: Store(
-        TILE, (r, c), load(X, (K, c)))),)), _result()),
-    _program(If(TRUE, (_zero(),)), _sum(), _sum(), _result()),
-    _program(If(apply("lt", load(X, (index.constant(0),) * 2), const(1.0, t.F32)),
-                (_zero(),), (_zero(),)), For(
-        K, index.constant(4), LoopKind.SERIAL, (_loop("w", 9, LoopKind.VECTORIZE, lambda c: Store(
-            TILE, (index.constant(1), index.add(c, index.constant(4))), load(X, (K, c)))),
-            *_sum().body)),
-        _result()),
-], ids=["sum", "two widths", "moving row", "one element", "last one stays", "twice", "beyond"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        _program(_zero(), _sum(), _result()),
+        _program(
+            _zero(),
+            _sum(
+                _rows(
+                    "d",
+                    5,
+                    lambda r, c: Store(
+                        TILE, (r, c), apply("mul", load(TILE, (r, c)), const(0.5, t.F32))
+                    ),
+                )
+            ),
+            _result(),
+        ),
+        _program(_zero(), _sum(at=lambda r: index.minimum(r, K)), _result()),
+        _program(
+            _zero(),
+            _sum(
+                _loop(
+                    "e",
+                    1,
+                    LoopKind.UNROLL,
+                    lambda r: Store(
+                        TILE,
+                        (r, index.constant(3)),
+                        load(TILE, (index.constant(1), index.constant(12))),
+                    ),
+                )
+            ),
+            _result(),
+        ),
+        _program(
+            For(
+                K,
+                index.constant(4),
+                LoopKind.SERIAL,
+                (_rows("w", 13, lambda r, c: Store(TILE, (r, c), load(X, (K, c)))),),
+            ),
+            _result(),
+        ),
+        _program(If(TRUE, (_zero(),)), _sum(), _sum(), _result()),
+        _program(
+            If(
+                apply("lt", load(X, (index.constant(0),) * 2), const(1.0, t.F32)),
+                (_zero(),),
+                (_zero(),),
+            ),
+            For(
+                K,
+                index.constant(4),
+                LoopKind.SERIAL,
+                (
+                    _loop(
+                        "w",
+                        9,
+                        LoopKind.VECTORIZE,
+                        lambda c: Store(
+                            TILE,
+                            (index.constant(1), index.add(c, index.constant(4))),
+                            load(X, (K, c)),
+                        ),
+                    ),
+                    *_sum().body,
+                ),
+            ),
+            _result(),
+        ),
+    ],
+    ids=["sum", "two widths", "moving row", "one element", "last one stays", "twice", "beyond"],
+)
 def test_tiles_by_machine_code(program: LoopProgram, machine) -> None:
     """Against the interpreter, on numbers whose sums are exact."""
     x = np.round(np.random.default_rng(3).standard_normal(X.shape) * 8).astype(np.float32)

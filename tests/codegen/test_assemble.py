@@ -22,8 +22,13 @@ from hlo_mlc.tensor.access import clamped_index
 from making.code import generate
 
 _ELF_MACHINES = {"x86-64": 62, "x86-64-v2": 62, "x86-64-v3": 62, "x86-64-v4": 62, "aarch64": 183}
-_SUM = Combiner((Var("a", t.F32),), (Var("b", t.F32),),
-                (apply("add", Var("a", t.F32), Var("b", t.F32)),), None, "add")
+_SUM = Combiner(
+    (Var("a", t.F32),),
+    (Var("b", t.F32),),
+    (apply("add", Var("a", t.F32), Var("b", t.F32)),),
+    None,
+    "add",
+)
 
 
 def _times(factor: int, e: Expr, more: Expr) -> Expr:
@@ -46,16 +51,22 @@ def _matmul(rows: int, vectors: int, lanes: int) -> LoopProgram:
     column = _times(vectors * lanes, jn, inner)
 
     def each(stmt: Stmt) -> For:
-        return _loop(r, LoopKind.UNROLL, _loop(u, LoopKind.UNROLL, _loop(
-            lane, LoopKind.VECTORIZE, stmt)))
+        return _loop(
+            r, LoopKind.UNROLL, _loop(u, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, stmt))
+        )
 
     product = apply("mul", load(a, (row, ik)), load(b, (ik, column)))
-    body = Allocate(tile, (
-        each(Store(tile, (r, inner), const(0, t.F32))),
-        _loop(ik, LoopKind.SERIAL, each(Accumulate((tile,), (r, inner), _SUM, (product,)))),
-        each(Store(c, (row, column), load(tile, (r, inner))))))
-    return LoopProgram("matmul", (a, b), (c,), (_loop(
-        jn, LoopKind.PARALLEL, _loop(im, LoopKind.SERIAL, body)),))
+    body = Allocate(
+        tile,
+        (
+            each(Store(tile, (r, inner), const(0, t.F32))),
+            _loop(ik, LoopKind.SERIAL, each(Accumulate((tile,), (r, inner), _SUM, (product,)))),
+            each(Store(c, (row, column), load(tile, (r, inner)))),
+        ),
+    )
+    return LoopProgram(
+        "matmul", (a, b), (c,), (_loop(jn, LoopKind.PARALLEL, _loop(im, LoopKind.SERIAL, body)),)
+    )
 
 
 def _innermost_loop(text: str) -> list[str]:
@@ -65,17 +76,19 @@ def _innermost_loop(text: str) -> list[str]:
     for end, line in enumerate(lines):
         jump = re.match(r"j\w+\s+(\S+)", line)
         if jump and f"{jump[1]}:" in lines[:end]:
-            body = lines[lines.index(f"{jump[1]}:") + 1:end + 1]
+            body = lines[lines.index(f"{jump[1]}:") + 1 : end + 1]
             if not any(inner.endswith(":") for inner in body):
                 found.append([inner for inner in body if not inner.startswith(".")])
     return max(found, key=len)
 
 
-@pytest.mark.parametrize(("level", "rows", "vectors", "lanes", "register"), [
-    ("x86-64-v4", 6, 4, 16, "zmm"), ("x86-64-v4", 9, 3, 16, "zmm"),
-    ("x86-64-v3", 6, 2, 8, "ymm")])
-def test_register_tiles_stay_in_registers(level: str, rows: int, vectors: int, lanes: int,
-                                          register: str) -> None:
+@pytest.mark.parametrize(
+    ("level", "rows", "vectors", "lanes", "register"),
+    [("x86-64-v4", 6, 4, 16, "zmm"), ("x86-64-v4", 9, 3, 16, "zmm"), ("x86-64-v3", 6, 2, 8, "ymm")],
+)
+def test_register_tiles_stay_in_registers(
+    level: str, rows: int, vectors: int, lanes: int, register: str
+) -> None:
     """One fused multiply-add a vector, one load a vector of B, one broadcast an element of A."""
     target = named(level)
     program = _matmul(rows, vectors, lanes)
@@ -97,8 +110,18 @@ def test_elementwise_loops_have_nothing_to_spare() -> None:
     outer, u, lane = variable("outer", 64), variable("u", 4), variable("lane", 16)
     at = _times(64, outer, _times(16, u, lane))
     value = apply("mul", load(x, (at,)), load(scale, ()))
-    program = LoopProgram("scaled", (x, scale), (y,), (_loop(outer, LoopKind.SERIAL, _loop(
-        u, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value)))),))
+    program = LoopProgram(
+        "scaled",
+        (x, scale),
+        (y,),
+        (
+            _loop(
+                outer,
+                LoopKind.SERIAL,
+                _loop(u, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value))),
+            ),
+        ),
+    )
     target = named("x86-64-v4")
     loop = _innermost_loop(assembly(print_program(program, target), target))
     assert len([line for line in loop if line.startswith("vmulps")]) == 4
@@ -118,8 +141,12 @@ def test_lanes_at_a_constant_stride_have_no_addresses(level: str, stored: bool) 
     x = Buffer("x", t.F32, (37, lanes) if stored else (lanes, 37), "operand")
     y = Buffer("y", t.F32, (lanes, 37) if stored else (37, lanes), "result")
     copied = Store(y, apart if stored else beside, load(x, beside if stored else apart))
-    program = LoopProgram("columns", (x,), (y,), (_loop(column, LoopKind.SERIAL, _loop(
-        lane, LoopKind.VECTORIZE, copied)),))
+    program = LoopProgram(
+        "columns",
+        (x,),
+        (y,),
+        (_loop(column, LoopKind.SERIAL, _loop(lane, LoopKind.VECTORIZE, copied)),),
+    )
     loop = _innermost_loop(assembly(print_program(program, target), target))
     assert len([line for line in loop if re.search(r"\(%\w+,%\w+,4\)", line)]) == lanes
     assert len(loop) <= lanes + lanes // 4 + 4
@@ -134,8 +161,18 @@ def test_positions_of_32_bits_are_clamped_in_32_bits(level: str) -> None:
     where = Buffer("where", t.I32, (64 * lanes,), "operand")
     x, y = Buffer("x", t.F32, (1000,), "operand"), Buffer("y", t.F32, (64 * lanes,), "result")
     position = clamped_index(load(where, (at,)), 999)
-    program = LoopProgram("picked", (x, where), (y,), (_loop(outer, LoopKind.SERIAL, _loop(
-        lane, LoopKind.VECTORIZE, Store(y, (at,), load(x, (position,))))),))
+    program = LoopProgram(
+        "picked",
+        (x, where),
+        (y,),
+        (
+            _loop(
+                outer,
+                LoopKind.SERIAL,
+                _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), load(x, (position,)))),
+            ),
+        ),
+    )
     loop = _innermost_loop(assembly(print_program(program, target), target))
     clamps = [line for line in loop if re.match(r"v?p(min|max|cmp)", line)]
     assert [line.split()[0].removeprefix("v") for line in clamps] == ["pminsd", "pmaxsd"]
@@ -166,8 +203,9 @@ def test_threads_compile_at_the_same_time() -> None:
     programs = [_matmul(rows, 2, 8) for rows in (1, 2, 3, 4)]
     alone = [generate(p, named("x86-64-v3")).object_code for p in programs]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(
-            lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2))
+        together = list(
+            pool.map(lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2)
+        )
     assert together == alone * 2
 
 
@@ -184,7 +222,9 @@ def test_rejected_text_is_shown() -> None:
 
 
 def test_invalid_modules_are_rejected() -> None:
-    text = "define void @f() {\n  br label %next\nnext:\n  %y = add i32 %x, 1\n" \
-           "  %x = add i32 1, 1\n  ret void\n}\n"
+    text = (
+        "define void @f() {\n  br label %next\nnext:\n  %y = add i32 %x, 1\n"
+        "  %x = add i32 1, 1\n  ret void\n}\n"
+    )
     with pytest.raises(CodegenError, match="does not dominate"):
         compile_ir(text, host())

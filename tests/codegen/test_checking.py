@@ -56,10 +56,12 @@ def _code(program: LoopProgram) -> KernelCode:
     return load_object(generated.object_code, generated.symbol, program.scratch_bytes)
 
 
-def _copy(to: Buffer, source: Buffer, kind: LoopKind, extent: int = N, *, stored: int = 0,
-          loaded: int = 0) -> For:
-    return _loop("i", extent, kind, lambda i: [
-        Store(to, (_at(i, stored),), load(source, (_at(i, loaded),)))])
+def _copy(
+    to: Buffer, source: Buffer, kind: LoopKind, extent: int = N, *, stored: int = 0, loaded: int = 0
+) -> For:
+    return _loop(
+        "i", extent, kind, lambda i: [Store(to, (_at(i, stored),), load(source, (_at(i, loaded),)))]
+    )
 
 
 def _program(*body: Stmt, scratch: bool = False) -> LoopProgram:
@@ -76,9 +78,32 @@ def _in_tasks(body: Callable[[Expr], Sequence[Stmt]]) -> LoopProgram:
 
 def _down_columns(*, stored: int, loaded: int) -> LoopProgram:
     """Rows as lanes."""
-    return LoopProgram("k", (GRID,), (OUT,), (_loop("column", 8, LoopKind.SERIAL, lambda column: [
-        _loop("lane", 5, LoopKind.VECTORIZE, lambda lane: [Store(
-            OUT, (_at(lane, stored), column), load(GRID, (_at(lane, loaded), column)))])]),))
+    return LoopProgram(
+        "k",
+        (GRID,),
+        (OUT,),
+        (
+            _loop(
+                "column",
+                8,
+                LoopKind.SERIAL,
+                lambda column: [
+                    _loop(
+                        "lane",
+                        5,
+                        LoopKind.VECTORIZE,
+                        lambda lane: [
+                            Store(
+                                OUT,
+                                (_at(lane, stored), column),
+                                load(GRID, (_at(lane, loaded), column)),
+                            )
+                        ],
+                    )
+                ],
+            ),
+        ),
+    )
 
 
 def _in_a_while(offset: int) -> LoopProgram:
@@ -86,9 +111,16 @@ def _in_a_while(offset: int) -> LoopProgram:
     counter = Buffer("n", t.I32, ())
     below = apply("lt", load(counter, ()), const(3, t.I32))
     step = Store(counter, (), apply("add", load(counter, ()), const(0 if offset else 1, t.I32)))
-    return LoopProgram("k", (A,), (R,), (
-        Store(counter, (), const(0, t.I32)),
-        While(below, (_copy(R, A, LoopKind.PARALLEL, loaded=offset), step))), ((counter, 0),))
+    return LoopProgram(
+        "k",
+        (A,),
+        (R,),
+        (
+            Store(counter, (), const(0, t.I32)),
+            While(below, (_copy(R, A, LoopKind.PARALLEL, loaded=offset), step)),
+        ),
+        ((counter, 0),),
+    )
 
 
 def _called() -> LoopProgram:
@@ -110,69 +142,181 @@ def _gathered(indices: DType, stored: bool) -> LoopProgram:
 
 def _added(body: Callable[[Expr], tuple[Expr, ...]], kind: LoopKind) -> LoopProgram:
     clear = _loop("i", N, LoopKind.SERIAL, lambda i: [Store(R, (i,), const(0.0, t.F32))])
-    return _program(clear, _loop("j", N, kind, lambda j: [Accumulate(
-        (R,), body(j), named_combiner("add", t.F32), (load(A, (j,)),))]))
+    return _program(
+        clear,
+        _loop(
+            "j",
+            N,
+            kind,
+            lambda j: [Accumulate((R,), body(j), named_combiner("add", t.F32), (load(A, (j,)),))],
+        ),
+    )
 
 
 FAULTS = {
-    **{f"load {kind.value}": (_program(_copy(R, A, kind, loaded=1)),
-                              "load of a[i + 1] (operand f32[20]): index 0 is 20, its extent is 20")
-       for kind in KINDS},
-    **{f"load before {kind.value}": (_program(_copy(R, A, kind, loaded=-1)),
-                                     "load of a[i + -1] (operand f32[20]): index 0 is -1, its "
-                                     "extent is 20") for kind in KINDS},
-    **{f"store {kind.value}": (_program(_copy(R, A, kind, stored=1)),
-                               "store of r[i + 1] (result f32[20]): index 0 is 20, its extent is "
-                               "20") for kind in KINDS},
-    **{f"too many {kind.value}": (_program(_copy(R, A, kind, N + 1)),
-                                  "load of a[i] (operand f32[20]): index 0 is 20, its extent is 20")
-       for kind in KINDS},
-    "scratch store": (_program(_copy(T, A, LoopKind.SERIAL, stored=1),
-                               _copy(R, T, LoopKind.SERIAL), scratch=True),
-                      "store of t[i + 1] (scratch f32[20]): index 0 is 20, its extent is 20"),
-    "scratch load": (_program(_copy(T, A, LoopKind.VECTORIZE),
-                              _copy(R, T, LoopKind.VECTORIZE, loaded=1), scratch=True),
-                     "load of t[i + 1] (scratch f32[20]): index 0 is 20, its extent is 20"),
-    "stack": (_program(Allocate(STACK, (_copy(STACK, A, LoopKind.SERIAL),
-                                        _copy(R, STACK, LoopKind.SERIAL, loaded=2)))),
-              "load of s[i + 2] (stack f32[20]): index 0 is 20, its extent is 20"),
-    "registers": (_program(Allocate(REGISTER, (
-        _copy(REGISTER, A, LoopKind.UNROLL, 17), _copy(R, A, LoopKind.SERIAL)))),
-        "store of q[i] (register f32[16]): index 0 is 16, its extent is 16"),
-    "a row too far": (_in_tasks(lambda row: [_loop("lane", 8, LoopKind.VECTORIZE, lambda lane: [
-        Store(OUT, (row, lane), load(GRID, (_at(row, 1), lane)))])]),
-        "load of g[row + 1, lane] (operand f32[5, 8]): index 0 is 5, its extent is 5"),
-    "into the next row": (_in_tasks(lambda row: [_loop("lane", 8, LoopKind.VECTORIZE, lambda lane: [
-        Store(OUT, (row, lane), load(GRID, (row, _at(lane, 1))))])]),
-        "load of g[row, lane + 1] (operand f32[5, 8]): index 1 is 8, its extent is 8"),
-    "down a column": (_down_columns(stored=0, loaded=-1),
-                      "load of g[lane + -1, column] (operand f32[5, 8]): index 0 is -1, its extent "
-                      "is 5"),
-    "written down a column": (_down_columns(stored=1, loaded=0),
-                              "store of o[lane + 1, column] (result f32[5, 8]): index 0 is 5, its "
-                              "extent is 5"),
-    "backwards": (_program(_loop("i", N, LoopKind.VECTORIZE, lambda i: [Store(
-        R, (i,), load(A, (index.add(index.multiply(i, index.constant(-1)),
-                                    index.constant(18)),)))])),
-        "index 0 is -1, its extent is 20"),
-    "every other": (_program(_loop("i", 8, LoopKind.VECTORIZE, lambda i: [Store(
-        R, (i,), load(A, (index.add(index.multiply(i, index.constant(3)),
-                                    index.constant(-1)),)))])),
-        "index 0 is -1, its extent is 20"),
-    "accumulation": (_added(lambda j: (_at(j, 1),), LoopKind.VECTORIZE),
-                     "of r[j + 1] (result f32[20]): index 0 is 20, its extent is 20"),
-    "one place for all lanes": (_added(lambda j: (index.constant(N),), LoopKind.VECTORIZE),
-                                "of r[20] (result f32[20]): index 0 is 20, its extent is 20"),
-    "in a called program": (_called(), "load of x[i + 1] (operand f32[20]): index 0 is 20, its "
-                            "extent is 20"),
-    "in a while": (_in_a_while(1), "load of a[i + 1] (operand f32[20]): index 0 is 20, its extent "
-                   "is 20"),
-    "nothing written": (_program(_copy(R, A, LoopKind.VECTORIZE, N - 1)),
-                        "nothing is written to element 19 of r, which has 20"),
-    "under a guard that lets it": (_program(_copy(R, A, LoopKind.SERIAL), _loop(
-        "j", 32, LoopKind.VECTORIZE, lambda j: [Store(
-            R, (j,), const(0.0, t.F32), apply("lt", j, index.constant(21)))])),
-        "store of r[j] (result f32[20]): index 0 is 20, its extent is 20"),
+    **{
+        f"load {kind.value}": (
+            _program(_copy(R, A, kind, loaded=1)),
+            "load of a[i + 1] (operand f32[20]): index 0 is 20, its extent is 20",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"load before {kind.value}": (
+            _program(_copy(R, A, kind, loaded=-1)),
+            "load of a[i + -1] (operand f32[20]): index 0 is -1, its extent is 20",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"store {kind.value}": (
+            _program(_copy(R, A, kind, stored=1)),
+            "store of r[i + 1] (result f32[20]): index 0 is 20, its extent is 20",
+        )
+        for kind in KINDS
+    },
+    **{
+        f"too many {kind.value}": (
+            _program(_copy(R, A, kind, N + 1)),
+            "load of a[i] (operand f32[20]): index 0 is 20, its extent is 20",
+        )
+        for kind in KINDS
+    },
+    "scratch store": (
+        _program(
+            _copy(T, A, LoopKind.SERIAL, stored=1), _copy(R, T, LoopKind.SERIAL), scratch=True
+        ),
+        "store of t[i + 1] (scratch f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "scratch load": (
+        _program(
+            _copy(T, A, LoopKind.VECTORIZE), _copy(R, T, LoopKind.VECTORIZE, loaded=1), scratch=True
+        ),
+        "load of t[i + 1] (scratch f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "stack": (
+        _program(
+            Allocate(
+                STACK,
+                (_copy(STACK, A, LoopKind.SERIAL), _copy(R, STACK, LoopKind.SERIAL, loaded=2)),
+            )
+        ),
+        "load of s[i + 2] (stack f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "registers": (
+        _program(
+            Allocate(
+                REGISTER, (_copy(REGISTER, A, LoopKind.UNROLL, 17), _copy(R, A, LoopKind.SERIAL))
+            )
+        ),
+        "store of q[i] (register f32[16]): index 0 is 16, its extent is 16",
+    ),
+    "a row too far": (
+        _in_tasks(
+            lambda row: [
+                _loop(
+                    "lane",
+                    8,
+                    LoopKind.VECTORIZE,
+                    lambda lane: [Store(OUT, (row, lane), load(GRID, (_at(row, 1), lane)))],
+                )
+            ]
+        ),
+        "load of g[row + 1, lane] (operand f32[5, 8]): index 0 is 5, its extent is 5",
+    ),
+    "into the next row": (
+        _in_tasks(
+            lambda row: [
+                _loop(
+                    "lane",
+                    8,
+                    LoopKind.VECTORIZE,
+                    lambda lane: [Store(OUT, (row, lane), load(GRID, (row, _at(lane, 1))))],
+                )
+            ]
+        ),
+        "load of g[row, lane + 1] (operand f32[5, 8]): index 1 is 8, its extent is 8",
+    ),
+    "down a column": (
+        _down_columns(stored=0, loaded=-1),
+        "load of g[lane + -1, column] (operand f32[5, 8]): index 0 is -1, its extent is 5",
+    ),
+    "written down a column": (
+        _down_columns(stored=1, loaded=0),
+        "store of o[lane + 1, column] (result f32[5, 8]): index 0 is 5, its extent is 5",
+    ),
+    "backwards": (
+        _program(
+            _loop(
+                "i",
+                N,
+                LoopKind.VECTORIZE,
+                lambda i: [
+                    Store(
+                        R,
+                        (i,),
+                        load(
+                            A,
+                            (index.add(index.multiply(i, index.constant(-1)), index.constant(18)),),
+                        ),
+                    )
+                ],
+            )
+        ),
+        "index 0 is -1, its extent is 20",
+    ),
+    "every other": (
+        _program(
+            _loop(
+                "i",
+                8,
+                LoopKind.VECTORIZE,
+                lambda i: [
+                    Store(
+                        R,
+                        (i,),
+                        load(
+                            A,
+                            (index.add(index.multiply(i, index.constant(3)), index.constant(-1)),),
+                        ),
+                    )
+                ],
+            )
+        ),
+        "index 0 is -1, its extent is 20",
+    ),
+    "accumulation": (
+        _added(lambda j: (_at(j, 1),), LoopKind.VECTORIZE),
+        "of r[j + 1] (result f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "one place for all lanes": (
+        _added(lambda j: (index.constant(N),), LoopKind.VECTORIZE),
+        "of r[20] (result f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "in a called program": (
+        _called(),
+        "load of x[i + 1] (operand f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "in a while": (
+        _in_a_while(1),
+        "load of a[i + 1] (operand f32[20]): index 0 is 20, its extent is 20",
+    ),
+    "nothing written": (
+        _program(_copy(R, A, LoopKind.VECTORIZE, N - 1)),
+        "nothing is written to element 19 of r, which has 20",
+    ),
+    "under a guard that lets it": (
+        _program(
+            _copy(R, A, LoopKind.SERIAL),
+            _loop(
+                "j",
+                32,
+                LoopKind.VECTORIZE,
+                lambda j: [Store(R, (j,), const(0.0, t.F32), apply("lt", j, index.constant(21)))],
+            ),
+        ),
+        "store of r[j] (result f32[20]): index 0 is 20, its extent is 20",
+    ),
 }
 
 
@@ -215,19 +359,30 @@ def test_what_is_not_accessed_is_no_fault() -> None:
     """Guards of stores, of loads and of branches, and what is only fetched early."""
     i, last = variable("i", 32), index.constant(N)
     inside = apply("lt", i, last)
-    guarded = For(i, index.constant(32), LoopKind.VECTORIZE, (
-        Store(R, (i,), load(A, (i,), inside, const(0.0, t.F32)), inside),))
-    serial = _loop("j", 32, LoopKind.SERIAL, lambda j: [
-        Prefetch(A, (_at(j, 100),), 1000),
-        If(apply("lt", j, last), (Store(R, (j,), load(A, (j,))),))])
+    guarded = For(
+        i,
+        index.constant(32),
+        LoopKind.VECTORIZE,
+        (Store(R, (i,), load(A, (i,), inside, const(0.0, t.F32)), inside),),
+    )
+    serial = _loop(
+        "j",
+        32,
+        LoopKind.SERIAL,
+        lambda j: [
+            Prefetch(A, (_at(j, 100),), 1000),
+            If(apply("lt", j, last), (Store(R, (j,), load(A, (j,))),)),
+        ],
+    )
     values = np.arange(N, dtype=np.float32)
     for body in (guarded, serial):
         bind_kernel(_code(_program(body)), [values], outputs := [np.zeros(N, np.float32)])()
         np.testing.assert_array_equal(outputs[0], values)
 
 
-@pytest.mark.parametrize("dtype", [t.BOOL, t.I8, t.U16, t.I32, t.U64, t.F16, t.BF16, t.F32, t.F64],
-                         ids=str)
+@pytest.mark.parametrize(
+    "dtype", [t.BOOL, t.I8, t.U16, t.I32, t.U64, t.F16, t.BF16, t.F32, t.F64], ids=str
+)
 def test_values_do_not_look_like_what_was_never_written(dtype: DType) -> None:
     """Every element is the very pattern that results are filled with, and yet it is written."""
     count = 24
@@ -240,12 +395,18 @@ def test_values_do_not_look_like_what_was_never_written(dtype: DType) -> None:
     raw = np.full(count, pattern, f"u{dtype.bytes}")
     if dtype is t.BOOL:
         raw[...] = 1
-    bind_kernel(_code(LoopProgram("k", (x,), (y,), (body,))), [raw.view(dtype.numpy)],
-                outputs := [np.zeros(count, dtype.numpy)])()
+    bind_kernel(
+        _code(LoopProgram("k", (x,), (y,), (body,))),
+        [raw.view(dtype.numpy)],
+        outputs := [np.zeros(count, dtype.numpy)],
+    )()
     np.testing.assert_array_equal(outputs[0].view(raw.dtype), raw)
     with pytest.raises(KernelFaultError, match="nothing is written to element 19 of y"):
-        bind_kernel(_code(LoopProgram("k", (x,), (y,), (part,))),
-                    [np.zeros(count, dtype.numpy)], [np.zeros(count, dtype.numpy)])()
+        bind_kernel(
+            _code(LoopProgram("k", (x,), (y,), (part,))),
+            [np.zeros(count, dtype.numpy)],
+            [np.zeros(count, dtype.numpy)],
+        )()
 
 
 @pytest.mark.parametrize("scope", ["stack", "register", "scratch"])
@@ -265,8 +426,20 @@ def test_what_was_never_written_is_not_a_number(scope: str) -> None:
 
 def test_results_that_take_over_an_operand() -> None:
     """They hold its values, and elements that are left as they were are no fault."""
-    program = LoopProgram("k", (A,), (R,), (_loop("i", 7, LoopKind.SERIAL, lambda i: [Store(
-        R, (i,), apply("add", load(A, (i,)), const(1.0, t.F32)))]),), aliases=((R, A),))
+    program = LoopProgram(
+        "k",
+        (A,),
+        (R,),
+        (
+            _loop(
+                "i",
+                7,
+                LoopKind.SERIAL,
+                lambda i: [Store(R, (i,), apply("add", load(A, (i,)), const(1.0, t.F32)))],
+            ),
+        ),
+        aliases=((R, A),),
+    )
     values = np.arange(N, dtype=np.float32)
     bind_kernel(_code(program), [values], [values])()
     np.testing.assert_array_equal(values, np.arange(N) + (np.arange(N) < 7))
@@ -274,17 +447,21 @@ def test_results_that_take_over_an_operand() -> None:
 
 def test_fences_catch_what_no_check_knows_of() -> None:
     """Checks that have been taken out of the code: in either direction, and a written operand."""
-    for offset, expected in ((N, "to byte 80 of a, which has 80"),
-                             (-1100, "to byte -4400 of a, which has 80")):
-        program = _program(_copy(R, A, LoopKind.SERIAL, 1, loaded=offset),
-                           _copy(R, A, LoopKind.SERIAL))
+    for offset, expected in (
+        (N, "to byte 80 of a, which has 80"),
+        (-1100, "to byte -4400 of a, which has 80"),
+    ):
+        program = _program(
+            _copy(R, A, LoopKind.SERIAL, 1, loaded=offset), _copy(R, A, LoopKind.SERIAL)
+        )
         with pytest.raises(KernelFaultError) as caught:
             bind_kernel(_unchecked(program), [np.zeros(N, np.float32)], [np.zeros(N, np.float32)])()
         assert f"an access that no check knows of, {expected}" in str(caught.value)
     program = _program(_copy(R, A, LoopKind.PARALLEL, N, stored=-1), _copy(R, A, LoopKind.SERIAL))
     with pytest.raises(KernelFaultError, match="something was written in front of r"):
-        bind_kernel(_unchecked(program), [np.ones(N, np.float32)], [np.zeros(N, np.float32)],
-                    threads=3)()
+        bind_kernel(
+            _unchecked(program), [np.ones(N, np.float32)], [np.zeros(N, np.float32)], threads=3
+        )()
 
 
 def _unchecked(program: LoopProgram) -> KernelCode:

@@ -66,9 +66,19 @@ def test_every_bit_of_vectors(dtype: DType, target: CpuTarget, machine) -> None:
     at = index.add(index.multiply(outer, index.constant(LANES)), lane)
     loads = [load(b, (at,)) for b in operands]
     stores = tuple(Store(r, (at,), apply(r.name, *loads)) for r in results)
-    program = LoopProgram("divide", operands, results, (
-        For(outer, index.constant(count // LANES), LoopKind.SERIAL,
-            (For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores),)),))
+    program = LoopProgram(
+        "divide",
+        operands,
+        results,
+        (
+            For(
+                outer,
+                index.constant(count // LANES),
+                LoopKind.SERIAL,
+                (For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores),),
+            ),
+        ),
+    )
     for op, actual in zip(OPS, machine.run(program, pairs, target=target), strict=True):
         expected = compute(op, pairs, dtype)
         wrong = np.flatnonzero(actual != expected)[:5]
@@ -84,6 +94,15 @@ def test_functions(dtype: DType, shape: tuple[int, ...], check) -> None:
     y = random.integers(0, 9, shape[-1:], dtype.numpy) - np.array(2 * dtype.is_signed, dtype.numpy)
     x.flat[:1], y.flat[:1] = info.min, np.array(-1).astype(dtype.numpy)
     with jax.enable_x64(True):
-        check(lambda x, y: (x % y, x // y, lax.div(x, jnp.broadcast_to(y, x.shape)),
-                            lax.rem(x, x * 0 + y), (x % (y | 1)).sum(-1)),
-              jnp.asarray(x), jnp.asarray(y), kernels=None)
+        check(
+            lambda x, y: (
+                x % y,
+                x // y,
+                lax.div(x, jnp.broadcast_to(y, x.shape)),
+                lax.rem(x, x * 0 + y),
+                (x % (y | 1)).sum(-1),
+            ),
+            jnp.asarray(x),
+            jnp.asarray(y),
+            kernels=None,
+        )

@@ -1,5 +1,4 @@
-"""Copies of a loop's body side by side: each instruction behind its operands, memory in its order.
-"""
+"""Copies of a body side by side: each instruction behind its operands, memory in its order."""
 
 from __future__ import annotations
 
@@ -20,17 +19,20 @@ from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 REGISTERS = 32
 
 
-def instruction(name: str | None, *pieces: str, lanes: int = 16,
-                kind: Kind = Kind.COMPUTE) -> Instruction:
+def instruction(
+    name: str | None, *pieces: str, lanes: int = 16, kind: Kind = Kind.COMPUTE
+) -> Instruction:
     return name, lanes, kind, pieces
 
 
 def chain(number: int, length: int = SHORTEST, last: Kind = Kind.WRITE) -> list[Instruction]:
     """A load, a chain of operations on it, and an effect.  Its text says nothing."""
     names = [f"a{number}_{k}" for k in range(length)]
-    return [instruction(names[0], "", f"p{number}"),
-            *(instruction(y, "", x, "", x) for x, y in itertools.pairwise(names)),
-            instruction(None, "", names[-1], "", f"q{number}", kind=last)]
+    return [
+        instruction(names[0], "", f"p{number}"),
+        *(instruction(y, "", x, "", x) for x, y in itertools.pairwise(names)),
+        instruction(None, "", names[-1], "", f"q{number}", kind=last),
+    ]
 
 
 def check_order(merged: list[Instruction], copies: list[list[Instruction]]) -> None:
@@ -94,8 +96,9 @@ def test_as_many_chains_as_there_are_registers_for(alive: int, abreast: int) -> 
     copies = []
     for n in range(8):
         begin = [instruction(f"b{n}_{k}", "", "x") for k in range(alive)]
-        total = [instruction(f"s{n}_{k}", "", f"s{n}_{k - 1}", "", f"b{n}_{k}")
-                 for k in range(alive)]
+        total = [
+            instruction(f"s{n}_{k}", "", f"s{n}_{k - 1}", "", f"b{n}_{k}") for k in range(alive)
+        ]
         rest = [instruction(f"c{n}_{k}", "", "i", lanes=0) for k in range(SHORTEST)]
         copies.append([*begin, *total, *rest])
     merged = interleave(copies, REGISTERS)
@@ -105,32 +108,65 @@ def test_as_many_chains_as_there_are_registers_for(alive: int, abreast: int) -> 
 
 
 def test_numbers_take_no_registers_of_vectors() -> None:
-    copies = [[instruction(f"b{n}_{k}", "", "i", lanes=0) for k in range(30)]
-              + [instruction(None, "", f"b{n}_{k}") for k in range(30)] for n in range(2)]
+    copies = [
+        [instruction(f"b{n}_{k}", "", "i", lanes=0) for k in range(30)]
+        + [instruction(None, "", f"b{n}_{k}") for k in range(30)]
+        for n in range(2)
+    ]
     assert interleave(copies, REGISTERS)[1] is copies[1][0]
 
 
 def test_machine_code_of_interleaved_copies(machine, target) -> None:
     count, lanes, copies = 96, 8, 4
     x, y = Buffer("x", F32, (count,), "operand"), Buffer("y", F32, (count,), "result")
-    outer, copy, lane = (variable("o", count // lanes // copies), variable("c", copies),
-                         variable("l", lanes))
-    where = index.add(index.multiply(outer, index.constant(copies * lanes)),
-                      index.add(index.multiply(copy, index.constant(lanes)), lane))
+    outer, copy, lane = (
+        variable("o", count // lanes // copies),
+        variable("c", copies),
+        variable("l", lanes),
+    )
+    where = index.add(
+        index.multiply(outer, index.constant(copies * lanes)),
+        index.add(index.multiply(copy, index.constant(lanes)), lane),
+    )
     value = load(x, (where,))
     for _ in range(SHORTEST):
         value = apply("add", apply("mul", value, value), const(0.25, F32))
-    program = LoopProgram("chains", (x,), (y,), (
-        For(outer, index.constant(count // lanes // copies), LoopKind.SERIAL, (
-            For(copy, index.constant(copies), LoopKind.UNROLL, (
-                For(lane, index.constant(lanes), LoopKind.VECTORIZE, (
-                    Store(y, (where,), value),)),)),)),))
-    loads = [k for k, line in enumerate(print_program(program, target).splitlines())
-             if "= load <8 x float>" in line]
+    program = LoopProgram(
+        "chains",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(count // lanes // copies),
+                LoopKind.SERIAL,
+                (
+                    For(
+                        copy,
+                        index.constant(copies),
+                        LoopKind.UNROLL,
+                        (
+                            For(
+                                lane,
+                                index.constant(lanes),
+                                LoopKind.VECTORIZE,
+                                (Store(y, (where,), value),),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
+    loads = [
+        k
+        for k, line in enumerate(print_program(program, target).splitlines())
+        if "= load <8 x float>" in line
+    ]
     assert len(loads) == copies and loads[-1] - loads[0] < SHORTEST
     given = np.random.default_rng(0).uniform(-0.7, 0.7, count).astype(np.float32)
     expected = given
     for _ in range(SHORTEST):
         expected = expected * expected + np.float32(0.25)
-    actual, = machine.run(program, [given], target=target)
+    (actual,) = machine.run(program, [given], target=target)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)

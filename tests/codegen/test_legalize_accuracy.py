@@ -21,12 +21,29 @@ from hlo_mlc.expr.ops import OPS, ScalarOp
 # The largest errors in units in the last place that each function may have in f32 and f64 (the
 # reference of erfc is off by up to 2 there: from mpmath's values the largest was 4.5).
 BOUNDS = {
-    "exp": (1.6, 1.6), "expm1": (1.7, 2.1), "tanh": (2.6, 2.6), "logistic": (2.5, 2.5),
-    "sinh": (1.8, 1.8), "cosh": (1.8, 1.8), "log": (1.2, 1.2), "log1p": (1.8, 1.8),
-    "sin": (1.9, 2.3), "cos": (1.9, 2.3), "tan": (3.1, 3.6), "erf": (1.8, 2.5),
-    "erfc": (4.0, 5.1), "erf_inv": (2.5, 4.0), "asin": (2.5, 2.5), "acos": (1.4, 1.4),
-    "atan": (1.9, 1.9), "asinh": (2.0, 2.0), "acosh": (2.2, 2.2), "atanh": (2.3, 2.3),
-    "rsqrt": (1.6, 1.6), "cbrt": (0.6, 0.6), "bessel_i1e": (2.6, 4.0),
+    "exp": (1.6, 1.6),
+    "expm1": (1.7, 2.1),
+    "tanh": (2.6, 2.6),
+    "logistic": (2.5, 2.5),
+    "sinh": (1.8, 1.8),
+    "cosh": (1.8, 1.8),
+    "log": (1.2, 1.2),
+    "log1p": (1.8, 1.8),
+    "sin": (1.9, 2.3),
+    "cos": (1.9, 2.3),
+    "tan": (3.1, 3.6),
+    "erf": (1.8, 2.5),
+    "erfc": (4.0, 5.1),
+    "erf_inv": (2.5, 4.0),
+    "asin": (2.5, 2.5),
+    "acos": (1.4, 1.4),
+    "atan": (1.9, 1.9),
+    "asinh": (2.0, 2.0),
+    "acosh": (2.2, 2.2),
+    "atanh": (2.3, 2.3),
+    "rsqrt": (1.6, 1.6),
+    "cbrt": (0.6, 0.6),
+    "bessel_i1e": (2.6, 4.0),
 }
 # What computing products and sums separately may add.
 WITHOUT_FMA = 0.5
@@ -48,14 +65,35 @@ def bound(op: str, dtype: DType, has_fma: bool) -> float:
 
 def special(dtype: DType) -> np.ndarray:
     info = np.finfo(dtype.numpy)
-    values = [0.0, 1.0, 0.5, 2.0, np.inf, np.nan, info.tiny, 1e-30, 1 + info.eps, 1 - info.epsneg,
-              131072.0, 131073.0, 1e22, 16777215.0, 16777216.0, info.max, 104.0, 800.0]
+    values = [
+        0.0,
+        1.0,
+        0.5,
+        2.0,
+        np.inf,
+        np.nan,
+        info.tiny,
+        1e-30,
+        1 + info.eps,
+        1 - info.epsneg,
+        131072.0,
+        131073.0,
+        1e22,
+        16777215.0,
+        16777216.0,
+        info.max,
+        104.0,
+        800.0,
+    ]
     # about where exp, cosh and expm1 leave the range
     top, bottom = np.log(np.array([info.max, info.tiny], np.longdouble))
     for edge in (top, top + np.log(np.longdouble(2)), -bottom):
         near = dtype.numpy.type(edge)
-        values += [np.nextafter(near, dtype.numpy.type(0)), near,
-                   np.nextafter(near, dtype.numpy.type(np.inf))]
+        values += [
+            np.nextafter(near, dtype.numpy.type(0)),
+            near,
+            np.nextafter(near, dtype.numpy.type(np.inf)),
+        ]
     both_signs = np.array(values, dtype.numpy)
     return np.concatenate([both_signs, -both_signs])
 
@@ -102,7 +140,8 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, limit: float, *inputs
     worst = int(np.argmax(error))
     assert error[worst] <= limit, (
         f"{error[worst]} ulp at {[float(i[worst]) for i in inputs]}: "
-        f"{actual[worst]!r}, expected {expected[worst]!r}")
+        f"{actual[worst]!r}, expected {expected[worst]!r}"
+    )
 
 
 @pytest.fixture(params=[True, False], ids=["fma", "no_fma"])
@@ -133,8 +172,8 @@ def test_error_is_bounded_where_subnormal_numbers_are_zero(op, dtype, target, fl
     they are made from, are hardly normal."""
     lowest = np.exp2(np.random.default_rng(4).uniform(0, 60, 1000)) * np.finfo(dtype.numpy).tiny
     values = np.concatenate([lowest, -lowest, special(dtype), sweep(dtype)[::7]])
-    values = values[:values.size // 16 * 16].astype(dtype.numpy)
-    actual, = flushed(elementwise(op, dtype, values.size, 16), [values], target)
+    values = values[: values.size // 16 * 16].astype(dtype.numpy)
+    (actual,) = flushed(elementwise(op, dtype, values.size, 16), [values], target)
     assert_close(actual, reference(op, values), bound(op, dtype, target.has_fma), values)
 
 
@@ -185,8 +224,14 @@ def test_no_result_beyond_one(op, has_fma):
 def test_gamma_functions_are_rounded_once_in_f32_and_near_that_in_f64(op, has_fma):
     """Against f64 functions, whose error near zeros of the result is small against 1 only."""
     random = np.random.default_rng(3)
-    values = np.concatenate([special(F64), random.uniform(-30, 40, 20_000), np.arange(-20.0, 20.0),
-                             np.exp2(random.uniform(-400, 400, 5_000))])
+    values = np.concatenate(
+        [
+            special(F64),
+            random.uniform(-30, 40, 20_000),
+            np.arange(-20.0, 20.0),
+            np.exp2(random.uniform(-400, 400, 5_000)),
+        ]
+    )
     narrow = values[np.abs(values) < 3e38].astype(np.float32)
     narrow = narrow[(narrow == 0) | (np.abs(narrow) >= np.finfo(np.float32).tiny)]
     actual = run(legalize(apply(op, variables(F32)[0]), has_fma=has_fma), narrow)
@@ -195,25 +240,32 @@ def test_gamma_functions_are_rounded_once_in_f32_and_near_that_in_f64(op, has_fm
     np.testing.assert_allclose(actual, OPS[op].meaning(values), rtol=3e-15, atol=3e-15)
 
 
-@pytest.mark.parametrize("op, at, value", [
-    ("lgamma", -4.987638620729466, -0.37298603258996005),
-    ("lgamma", -0.29527609222193446, 1.4749799310804144),
-    ("lgamma", -7.785581507073522, -8.531704151820053),
-    ("digamma", -30.80153804566623, -0.9245532071688937),
-    ("digamma", -78.82412610393764, -0.7216122720851047),
-    ("digamma", -60.8416419249896, -1.6685515256674608),
-    ("digamma", -10.760424037378066, -0.9327775779667538)])
+@pytest.mark.parametrize(
+    "op, at, value",
+    [
+        ("lgamma", -4.987638620729466, -0.37298603258996005),
+        ("lgamma", -0.29527609222193446, 1.4749799310804144),
+        ("lgamma", -7.785581507073522, -8.531704151820053),
+        ("digamma", -30.80153804566623, -0.9245532071688937),
+        ("digamma", -78.82412610393764, -0.7216122720851047),
+        ("digamma", -60.8416419249896, -1.6685515256674608),
+        ("digamma", -10.760424037378066, -0.9327775779667538),
+    ],
+)
 def test_reflected_gamma_functions_where_their_parts_cancel(op, at, value, has_fma):
     """Against mpmath: 4 units of the result, or of 1 where that is larger."""
-    actual, = run(legalize(apply(op, variables(F64)[0]), has_fma=has_fma), np.array([at]))
+    (actual,) = run(legalize(apply(op, variables(F64)[0]), has_fma=has_fma), np.array([at]))
     assert abs(actual - value) <= 4 * np.spacing(max(1.0, abs(value)))
 
 
 def orders_and_arguments(size: int) -> tuple[np.ndarray, np.ndarray]:
     """Of polygamma, on both sides of 0; half of them far out."""
     random = np.random.default_rng(5)
-    x = np.where(random.random(size) < 0.5, random.uniform(-40, 40, size),
-                 np.exp2(random.uniform(-20, 20, size)))
+    x = np.where(
+        random.random(size) < 0.5,
+        random.uniform(-40, 40, size),
+        np.exp2(random.uniform(-20, 20, size)),
+    )
     return random.integers(1, 6, size).astype(float), x
 
 
@@ -233,33 +285,57 @@ def test_zeta_and_polygamma_are_rounded_once_in_f32(has_fma):
     assert_close(actual, expected.astype(np.longdouble), 0.55, s)
 
 
-@pytest.mark.parametrize("op, order, at, value", [
-    ("zeta", 1.00390625, 0.3, 259.51810639381001), ("zeta", 54.5, 63.25, 1.2190312202107697e-98),
-    ("zeta", 3.0, -7.75, 62.019872794113882), ("zeta", 4.0, -2.125, 4098.4831542180897),
-    ("polygamma", 1.0, 0.25, 17.197329154507111), ("polygamma", 1.0, 34.71875, 0.02922166509071348),
-    ("polygamma", 1.0, -15.5, 9.8071247184113896), ("polygamma", 2.0, -9.375, 30.08330848255797),
-    ("polygamma", 3.0, 1e-3, 6000000000006.4686), ("polygamma", 5.0, 59.5, 3.3557938737614938e-08)])
+@pytest.mark.parametrize(
+    "op, order, at, value",
+    [
+        ("zeta", 1.00390625, 0.3, 259.51810639381001),
+        ("zeta", 54.5, 63.25, 1.2190312202107697e-98),
+        ("zeta", 3.0, -7.75, 62.019872794113882),
+        ("zeta", 4.0, -2.125, 4098.4831542180897),
+        ("polygamma", 1.0, 0.25, 17.197329154507111),
+        ("polygamma", 1.0, 34.71875, 0.02922166509071348),
+        ("polygamma", 1.0, -15.5, 9.8071247184113896),
+        ("polygamma", 2.0, -9.375, 30.08330848255797),
+        ("polygamma", 3.0, 1e-3, 6000000000006.4686),
+        ("polygamma", 5.0, 59.5, 3.3557938737614938e-08),
+    ],
+)
 @pytest.mark.parametrize("fixed", [False, True], ids=["orders as data", "one order"])
 def test_zeta_and_polygamma_in_f64(op, order, at, value, fixed, has_fma):
     """Against mpmath."""
     first, second = variables(F64)
     expr = legalize(apply(op, const(order, F64) if fixed else first, second), has_fma=has_fma)
     values = {first: np.array([order]), second: np.array([at])}
-    actual, = evaluate(expr, values)
+    (actual,) = evaluate(expr, values)
     assert abs(actual - value) <= (5 + order / 2) * np.spacing(abs(value))
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-@pytest.mark.parametrize("op, order, at, value", [
-    ("zeta", 1.0, 2.0, np.inf), ("zeta", 0.5, 2.0, np.nan), ("zeta", 2.0, 0.0, np.inf),
-    ("zeta", 3.0, -4.0, np.nan), ("zeta", 2.5, -0.5, np.nan), ("zeta", np.inf, 1.0, 1.0),
-    ("zeta", np.inf, 2.0, 0.0), ("zeta", 1.5, np.inf, 0.0), ("zeta", np.nan, 2.0, np.nan),
-    ("zeta", 1.0, np.nan, np.nan), ("zeta", 2.0, -np.inf, np.inf), ("zeta", 2.0, 1e20, 1e-20),
-    ("polygamma", 0.0, 0.0, -np.inf), ("polygamma", 1.0, 0.0, np.inf),
-    ("polygamma", 2.0, -3.0, np.nan), ("polygamma", 0.5, 1.0, np.nan),
-    ("polygamma", -1.0, 1.0, np.nan), ("polygamma", 1.0, np.inf, 0.0),
-    ("polygamma", 1.0, np.nan, np.nan), ("polygamma", np.nan, 1.0, np.nan),
-])
+@pytest.mark.parametrize(
+    "op, order, at, value",
+    [
+        ("zeta", 1.0, 2.0, np.inf),
+        ("zeta", 0.5, 2.0, np.nan),
+        ("zeta", 2.0, 0.0, np.inf),
+        ("zeta", 3.0, -4.0, np.nan),
+        ("zeta", 2.5, -0.5, np.nan),
+        ("zeta", np.inf, 1.0, 1.0),
+        ("zeta", np.inf, 2.0, 0.0),
+        ("zeta", 1.5, np.inf, 0.0),
+        ("zeta", np.nan, 2.0, np.nan),
+        ("zeta", 1.0, np.nan, np.nan),
+        ("zeta", 2.0, -np.inf, np.inf),
+        ("zeta", 2.0, 1e20, 1e-20),
+        ("polygamma", 0.0, 0.0, -np.inf),
+        ("polygamma", 1.0, 0.0, np.inf),
+        ("polygamma", 2.0, -3.0, np.nan),
+        ("polygamma", 0.5, 1.0, np.nan),
+        ("polygamma", -1.0, 1.0, np.nan),
+        ("polygamma", 1.0, np.inf, 0.0),
+        ("polygamma", 1.0, np.nan, np.nan),
+        ("polygamma", np.nan, 1.0, np.nan),
+    ],
+)
 def test_zeta_and_polygamma_at_their_ends(op, order, at, value, dtype, has_fma):
     """The poles of even orders as XLA has them; far out XLA has 0 or NaN."""
     arguments = [np.array([v], dtype.numpy) for v in (order, at)]
@@ -268,24 +344,59 @@ def test_zeta_and_polygamma_at_their_ends(op, order, at, value, dtype, has_fma):
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-@pytest.mark.parametrize("op, at, value", [
-    ("exp", 0.0, 1.0), ("exp", -np.inf, 0.0), ("exp", -1e30, 0.0), ("exp", 1000.0, np.inf),
-    ("expm1", -np.inf, -1.0), ("tanh", 20.0, 1.0), ("tanh", -np.inf, -1.0),
-    ("logistic", -np.inf, 0.0), ("logistic", 0.0, 0.5), ("log", 1.0, 0.0), ("log", 0.0, -np.inf),
-    ("log", -0.0, -np.inf), ("log1p", -1.0, -np.inf), ("erf", 7.0, 1.0), ("erf", -np.inf, -1.0),
-    ("erfc", np.inf, 0.0), ("erfc", -np.inf, 2.0), ("sin", 0.0, 0.0), ("cos", 0.0, 1.0),
-    ("acos", 1.0, 0.0), ("acosh", 1.0, 0.0), ("atanh", 1.0, np.inf), ("rsqrt", 0.0, np.inf),
-    ("erf_inv", 1.0, np.inf), ("erf_inv", -1.0, -np.inf), ("erf_inv", 1.5, np.nan),
-    ("lgamma", 0.0, np.inf), ("lgamma", -0.0, np.inf), ("lgamma", 1.0, 0.0), ("lgamma", 2.0, 0.0),
-    ("lgamma", -3.0, np.inf), ("lgamma", -np.inf, np.inf), ("lgamma", np.inf, np.inf),
-    ("digamma", 0.0, -np.inf), ("digamma", -2.0, np.nan), ("digamma", -np.inf, np.nan),
-    ("digamma", np.inf, np.inf), ("rsqrt", -0.0, -np.inf), ("rsqrt", 4.0, 0.5),
-    ("cbrt", 27.0, 3.0), ("cosh", -np.inf, np.inf), ("bessel_i1e", 0.0, 0.0),
-    ("bessel_i1e", np.inf, 0.0), ("bessel_i1e", np.nan, np.nan),
-])
+@pytest.mark.parametrize(
+    "op, at, value",
+    [
+        ("exp", 0.0, 1.0),
+        ("exp", -np.inf, 0.0),
+        ("exp", -1e30, 0.0),
+        ("exp", 1000.0, np.inf),
+        ("expm1", -np.inf, -1.0),
+        ("tanh", 20.0, 1.0),
+        ("tanh", -np.inf, -1.0),
+        ("logistic", -np.inf, 0.0),
+        ("logistic", 0.0, 0.5),
+        ("log", 1.0, 0.0),
+        ("log", 0.0, -np.inf),
+        ("log", -0.0, -np.inf),
+        ("log1p", -1.0, -np.inf),
+        ("erf", 7.0, 1.0),
+        ("erf", -np.inf, -1.0),
+        ("erfc", np.inf, 0.0),
+        ("erfc", -np.inf, 2.0),
+        ("sin", 0.0, 0.0),
+        ("cos", 0.0, 1.0),
+        ("acos", 1.0, 0.0),
+        ("acosh", 1.0, 0.0),
+        ("atanh", 1.0, np.inf),
+        ("rsqrt", 0.0, np.inf),
+        ("erf_inv", 1.0, np.inf),
+        ("erf_inv", -1.0, -np.inf),
+        ("erf_inv", 1.5, np.nan),
+        ("lgamma", 0.0, np.inf),
+        ("lgamma", -0.0, np.inf),
+        ("lgamma", 1.0, 0.0),
+        ("lgamma", 2.0, 0.0),
+        ("lgamma", -3.0, np.inf),
+        ("lgamma", -np.inf, np.inf),
+        ("lgamma", np.inf, np.inf),
+        ("digamma", 0.0, -np.inf),
+        ("digamma", -2.0, np.nan),
+        ("digamma", -np.inf, np.nan),
+        ("digamma", np.inf, np.inf),
+        ("rsqrt", -0.0, -np.inf),
+        ("rsqrt", 4.0, 0.5),
+        ("cbrt", 27.0, 3.0),
+        ("cosh", -np.inf, np.inf),
+        ("bessel_i1e", 0.0, 0.0),
+        ("bessel_i1e", np.inf, 0.0),
+        ("bessel_i1e", np.nan, np.nan),
+    ],
+)
 def test_exact_values(op, at, value, dtype, has_fma):
-    actual = run(legalize(apply(op, variables(dtype)[0]), has_fma=has_fma),
-                 np.array([at], dtype.numpy))
+    actual = run(
+        legalize(apply(op, variables(dtype)[0]), has_fma=has_fma), np.array([at], dtype.numpy)
+    )
     subnormal = np.abs(actual) < np.finfo(dtype.numpy).tiny  # kernels make these 0
     np.testing.assert_array_equal(np.where(subnormal, 0, actual), np.array([value], dtype.numpy))
 
@@ -295,22 +406,35 @@ def test_cubes_have_their_roots(dtype):
     """As others' libraries do: a result that is exact leaves nothing to choose."""
     digits = np.finfo(dtype.numpy).nmant // 3
     mantissas = np.arange(1, 1 << min(digits, 12)) / (1 << 6)
-    roots = np.concatenate([mantissas * scale for scale in (1.0, 2.0 ** -20, 2.0 ** 19, -1.0)])
+    roots = np.concatenate([mantissas * scale for scale in (1.0, 2.0**-20, 2.0**19, -1.0)])
     roots = roots.astype(dtype.numpy)
-    actual = run(legalize(apply("cbrt", variables(dtype)[0]), has_fma=True), roots ** 3)
+    actual = run(legalize(apply("cbrt", variables(dtype)[0]), has_fma=True), roots**3)
     np.testing.assert_array_equal(actual, roots)
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
-@pytest.mark.parametrize(("op", "at"), [
-    ("sin", (np.inf,)), ("sin", (-np.inf,)), ("cos", (np.inf,)), ("cos", (-np.inf,)),
-    ("tan", (np.inf,)), ("tan", (-np.inf,)), ("log", (-1.0,)), ("log", (-np.inf,)),
-    ("log1p", (-2.0,)), ("acosh", (0.5,)), ("pow", (-2.0, 0.5)), ("rem", (1.0, 0.0)),
-    ("rem", (np.inf, 1.0))])
+@pytest.mark.parametrize(
+    ("op", "at"),
+    [
+        ("sin", (np.inf,)),
+        ("sin", (-np.inf,)),
+        ("cos", (np.inf,)),
+        ("cos", (-np.inf,)),
+        ("tan", (np.inf,)),
+        ("tan", (-np.inf,)),
+        ("log", (-1.0,)),
+        ("log", (-np.inf,)),
+        ("log1p", (-2.0,)),
+        ("acosh", (0.5,)),
+        ("pow", (-2.0, 0.5)),
+        ("rem", (1.0, 0.0)),
+        ("rem", (np.inf, 1.0)),
+    ],
+)
 def test_invalid_operations_give_what_x86_gives(op, at, dtype, has_fma):
     """A NaN whose sign is set, as XLA's instructions and functions do: `top_k` orders by it."""
     values = [np.array([x], dtype.numpy) for x in at]
-    actual = run(legalize(apply(op, *variables(dtype)[:len(at)]), has_fma=has_fma), *values)
+    actual = run(legalize(apply(op, *variables(dtype)[: len(at)]), has_fma=has_fma), *values)
     assert np.isnan(actual).all() and np.signbit(actual).all()
 
 
@@ -346,8 +470,12 @@ def test_reduction_by_digits(grid, dtype):
         n, r = (evaluate(part, {x: magnitudes}) for part in by_digits(x, grid))
     assert np.abs(r).max() <= grid.spacing * np.pi / 4
     turned = (n % (1 << grid.bits) + grid.shift) * grid.spacing * (np.longdouble(np.pi) / 2) + r
-    np.testing.assert_allclose(np.sin(turned), np.sin(magnitudes.astype(np.longdouble)),
-                               rtol=0, atol=2 * np.finfo(dtype.numpy).eps)
+    np.testing.assert_allclose(
+        np.sin(turned),
+        np.sin(magnitudes.astype(np.longdouble)),
+        rtol=0,
+        atol=2 * np.finfo(dtype.numpy).eps,
+    )
 
 
 def test_sine_and_cosine_of_one_argument(has_fma):
@@ -382,8 +510,9 @@ def power_operands(dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("has_fast_f64", [False, True])
 def test_pow_error_is_bounded_up_to_overflow(dtype, has_fma, has_fast_f64):
     x, y = power_operands(dtype, 40_000 if dtype is F32 else 10_000)
-    actual = run(legalize(apply("pow", *variables(dtype)), has_fma=has_fma,
-                          has_fast_f64=has_fast_f64), x, y)
+    actual = run(
+        legalize(apply("pow", *variables(dtype)), has_fma=has_fma, has_fast_f64=has_fast_f64), x, y
+    )
     # The exponent of an f64 multiplies the logarithm's error by eight times as much.
     most = 2.4 if dtype is not F32 else 0.7 if has_fast_f64 else 1.6
     assert_close(actual, reference("pow", x, y), most, x, y)
@@ -395,8 +524,9 @@ def test_pow_special_values(dtype, has_fma, has_fast_f64):
     more = np.array([3, -3, 7, -7, 1.5, -1.5, 16777217, 1e30, -1e30], dtype.numpy)
     values = np.concatenate([special(dtype), more])
     x, y = (a.ravel() for a in np.meshgrid(values, values))
-    actual = run(legalize(apply("pow", *variables(dtype)), has_fma=has_fma,
-                          has_fast_f64=has_fast_f64), x, y)
+    actual = run(
+        legalize(apply("pow", *variables(dtype)), has_fma=has_fma, has_fast_f64=has_fast_f64), x, y
+    )
     assert_close(actual, reference("pow", x, y), 1.6, x, y)
 
 
@@ -411,8 +541,12 @@ def test_small_constant_powers_are_products(exponent):
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_atan2_error_is_bounded(dtype):
     random = np.random.default_rng(2)
-    y, x = ((np.exp2(random.uniform(-20, 20, 40_000)) * random.choice([-1, 1], 40_000))
-            .astype(dtype.numpy) for _ in range(2))
+    y, x = (
+        (np.exp2(random.uniform(-20, 20, 40_000)) * random.choice([-1, 1], 40_000)).astype(
+            dtype.numpy
+        )
+        for _ in range(2)
+    )
     actual = run(legalize(apply("atan2", *variables(dtype))), y, x)
     assert_close(actual, reference("atan2", y, x), 3.0, y, x)
 

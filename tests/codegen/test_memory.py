@@ -31,8 +31,13 @@ def _vector(extent: int, *body) -> For:
     return For(variable("lane", extent), index.constant(extent), LoopKind.VECTORIZE, body)
 
 
-def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: CpuTarget | None,
-           dims: tuple[int, ...] = ()) -> None:
+def _check(
+    machine,
+    program: LoopProgram,
+    operands: list[np.ndarray],
+    target: CpuTarget | None,
+    dims: tuple[int, ...] = (),
+) -> None:
     expected = interpret(program, operands)
     for at_end in (True, False):
         actual = machine.run(program, operands, target=target, at_end=at_end, dims=dims)
@@ -43,8 +48,7 @@ def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: Cp
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("step", [0, 1, -1, 2, -2, 3, 4, -4, 5])
-def test_steps_between_lanes(step: int, dtype: DType, target: CpuTarget, machine,
-                             samples) -> None:
+def test_steps_between_lanes(step: int, dtype: DType, target: CpuTarget, machine, samples) -> None:
     """All extents in one kernel: x[step * lane] -> y[lane], and x[lane] -> z[step * lane]."""
     for extent in EXTENTS if dtype is t.I32 else (5, 16):
         lane = variable("lane", extent)
@@ -77,12 +81,22 @@ def test_guarded_tails(dtype: DType, count: int, target: CpuTarget, machine, sam
     at = index.add(_times(16, outer), lane)
     inside = index.compare("lt", at, index.constant(count))
     back = index.subtract(index.constant(count - 1), at)
-    program = LoopProgram("tail", (x,), (y,), (For(
-        outer, index.constant(-(-count // 16)), LoopKind.SERIAL,
-        (_vector(16, Store(y, (at,), load(x, (back,)), inside)),)),))
+    program = LoopProgram(
+        "tail",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(-(-count // 16)),
+                LoopKind.SERIAL,
+                (_vector(16, Store(y, (at,), load(x, (back,)), inside)),),
+            ),
+        ),
+    )
     values = samples(dtype, count, count)
     for at_end in (True, False):
-        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        (actual,) = machine.run(program, [values], target=target, at_end=at_end)
         assert actual.tobytes() == values[::-1].tobytes()
 
 
@@ -92,13 +106,24 @@ def _rotated(dtype: DType, count: int, by: int) -> LoopProgram:
     lane, outer = variable("lane", 16), variable("outer", count // 16)
     at = index.add(_times(16, outer), lane)
     behind = index.compare("ge", at, index.constant(by))
-    end = load(x, (index.add(at, index.constant(count - by)),), apply("not", behind),
-               const(0, dtype))
+    end = load(
+        x, (index.add(at, index.constant(count - by)),), apply("not", behind), const(0, dtype)
+    )
     begin = load(x, (index.subtract(at, index.constant(by)),), behind, const(0, dtype))
     both = apply("select", behind, begin, end)
-    return LoopProgram("rotated", (x,), (y,), (For(
-        outer, index.constant(count // 16), LoopKind.SERIAL,
-        (_vector(16, Store(y, (at,), both)),)),))
+    return LoopProgram(
+        "rotated",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(count // 16),
+                LoopKind.SERIAL,
+                (_vector(16, Store(y, (at,), both)),),
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("by", [1, 24, 70])
@@ -106,13 +131,14 @@ def _rotated(dtype: DType, count: int, by: int) -> LoopProgram:
 def test_rotations(dtype: DType, by: int, target: CpuTarget, machine, samples) -> None:
     values, program = samples(dtype, 96, by), _rotated(dtype, 96, by)
     for at_end in (True, False):
-        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        (actual,) = machine.run(program, [values], target=target, at_end=at_end)
         assert actual.tobytes() == np.roll(values, by).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
-def test_far_vectors_that_are_switched_off_as_a_whole(dtype: DType, target: CpuTarget, machine,
-                                                      samples) -> None:
+def test_far_vectors_that_are_switched_off_as_a_whole(
+    dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """What is read instead is the default, also in lanes that are on."""
     x, y = Buffer("x", dtype, (5,), "operand"), Buffer("y", dtype, (96,), "result")
     lane, outer = variable("lane", 16), variable("outer", 6)
@@ -120,14 +146,25 @@ def test_far_vectors_that_are_switched_off_as_a_whole(dtype: DType, target: CpuT
     first = index.compare("lt", outer, index.constant(1))
     inside = index.compare("lt", lane, index.constant(5))
     one = const(1, dtype)
-    program = LoopProgram("far", (x,), (y,), (For(outer, index.constant(6), LoopKind.SERIAL, (
-        _vector(16, Store(y, (at,), load(x, (at,), first, one), inside)),)),))
+    program = LoopProgram(
+        "far",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(6),
+                LoopKind.SERIAL,
+                (_vector(16, Store(y, (at,), load(x, (at,), first, one), inside)),),
+            ),
+        ),
+    )
     values, before = samples(dtype, 5, 3), samples(dtype, 96, 4)
     expected = before.copy().reshape(6, 16)
     expected[:, :5] = one.value
     expected[0, :5] = values
     for at_end in (True, False):
-        actual, = machine.run(program, [values], results=[before], target=target, at_end=at_end)
+        (actual,) = machine.run(program, [values], results=[before], target=target, at_end=at_end)
         assert actual.tobytes() == expected.tobytes()
 
 
@@ -140,24 +177,33 @@ def test_vectors_off_a_buffer_ask_its_memory_for_nothing(by: int, away: int) -> 
 
 @pytest.mark.parametrize("alone", [0, 6, 15])
 @pytest.mark.parametrize("step", [1, -1])
-@pytest.mark.parametrize("wide, narrow", [(t.F32, t.BF16), (t.I32, t.I16), (t.I32, t.I8),
-                                          (t.I16, t.I8), (t.F32, t.F16)], ids=str)
-def test_one_lane_of_what_is_narrowed(wide: DType, narrow: DType, step: int, alone: int,
-                                      target: CpuTarget, machine) -> None:
+@pytest.mark.parametrize(
+    "wide, narrow",
+    [(t.F32, t.BF16), (t.I32, t.I16), (t.I32, t.I8), (t.I16, t.I8), (t.F32, t.F16)],
+    ids=str,
+)
+def test_one_lane_of_what_is_narrowed(
+    wide: DType, narrow: DType, step: int, alone: int, target: CpuTarget, machine
+) -> None:
     """LLVM takes a masked store of a single lane for one as wide as what was narrowed."""
     lane = variable("lane", 16)
     x, y = Buffer("x", wide, (16,), "operand"), Buffer("y", narrow, (4,), "result")
     only = index.compare("eq", lane, index.constant(alone))
     for at in range(4):
-        stored = Store(y, (_times(step, lane, at - step * alone),),
-                       apply("convert", load(x, (lane,)), dtype=narrow), only)
+        stored = Store(
+            y,
+            (_times(step, lane, at - step * alone),),
+            apply("convert", load(x, (lane,)), dtype=narrow),
+            only,
+        )
         program = LoopProgram("alone", (x,), (y,), (_vector(16, stored),))
         values, before = ((np.arange(n) - 5).astype(d.numpy) for n, d in ((16, wide), (4, narrow)))
         expected = before.copy()
         expected[at] = values[alone]
         for at_end in (True, False):
-            actual, = machine.run(program, [values], results=[before], target=target,
-                                  at_end=at_end)
+            (actual,) = machine.run(
+                program, [values], results=[before], target=target, at_end=at_end
+            )
             np.testing.assert_array_equal(actual, expected)
 
 
@@ -170,26 +216,46 @@ def test_guarded_loads(dtype: DType, default: str, target: CpuTarget, machine, s
     y = Buffer("y", dtype, (rows + 4, columns + 5), "result")
     r, lane = variable("r", rows + 4), variable("lane", columns + 5)
     row, column = _times(1, r, -2), _times(1, lane, -2)
-    inside = all_of(*(index.compare("ge", i, index.constant(0)) for i in (row, column)),
-                    index.compare("lt", row, index.constant(rows)),
-                    index.compare("lt", column, index.constant(columns)))
-    row_inside = all_of(index.compare("ge", row, index.constant(0)),
-                        index.compare("lt", row, index.constant(rows)))
+    inside = all_of(
+        *(index.compare("ge", i, index.constant(0)) for i in (row, column)),
+        index.compare("lt", row, index.constant(rows)),
+        index.compare("lt", column, index.constant(columns)),
+    )
+    row_inside = all_of(
+        index.compare("ge", row, index.constant(0)), index.compare("lt", row, index.constant(rows))
+    )
     other: Expr = const(1, dtype)
     if default == "computed":
         other = apply("convert", apply("convert", lane, dtype=t.I32), dtype=dtype)
-    value = apply("select", index.compare("lt", lane, index.constant(columns)),
-                  load(x, (row, column), inside, other),
-                  load(x, (row, index.constant(columns - 1)), row_inside, other))
-    value = apply("select", index.compare("eq", lane, index.constant(4)), value,
-                  load(x, (row, column), inside, other))
-    program = LoopProgram("pad", (x,), (y,), (For(
-        r, index.constant(rows + 4), LoopKind.SERIAL,
-        (_vector(columns + 5, Store(y, (r, lane), value)),)),))
+    value = apply(
+        "select",
+        index.compare("lt", lane, index.constant(columns)),
+        load(x, (row, column), inside, other),
+        load(x, (row, index.constant(columns - 1)), row_inside, other),
+    )
+    value = apply(
+        "select",
+        index.compare("eq", lane, index.constant(4)),
+        value,
+        load(x, (row, column), inside, other),
+    )
+    program = LoopProgram(
+        "pad",
+        (x,),
+        (y,),
+        (
+            For(
+                r,
+                index.constant(rows + 4),
+                LoopKind.SERIAL,
+                (_vector(columns + 5, Store(y, (r, lane), value)),),
+            ),
+        ),
+    )
     values = samples(dtype, rows * columns, 5).reshape(rows, columns)
-    expected, = interpret(program, [values])
+    (expected,) = interpret(program, [values])
     for at_end in (True, False):
-        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        (actual,) = machine.run(program, [values], target=target, at_end=at_end)
         assert actual.tobytes() == expected.tobytes()
 
 
@@ -203,14 +269,17 @@ def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
     y, z, w, v = (Buffer(n, t.F32, (extent,), "result") for n in "yzwv")
     row = apply("convert", load(where, (lane,)), dtype=t.INDEX)
     inside = index.compare("lt", lane, index.constant(extent - 2))
-    shifted = apply("convert", load(where, (_times(1, lane, 2),), inside,
-                                    const(0, t.I32)), dtype=t.INDEX)
+    shifted = apply(
+        "convert", load(where, (_times(1, lane, 2),), inside, const(0, t.I32)), dtype=t.INDEX
+    )
     slot = apply("convert", load(where, (lane,)), dtype=t.INDEX)
-    body = [Store(v, (lane,), const(0.0, t.F32)),
-            Store(v, (lane,), load(x, (row, index.constant(1))), inside),
-            Store(y, (lane,), load(x, (row, index.constant(1)))),
-            Store(z, (lane,), load(x, (shifted, index.constant(2)), inside, const(7.0, t.F32))),
-            Store(w, (index.floormod(slot, extent),), load(x, (row, index.constant(0))))]
+    body = [
+        Store(v, (lane,), const(0.0, t.F32)),
+        Store(v, (lane,), load(x, (row, index.constant(1))), inside),
+        Store(y, (lane,), load(x, (row, index.constant(1)))),
+        Store(z, (lane,), load(x, (shifted, index.constant(2)), inside, const(7.0, t.F32))),
+        Store(w, (index.floormod(slot, extent),), load(x, (row, index.constant(0)))),
+    ]
     program = LoopProgram("anywhere", (x, where), (y, z, w, v), (_vector(extent, *body),))
     positions = random.permutation(extent).astype(np.int32)
     values = random.standard_normal((40, 3)).astype(np.float32)
@@ -222,19 +291,30 @@ def test_buffers_with_strides(target: CpuTarget, machine, samples) -> None:
     x = Buffer("x", t.I16, (6, 16), "operand", strides=(1, 6))
     y = Buffer("y", t.I16, (6, 16), "result")
     i, lane = variable("i", 6), variable("lane", 16)
-    program = LoopProgram("transpose", (x,), (y,), (For(
-        i, index.constant(6), LoopKind.UNROLL, (_vector(16, Store(y, (i, lane), load(
-            x, (i, lane)))),)),))
+    program = LoopProgram(
+        "transpose",
+        (x,),
+        (y,),
+        (
+            For(
+                i,
+                index.constant(6),
+                LoopKind.UNROLL,
+                (_vector(16, Store(y, (i, lane), load(x, (i, lane)))),),
+            ),
+        ),
+    )
     values = samples(t.I16, 96, 1).reshape(16, 6)
-    actual, = machine.run(program, [values.reshape(6, 16)], target=target)
+    (actual,) = machine.run(program, [values.reshape(6, 16)], target=target)
     np.testing.assert_array_equal(actual, values.T)
 
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("columns", [4, 7, 13, 16])
 @pytest.mark.parametrize("dtype", [t.I8, t.BF16, t.F64], ids=str)
-def test_blocks_against_the_grain(dtype: DType, columns: int, backwards: bool, target: CpuTarget,
-                                  machine, samples) -> None:
+def test_blocks_against_the_grain(
+    dtype: DType, columns: int, backwards: bool, target: CpuTarget, machine, samples
+) -> None:
     """Columns of a block, all or the first of its rows, read by rows and transposed."""
     for live in (3, 13, 16):
         x = Buffer("x", dtype, (live, 2 * columns + 1), "operand")
@@ -243,15 +323,26 @@ def test_blocks_against_the_grain(dtype: DType, columns: int, backwards: bool, t
         place = index.add(_times(columns, block), column)
         source = _times(-1, place, 2 * columns) if backwards else place
         body = _vector(live, Store(y, (place, lane), load(x, (lane, source))))
-        program = LoopProgram("block", (x,), (y,), (For(block, index.constant(2), LoopKind.SERIAL, (
-            For(column, index.constant(columns), LoopKind.UNROLL, (body,)),)),))
+        program = LoopProgram(
+            "block",
+            (x,),
+            (y,),
+            (
+                For(
+                    block,
+                    index.constant(2),
+                    LoopKind.SERIAL,
+                    (For(column, index.constant(columns), LoopKind.UNROLL, (body,)),),
+                ),
+            ),
+        )
         text = print_program(program, target)
         assert "masked.gather" not in text
         assert f"load {types.memory_type(dtype)}, " not in text
         values = samples(dtype, live * (2 * columns + 1), columns).reshape(x.shape)
         expected = values[:, :0:-1] if backwards else values[:, :-1]
         for at_end in (True, False):
-            actual, = machine.run(program, [values], target=target, at_end=at_end)
+            (actual,) = machine.run(program, [values], target=target, at_end=at_end)
             assert actual.tobytes() == expected.T.tobytes()
 
 
@@ -260,17 +351,37 @@ def test_symbolic_sizes(target: CpuTarget, machine, samples) -> None:
     y = Buffer("y", t.F32, ("columns", "rows"), "result")
     rows, columns = (Var(n, t.INDEX) for n in ("rows", "columns"))
     i, j = Var("i", t.INDEX), Var("j", t.INDEX)
-    program = LoopProgram("transpose", (x,), (y,), (For(
-        i, rows, LoopKind.PARALLEL, (For(
-            j, columns, LoopKind.SERIAL, (Store(y, (j, i), load(x, (i, j))),)),)),),
-        dims=("rows", "columns"))
+    program = LoopProgram(
+        "transpose",
+        (x,),
+        (y,),
+        (
+            For(
+                i,
+                rows,
+                LoopKind.PARALLEL,
+                (For(j, columns, LoopKind.SERIAL, (Store(y, (j, i), load(x, (i, j))),)),),
+            ),
+        ),
+        dims=("rows", "columns"),
+    )
     for shape in ((3, 5), (1, 7), (4, 1)):
         values = samples(t.F32, shape[0] * shape[1], 3).reshape(shape)
-        actual, = machine.run(program, [values], dims=shape, target=target,
-                              results=[np.zeros(shape[::-1], np.float32)])
+        (actual,) = machine.run(
+            program,
+            [values],
+            dims=shape,
+            target=target,
+            results=[np.zeros(shape[::-1], np.float32)],
+        )
         np.testing.assert_array_equal(actual, values.T)
-    empty, = machine.run(program, [np.zeros((0, 5))], dims=(0, 5), target=target,
-                         results=[np.zeros((5, 0), np.float32)])
+    (empty,) = machine.run(
+        program,
+        [np.zeros((0, 5))],
+        dims=(0, 5),
+        target=target,
+        results=[np.zeros((5, 0), np.float32)],
+    )
     assert empty.size == 0
 
 
@@ -280,10 +391,15 @@ def test_one_place_for_all_lanes_that_are_on(target: CpuTarget, machine) -> None
     lane, k, n = variable("lane", 8), variable("k", 4), Var("n", t.INDEX)
     inside = index.compare("lt", index.add(lane, index.constant(3)), n)
     value = load(x, (index.subtract(n, index.constant(1)),), inside, const(-1, t.I32))
-    program = LoopProgram("shared", (x,), (y,), (_vector(8, For(
-        k, index.constant(4), LoopKind.SERIAL, (Store(y, (lane, k), value),))),), dims=("n",))
+    program = LoopProgram(
+        "shared",
+        (x,),
+        (y,),
+        (_vector(8, For(k, index.constant(4), LoopKind.SERIAL, (Store(y, (lane, k), value),))),),
+        dims=("n",),
+    )
     for count in (0, 5, 20):
-        actual, = machine.run(program, [np.arange(count)], dims=[count], target=target)
+        (actual,) = machine.run(program, [np.arange(count)], dims=[count], target=target)
         expected = np.where(np.arange(8) + 3 < count, count - 1, -1)
         np.testing.assert_array_equal(actual, np.repeat(expected[:, None], 4, 1))
 
@@ -293,10 +409,21 @@ def test_a_result_in_the_memory_of_its_operand(target: CpuTarget, machine) -> No
     x, y = Buffer("x", t.I32, (8,), "operand"), Buffer("y", t.I32, (8,), "result")
     i = variable("i", 8)
     once = apply("add", load(x, (i,)), const(1, t.I32))
-    program = LoopProgram("update", (x,), (y,), (For(i, index.constant(8), LoopKind.SERIAL, (
-        Store(y, (i,), once), Store(y, (i,), apply("mul", once, load(x, (i,))))),),),
-        aliases=((y, x),))
-    actual, = machine.run(program, [np.arange(8)], target=target)
+    program = LoopProgram(
+        "update",
+        (x,),
+        (y,),
+        (
+            For(
+                i,
+                index.constant(8),
+                LoopKind.SERIAL,
+                (Store(y, (i,), once), Store(y, (i,), apply("mul", once, load(x, (i,))))),
+            ),
+        ),
+        aliases=((y, x),),
+    )
+    (actual,) = machine.run(program, [np.arange(8)], target=target)
     np.testing.assert_array_equal(actual, (np.arange(8) + 2) * (np.arange(8) + 1))
 
 
@@ -315,14 +442,25 @@ def test_private_buffers(scope: str, extent: int, target: CpuTarget, machine, sa
 
     back = index.subtract(index.constant(3), k)
     inside = index.compare("ge", lane, index.constant(1))
-    own_body = _vector(extent, Allocate(own, (
-        each(Store(own, (k,), load(x, (k, lane)))),
-        each(Store(own, (k,), const(5.0, t.F32), inside)),
-        each(Store(y, (k, lane), load(own, (back,)))))))
-    shared_body = Allocate(shared, (
-        each(_vector(extent, Store(shared, (k, lane), load(x, (k, lane))))),
-        each(_vector(extent, Store(shared, (k, lane), const(6.0, t.F32), inside))),
-        each(_vector(extent, Store(z, (k, lane), load(shared, (back, lane)))))))
+    own_body = _vector(
+        extent,
+        Allocate(
+            own,
+            (
+                each(Store(own, (k,), load(x, (k, lane)))),
+                each(Store(own, (k,), const(5.0, t.F32), inside)),
+                each(Store(y, (k, lane), load(own, (back,)))),
+            ),
+        ),
+    )
+    shared_body = Allocate(
+        shared,
+        (
+            each(_vector(extent, Store(shared, (k, lane), load(x, (k, lane))))),
+            each(_vector(extent, Store(shared, (k, lane), const(6.0, t.F32), inside))),
+            each(_vector(extent, Store(z, (k, lane), load(shared, (back, lane))))),
+        ),
+    )
     program = LoopProgram("private", (x,), (y, z), (own_body, shared_body))
     _check(machine, program, [samples(t.F32, 4 * extent, 2).reshape(4, extent)], target)
 
@@ -336,14 +474,24 @@ def test_private_buffers_are_not_left(scope: str, extent: int, target: CpuTarget
     y, own = Buffer("y", t.F32, (extent,), "result"), Buffer("own", t.F32, (4,), scope)
     z = Buffer("z", t.F32, (4, extent), "result")
     place = apply("convert", load(where, (lane,)), dtype=t.INDEX)
-    inside = apply("and", index.compare("ge", place, index.constant(0)),
-                   index.compare("lt", place, index.constant(4)))
+    inside = apply(
+        "and",
+        index.compare("ge", place, index.constant(0)),
+        index.compare("lt", place, index.constant(4)),
+    )
     number = apply("convert", k, dtype=t.F32)
-    body = _vector(extent, Allocate(own, (
-        For(k, index.constant(4), LoopKind.SERIAL, (Store(own, (k,), number),)),
-        Store(y, (lane,), load(own, (place,), inside, const(-1.0, t.F32))),
-        Store(own, (place,), const(9.0, t.F32), inside),
-        For(k, index.constant(4), LoopKind.SERIAL, (Store(z, (k, lane), load(own, (k,))),)))))
+    body = _vector(
+        extent,
+        Allocate(
+            own,
+            (
+                For(k, index.constant(4), LoopKind.SERIAL, (Store(own, (k,), number),)),
+                Store(y, (lane,), load(own, (place,), inside, const(-1.0, t.F32))),
+                Store(own, (place,), const(9.0, t.F32), inside),
+                For(k, index.constant(4), LoopKind.SERIAL, (Store(z, (k, lane), load(own, (k,))),)),
+            ),
+        ),
+    )
     program = LoopProgram("private", (where,), (y, z), (body,))
     assert not prove(program)[1].guarded
     places = np.array([3, 1 << 30, -(1 << 30), 0, 4, 1, -1, 2] * 2, np.int32)[:extent]
@@ -353,8 +501,9 @@ def test_private_buffers_are_not_left(scope: str, extent: int, target: CpuTarget
 def test_too_large_a_stack_is_refused() -> None:
     big = Buffer("big", t.F64, (40_000,), "stack")
     y = Buffer("y", t.F64, (1,), "result")
-    program = LoopProgram("deep", (), (y,), (Allocate(big, (
-        Store(big, (index.constant(0),), const(1.0, t.F64)),)),))
+    program = LoopProgram(
+        "deep", (), (y,), (Allocate(big, (Store(big, (index.constant(0),), const(1.0, t.F64)),)),)
+    )
     with pytest.raises(CodegenError, match="into scratch"):
         generate(program, host())
 
@@ -372,8 +521,12 @@ def test_unknown_buffers_and_variables_are_refused() -> None:
     unknown_variable = LoopProgram("bad", (), (y,), (Store(y, (i,), const(1.0, t.F32)),))
     with pytest.raises(CodegenError, match="'i' in kernel 'bad' to be the variable"):
         generate(unknown_variable, host())
-    unknown_buffer = LoopProgram("bad", (), (y,), (For(i, index.constant(4), LoopKind.SERIAL, (
-        Store(y, (i,), load(other, (i,))),)),))
+    unknown_buffer = LoopProgram(
+        "bad",
+        (),
+        (y,),
+        (For(i, index.constant(4), LoopKind.SERIAL, (Store(y, (i,), load(other, (i,))),)),),
+    )
     with pytest.raises(CodegenError, match="other: 4xf32 stack to be an operand"):
         generate(unknown_buffer, host())
 
@@ -386,12 +539,22 @@ def test_streaming_stores(count: int, target: CpuTarget, machine, samples) -> No
     x = Buffer("x", t.F32, (count,), "operand")
     y = Buffer("y", t.F32, (count,), "result")
     at = index.add(_times(lanes, outer), lane)
-    program = LoopProgram("stream", (x,), (y,), (For(
-        outer, index.constant(64 // lanes), LoopKind.SERIAL,
-        (_vector(lanes, Store(y, (at,), load(x, (at,)), streaming=True)),)),))
+    program = LoopProgram(
+        "stream",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(64 // lanes),
+                LoopKind.SERIAL,
+                (_vector(lanes, Store(y, (at,), load(x, (at,)), streaming=True)),),
+            ),
+        ),
+    )
     values = samples(t.F32, count, 6)
     for at_end in (True, False):
-        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        (actual,) = machine.run(program, [values], target=target, at_end=at_end)
         assert actual[:64].tobytes() == values[:64].tobytes()
     text = print_program(program, target)
     assert "!nontemporal" in text
@@ -406,19 +569,32 @@ def test_prefetches_touch_nothing(ahead: int, machine, samples) -> None:
     x = Buffer("x", t.F32, (64 * lanes,), "operand")
     y = Buffer("y", t.F32, (64 * lanes,), "result")
     at = index.add(_times(lanes, outer), lane)
-    program = LoopProgram("ahead", (x,), (y,), (For(
-        outer, index.constant(16), LoopKind.UNROLL, (
-            _vector(lanes, Prefetch(x, (at,), ahead), Store(y, (at,), load(x, (at,)))),)),))
+    program = LoopProgram(
+        "ahead",
+        (x,),
+        (y,),
+        (
+            For(
+                outer,
+                index.constant(16),
+                LoopKind.UNROLL,
+                (_vector(lanes, Prefetch(x, (at,), ahead), Store(y, (at,), load(x, (at,)))),),
+            ),
+        ),
+    )
     _check(machine, program, [samples(t.F32, 64 * lanes, 3)], host())
     assert print_program(program, named("x86-64-v3")).count("@llvm.prefetch") == 4
 
 
 def test_what_llvm_is_told_of_buffers_grows_with_their_number() -> None:
     """Of each pair of a thousand buffers, it would be most of the code."""
+
     def size(count: int) -> int:
         results = tuple(Buffer(f"y{n}", t.F32, (8,), "result") for n in range(count))
-        body = tuple(_vector(8, Store(y, (variable("lane", 8),), const(float(n), t.F32)))
-                     for n, y in enumerate(results))
+        body = tuple(
+            _vector(8, Store(y, (variable("lane", 8),), const(float(n), t.F32)))
+            for n, y in enumerate(results)
+        )
         text = print_program(LoopProgram("many", (), results, body), named("x86-64-v3"))
         return text.count("!")
 

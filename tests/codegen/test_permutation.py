@@ -25,8 +25,10 @@ def _vector(*body: Stmt, lane: Expr) -> For:
 def _exchanged(lane: Expr, apart: int) -> Expr:
     """The lane so far away, within blocks of twice that length."""
     block = index.constant(2 * apart)
-    return index.add(index.multiply(index.floordiv(lane, 2 * apart), block),
-                     index.floormod(index.add(lane, index.constant(apart)), 2 * apart))
+    return index.add(
+        index.multiply(index.floordiv(lane, 2 * apart), block),
+        index.floormod(index.add(lane, index.constant(apart)), 2 * apart),
+    )
 
 
 ORDERS = {
@@ -47,11 +49,20 @@ def test_another_order(order: str, dtype: t.DType, target: CpuTarget, machine, s
     body: list[Stmt] = []
     for result in (zero, one):
         lane, other = variable("lane", WIDTH), variable("lane", WIDTH)
-        body += [_vector(*(Store(rows, (row, lane), load(x, (index.subtract(one, row) if
-                                                             result is one else row, lane)))
-                           for row in (zero, one)), lane=lane),
-                 _vector(Store(y, (result, other), load(rows, (one, ORDERS[order](other)))),
-                         lane=other)]
+        body += [
+            _vector(
+                *(
+                    Store(
+                        rows,
+                        (row, lane),
+                        load(x, (index.subtract(one, row) if result is one else row, lane)),
+                    )
+                    for row in (zero, one)
+                ),
+                lane=lane,
+            ),
+            _vector(Store(y, (result, other), load(rows, (one, ORDERS[order](other)))), lane=other),
+        ]
     program = LoopProgram("permuted", (x,), (y,), allocated((rows,), tuple(body)))
     values = samples(dtype, 2 * WIDTH, 1).reshape(2, WIDTH)
     picks = [int(index.bounds(ORDERS[order](index.constant(k)))[0]) for k in range(WIDTH)]

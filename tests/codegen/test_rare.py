@@ -29,16 +29,29 @@ def waves(dtype: DType, count: int) -> LoopProgram:
 
     def stores(where: Expr) -> tuple[Store, ...]:
         here = load(x, (where,))
-        return tuple(Store(out, (where,), apply(op, apply("mul", here, const(k, dtype))))
-                     for out, (op, k) in zip(results, (("sin", 1.0), ("cos", 1.0), ("sin", 3.0),
-                                                       ("cos", 3.0)), strict=True))
+        return tuple(
+            Store(out, (where,), apply(op, apply("mul", here, const(k, dtype))))
+            for out, (op, k) in zip(
+                results, (("sin", 1.0), ("cos", 1.0), ("sin", 3.0), ("cos", 3.0)), strict=True
+            )
+        )
 
     at = index.add(index.multiply(outer, index.constant(LANES)), lane)
     behind = index.add(single, index.constant(count // 2))
-    return LoopProgram("waves", (x,), results, (
-        For(outer, index.constant(outer.extent), LoopKind.SERIAL, (
-            For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores(at)),)),
-        For(single, index.constant(single.extent), LoopKind.SERIAL, stores(behind))))
+    return LoopProgram(
+        "waves",
+        (x,),
+        results,
+        (
+            For(
+                outer,
+                index.constant(outer.extent),
+                LoopKind.SERIAL,
+                (For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores(at)),),
+            ),
+            For(single, index.constant(single.extent), LoopKind.SERIAL, stores(behind)),
+        ),
+    )
 
 
 @pytest.mark.parametrize("dtype", [t.F32, t.F64], ids=str)
@@ -49,8 +62,10 @@ def test_huge_arguments(dtype: DType, target: CpuTarget, machine) -> None:
     x[[3, 40]] = np.inf, np.nan
     wide = np.longdouble
     with np.errstate(invalid="ignore"):
-        expected = [op((x * dtype.numpy.type(k)).astype(np.float64)).astype(wide)
-                    for op, k in ((np.sin, 1), (np.cos, 1), (np.sin, 3), (np.cos, 3))]
+        expected = [
+            op((x * dtype.numpy.type(k)).astype(np.float64)).astype(wide)
+            for op, k in ((np.sin, 1), (np.cos, 1), (np.sin, 3), (np.cos, 3))
+        ]
     for got, want in zip(machine.run(program, [x], target=target), expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=4 * np.finfo(dtype.numpy).eps)
 
@@ -77,6 +92,7 @@ def test_what_is_given_stays_outside() -> None:
     assert part.arguments == (known,)
     assert part.body.free == {*part.parameters} == {Var("x0", t.F32)}
     kept = [node.op for node in walk(part.body) if isinstance(node, Apply)]
-    assert kept == [node.op for node in walk(value, into=lambda e: e is not known)
-                    if isinstance(node, Apply)]
+    assert kept == [
+        node.op for node in walk(value, into=lambda e: e is not known) if isinstance(node, Apply)
+    ]
     assert cut(known, lambda node: False) is None  # which is short

@@ -32,8 +32,13 @@ X = Buffer("x", t.I32, (INPUTS,), "operand")
 Y = Buffer("y", t.I32, (ROWS, COLUMNS), "result")
 TILE = Buffer("tile", t.I32, (ROWS, COLUMNS), "register")
 COUNT = Buffer("count", t.I32, (), "stack")
-SUM = Combiner((Var("a", t.I32),), (Var("b", t.I32),),
-               (apply("add", Var("a", t.I32), Var("b", t.I32)),), (const(0, t.I32),), "add")
+SUM = Combiner(
+    (Var("a", t.I32),),
+    (Var("b", t.I32),),
+    (apply("add", Var("a", t.I32), Var("b", t.I32)),),
+    (const(0, t.I32),),
+    "add",
+)
 
 
 class _Programs:
@@ -43,14 +48,21 @@ class _Programs:
         self.random, self.loops = random.Random(seed), 0
 
     def program(self) -> LoopProgram:
-        body = (*self._rows(lambda r, c: Store(TILE, (r, c), self._input(c))),
-                *self.statements(3, None),
-                *self._rows(lambda r, c: Store(Y, (r, c), load(TILE, (r, c)))))
+        body = (
+            *self._rows(lambda r, c: Store(TILE, (r, c), self._input(c))),
+            *self.statements(3, None),
+            *self._rows(lambda r, c: Store(Y, (r, c), load(TILE, (r, c)))),
+        )
         return LoopProgram("registers", (X,), (Y,), (Allocate(TILE, body),))
 
     def _rows(self, body) -> tuple[Stmt, ...]:
-        return (self._loop(ROWS, LoopKind.UNROLL, lambda r: (
-            self._loop(COLUMNS, LoopKind.VECTORIZE, lambda c: (body(r, c),)),)),)
+        return (
+            self._loop(
+                ROWS,
+                LoopKind.UNROLL,
+                lambda r: (self._loop(COLUMNS, LoopKind.VECTORIZE, lambda c: (body(r, c),)),),
+            ),
+        )
 
     def _loop(self, extent: int, kind: LoopKind, body) -> For:
         self.loops += 1
@@ -58,8 +70,9 @@ class _Programs:
         return For(var, index.constant(extent), kind, body(var))
 
     def statements(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
-        return tuple(s for _ in range(self.random.randint(1, 4))
-                     for s in self._statement(depth, serial))
+        return tuple(
+            s for _ in range(self.random.randint(1, 4)) for s in self._statement(depth, serial)
+        )
 
     def _statement(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
         kinds = [self._vector, self._vector, self._element, self._fold]
@@ -93,8 +106,11 @@ class _Programs:
         def body(lane: Var) -> tuple[Stmt, ...]:
             there = load(TILE, (self._row(), index.add(source, lane)))
             value = apply("add", there, self._input(lane))
-            guard = apply("lt", self._input(lane), const(0, t.I32)) \
-                if self.random.random() < 0.3 else None
+            guard = (
+                apply("lt", self._input(lane), const(0, t.I32))
+                if self.random.random() < 0.3
+                else None
+            )
             return (self._update((self._row(), index.add(start, lane)), value, guard),)
 
         return (self._loop(width, LoopKind.VECTORIZE, body),)
@@ -107,8 +123,13 @@ class _Programs:
     def _fold(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
         """All lanes into one element."""
         at = (self._row(), self._column())
-        return (self._loop(8, LoopKind.VECTORIZE, lambda lane: (
-            Accumulate((TILE,), at, SUM, (self._input(lane),)),)),)
+        return (
+            self._loop(
+                8,
+                LoopKind.VECTORIZE,
+                lambda lane: (Accumulate((TILE,), at, SUM, (self._input(lane),)),),
+            ),
+        )
 
     def _moving(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
         """An element that differs from iteration to iteration."""
@@ -123,18 +144,31 @@ class _Programs:
 
     def _branch(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
         otherwise = self.statements(depth - 1, serial) if self.random.random() < 0.5 else ()
-        return (If(apply("lt", self._input(), const(0, t.I32)),
-                   self.statements(depth - 1, serial), otherwise),)
+        return (
+            If(
+                apply("lt", self._input(), const(0, t.I32)),
+                self.statements(depth - 1, serial),
+                otherwise,
+            ),
+        )
 
     def _while(self, depth: int, serial: Var | None) -> tuple[Stmt, ...]:
         """As long as an element of the tile is below a bound, which it comes nearer each time."""
         at, steps = (self._row(), self._column()), load(COUNT, ())
-        body = (*self.statements(depth - 1, serial),
-                Store(COUNT, (), apply("add", steps, const(1, t.I32))))
-        goes_on = apply("and", apply("lt", steps, const(2, t.I32)),
-                        apply("lt", load(TILE, at), const(10, t.I32)))
-        return (Allocate(COUNT, (Store(COUNT, (), const(0, t.I32)), While(goes_on, body))),) \
-            if depth > 2 else body[:-1]
+        body = (
+            *self.statements(depth - 1, serial),
+            Store(COUNT, (), apply("add", steps, const(1, t.I32))),
+        )
+        goes_on = apply(
+            "and",
+            apply("lt", steps, const(2, t.I32)),
+            apply("lt", load(TILE, at), const(10, t.I32)),
+        )
+        return (
+            (Allocate(COUNT, (Store(COUNT, (), const(0, t.I32)), While(goes_on, body))),)
+            if depth > 2
+            else body[:-1]
+        )
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -153,20 +187,40 @@ def test_an_element_that_moves_is_written_between_two_vectors(machine, target: C
 
     def lanes(name: str, to: Buffer, value) -> For:
         lane = variable(name, COLUMNS)
-        return For(lane, index.constant(COLUMNS), LoopKind.VECTORIZE,
-                   (Store(to, (row, lane), value(lane)),))
+        return For(
+            lane,
+            index.constant(COLUMNS),
+            LoopKind.VECTORIZE,
+            (Store(to, (row, lane), value(lane)),),
+        )
 
     def doubled(name: str) -> For:
-        return lanes(name, TILE, lambda c: apply(
-            "add", load(TILE, (row, c)), load(TILE, (row, c))))
+        return lanes(name, TILE, lambda c: apply("add", load(TILE, (row, c)), load(TILE, (row, c))))
 
-    program = LoopProgram("moves", (X,), (Buffer("y", t.I32, (1, COLUMNS), "result"),), (
-        Allocate(TILE, (
-            lanes("a", TILE, lambda c: load(X, (c,))),
-            For(k, index.constant(4), LoopKind.SERIAL, (
-                doubled("b"), Store(TILE, (row, k), load(X, (k,))), doubled("c"))),
-            lanes("d", Buffer("y", t.I32, (1, COLUMNS), "result"),
-                  lambda c: load(TILE, (row, c))))),))
+    program = LoopProgram(
+        "moves",
+        (X,),
+        (Buffer("y", t.I32, (1, COLUMNS), "result"),),
+        (
+            Allocate(
+                TILE,
+                (
+                    lanes("a", TILE, lambda c: load(X, (c,))),
+                    For(
+                        k,
+                        index.constant(4),
+                        LoopKind.SERIAL,
+                        (doubled("b"), Store(TILE, (row, k), load(X, (k,))), doubled("c")),
+                    ),
+                    lanes(
+                        "d",
+                        Buffer("y", t.I32, (1, COLUMNS), "result"),
+                        lambda c: load(TILE, (row, c)),
+                    ),
+                ),
+            ),
+        ),
+    )
     x = np.arange(1, INPUTS + 1, dtype=np.int32)
     (expected,) = interpret(program, [x])
     (actual,) = machine.run(program, [x], target=target)
@@ -182,13 +236,30 @@ def test_a_loop_hands_on_what_it_holds_in_registers() -> None:
         return For(lane, index.constant(COLUMNS), LoopKind.VECTORIZE, (stmt(lane),))
 
     row = index.constant(0)
-    terms = tuple(lanes(f"l{n}", lambda c, n=n: Accumulate(
-        (TILE,), (row, c), SUM, (load(X, (index.add(index.add(c, k), index.constant(n)),)),)))
-        for n in range(10))
-    program = LoopProgram("sums", (X,), (Y,), (Allocate(TILE, (
-        lanes("z", lambda c: Store(TILE, (row, c), const(0, t.I32))),
-        For(k, index.constant(4), LoopKind.SERIAL, terms),
-        lanes("s", lambda c: Store(Y, (row, c), load(TILE, (row, c)))))),))
+    terms = tuple(
+        lanes(
+            f"l{n}",
+            lambda c, n=n: Accumulate(
+                (TILE,), (row, c), SUM, (load(X, (index.add(index.add(c, k), index.constant(n)),)),)
+            ),
+        )
+        for n in range(10)
+    )
+    program = LoopProgram(
+        "sums",
+        (X,),
+        (Y,),
+        (
+            Allocate(
+                TILE,
+                (
+                    lanes("z", lambda c: Store(TILE, (row, c), const(0, t.I32))),
+                    For(k, index.constant(4), LoopKind.SERIAL, terms),
+                    lanes("s", lambda c: Store(Y, (row, c), load(TILE, (row, c)))),
+                ),
+            ),
+        ),
+    )
     lines = print_program(program, named("x86-64-v4")).splitlines()
     (tile,) = (line.split()[0] for line in lines if "alloca" in line)
     touching = [line for line in lines if f"ptr {tile}," in line]

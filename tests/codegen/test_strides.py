@@ -47,8 +47,9 @@ def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: Cp
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [3, 37])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_columns(backwards: bool, apart: int, dtype: DType, target: CpuTarget, machine,
-                 samples) -> None:
+def test_columns(
+    backwards: bool, apart: int, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """Lanes go down each column of a matrix, to read it and to write it."""
     operands, results, body, values = [], [], [], []
     for live in LIVE:
@@ -57,10 +58,18 @@ def test_columns(backwards: bool, apart: int, dtype: DType, target: CpuTarget, m
         y = Buffer(f"y{live}", dtype, (apart, live), "result")
         z = Buffer(f"z{live}", dtype, (live, apart), "result")
         row = _rows(lane, backwards)
-        body.append(_loop(column, LoopKind.SERIAL, _loop(
-            lane, LoopKind.VECTORIZE,
-            Store(y, (column, lane), load(x, (row, column))),
-            Store(z, (row, column), load(x, (row, column))))))
+        body.append(
+            _loop(
+                column,
+                LoopKind.SERIAL,
+                _loop(
+                    lane,
+                    LoopKind.VECTORIZE,
+                    Store(y, (column, lane), load(x, (row, column))),
+                    Store(z, (row, column), load(x, (row, column))),
+                ),
+            )
+        )
         operands.append(x)
         results += [y, z]
         values.append(samples(dtype, live * apart, live).reshape(live, apart))
@@ -75,30 +84,44 @@ def test_columns(backwards: bool, apart: int, dtype: DType, target: CpuTarget, m
 @pytest.mark.parametrize("dtype", SOME_ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [4, 37])
 @pytest.mark.parametrize("default", ["constant", "computed"])
-def test_columns_that_may_not_exist(default: str, apart: int, dtype: DType, target: CpuTarget,
-                                    machine, samples) -> None:
+def test_columns_that_may_not_exist(
+    default: str, apart: int, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """A condition for all lanes at once: nothing is read in front of the matrix or behind it."""
     for live, backwards in ((8, False), (8, True), (13, False)):
         lane, position = variable("lane", live), variable("position", apart + 4)
         x = Buffer("x", dtype, (live, apart), "operand")
         y = Buffer("y", dtype, (apart + 4, live), "result")
         column = _plus(position, -2)
-        inside = all_of(index.compare("ge", column, index.constant(0)),
-                        index.compare("lt", column, index.constant(apart)))
+        inside = all_of(
+            index.compare("ge", column, index.constant(0)),
+            index.compare("lt", column, index.constant(apart)),
+        )
         other: Expr = const(1, dtype)
         if default == "computed":
             other = apply("convert", apply("convert", lane, dtype=t.I32), dtype=dtype)
         value = load(x, (_rows(lane, backwards), column), inside, other)
-        program = LoopProgram("padded", (x,), (y,), (_loop(position, LoopKind.SERIAL, _loop(
-            lane, LoopKind.VECTORIZE, Store(y, (position, lane), value))),))
+        program = LoopProgram(
+            "padded",
+            (x,),
+            (y,),
+            (
+                _loop(
+                    position,
+                    LoopKind.SERIAL,
+                    _loop(lane, LoopKind.VECTORIZE, Store(y, (position, lane), value)),
+                ),
+            ),
+        )
         _check(machine, program, [samples(dtype, live * apart, 3).reshape(live, apart)], target)
 
 
 @pytest.mark.parametrize("dtype", SOME_ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [2, 3, 5])
 @pytest.mark.parametrize("first", [0, 2])
-def test_lanes_that_may_not_exist(first: int, apart: int, dtype: DType, target: CpuTarget,
-                                  machine, samples) -> None:
+def test_lanes_that_may_not_exist(
+    first: int, apart: int, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """A condition for each lane: those that are off have no row."""
     rows = 9
     for live in (13, 16):
@@ -107,19 +130,36 @@ def test_lanes_that_may_not_exist(first: int, apart: int, dtype: DType, target: 
         y = Buffer("y", dtype, (apart, live), "result")
         z = Buffer("z", dtype, (rows, apart), "result")
         row = _plus(lane, -first)
-        inside = all_of(index.compare("ge", row, index.constant(0)),
-                        index.compare("lt", row, index.constant(rows)))
+        inside = all_of(
+            index.compare("ge", row, index.constant(0)),
+            index.compare("lt", row, index.constant(rows)),
+        )
         value = load(x, (row, column), inside, const(1, dtype))
-        program = LoopProgram("lanes", (x,), (y, z), (_loop(column, LoopKind.SERIAL, _loop(
-            lane, LoopKind.VECTORIZE, Store(y, (column, lane), value),
-            Store(z, (row, column), value, inside))),))
+        program = LoopProgram(
+            "lanes",
+            (x,),
+            (y, z),
+            (
+                _loop(
+                    column,
+                    LoopKind.SERIAL,
+                    _loop(
+                        lane,
+                        LoopKind.VECTORIZE,
+                        Store(y, (column, lane), value),
+                        Store(z, (row, column), value, inside),
+                    ),
+                ),
+            ),
+        )
         _check(machine, program, [samples(dtype, rows * apart, 4).reshape(rows, apart)], target)
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [2, 4, 8])
-def test_columns_known_by_number(apart: int, dtype: DType, target: CpuTarget, machine, samples
-                                 ) -> None:
+def test_columns_known_by_number(
+    apart: int, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """Some of the columns of a matrix with so few: nothing is read but whole rows of it, each
     vector once, and what columns have in common on their way is shuffled once."""
     for live in (8, 16, 32):
@@ -129,9 +169,25 @@ def test_columns_known_by_number(apart: int, dtype: DType, target: CpuTarget, ma
         columns = (0, apart - 1, apart // 2)
         results = tuple(Buffer(f"y{n}", dtype, (3, live), "result") for n in range(3))
         row = _plus(index.add(index.multiply(block, index.constant(live)), lane), 5)
-        program = LoopProgram("known", (x,), results, (_loop(block, LoopKind.SERIAL, _loop(
-            lane, LoopKind.VECTORIZE, *(Store(y, (block, lane), load(x, (row, index.constant(c))))
-                                        for c, y in zip(columns, results, strict=True)))),))
+        program = LoopProgram(
+            "known",
+            (x,),
+            results,
+            (
+                _loop(
+                    block,
+                    LoopKind.SERIAL,
+                    _loop(
+                        lane,
+                        LoopKind.VECTORIZE,
+                        *(
+                            Store(y, (block, lane), load(x, (row, index.constant(c))))
+                            for c, y in zip(columns, results, strict=True)
+                        ),
+                    ),
+                ),
+            ),
+        )
         _check(machine, program, [samples(dtype, rows * apart, 9).reshape(rows, apart)], target)
         if apart <= 4 or live >= 16:
             text = print_program(program, target)
@@ -140,15 +196,28 @@ def test_columns_known_by_number(apart: int, dtype: DType, target: CpuTarget, ma
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [2, 3, 4])
-def test_stores_between_each_other(apart: int, dtype: DType, target: CpuTarget, machine,
-                                   samples) -> None:
+def test_stores_between_each_other(
+    apart: int, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """Columns of a matrix, written out: together they are its rows, with nothing behind them."""
     for live in LIVE:
         lane, column = variable("lane", live), variable("column", apart)
         x = Buffer("x", dtype, (apart, live), "operand")
         y = Buffer("y", dtype, (live, apart), "result")
-        program = LoopProgram("between", (x,), (y,), (_loop(column, LoopKind.UNROLL, _loop(
-            lane, LoopKind.VECTORIZE, Store(y, (lane, column), load(x, (column, lane))))),))
+        program = LoopProgram(
+            "between",
+            (x,),
+            (y,),
+            (
+                _loop(
+                    column,
+                    LoopKind.UNROLL,
+                    _loop(
+                        lane, LoopKind.VECTORIZE, Store(y, (lane, column), load(x, (column, lane)))
+                    ),
+                ),
+            ),
+        )
         _check(machine, program, [samples(dtype, live * apart, 7).reshape(apart, live)], target)
         if live in (8, 16):
             text = print_program(program, target)
@@ -163,11 +232,18 @@ def test_what_is_stored_between_is_not_read_later(target: CpuTarget, machine, sa
     value = apply("add", load(y, (lane, before)), load(x, (lane, column)))
     guard = index.compare("lt", index.add(lane, column), index.constant(7))
     row, across = variable("row", 8), variable("across", 2)
-    copied = _loop(row, LoopKind.SERIAL, _loop(across, LoopKind.SERIAL, Store(
-        y, (row, across), load(x, (row, across)))))
+    copied = _loop(
+        row,
+        LoopKind.SERIAL,
+        _loop(across, LoopKind.SERIAL, Store(y, (row, across), load(x, (row, across)))),
+    )
     for last in (Store(y, (lane, column), value), Store(y, (lane, column), const(1, t.I32), guard)):
-        program = LoopProgram("after", (x,), (y,), (copied, _loop(
-            column, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, last))))
+        program = LoopProgram(
+            "after",
+            (x,),
+            (y,),
+            (copied, _loop(column, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, last))),
+        )
         _check(machine, program, [samples(t.I32, 16, 8).reshape(8, 2)], target)
 
 
@@ -180,32 +256,80 @@ def test_sums_in_columns(live: int, guarded: bool, target: CpuTarget, machine, s
     x = Buffer("x", t.I32, (3, live), "operand")
     y = Buffer("y", t.I32, (live, apart), "result")
     guard = index.compare("le", lane, column) if guarded else None
-    cleared = _loop(lane, LoopKind.SERIAL, _loop(column, LoopKind.SERIAL, Store(
-        y, (lane, column), const(0, t.I32))))
-    summed = _loop(column, LoopKind.SERIAL, _loop(trip, LoopKind.SERIAL, _loop(
-        lane, LoopKind.VECTORIZE, Accumulate(
-            (y,), (lane, column), named_combiner("add", t.I32), (load(x, (trip, lane)),), guard))))
+    cleared = _loop(
+        lane,
+        LoopKind.SERIAL,
+        _loop(column, LoopKind.SERIAL, Store(y, (lane, column), const(0, t.I32))),
+    )
+    summed = _loop(
+        column,
+        LoopKind.SERIAL,
+        _loop(
+            trip,
+            LoopKind.SERIAL,
+            _loop(
+                lane,
+                LoopKind.VECTORIZE,
+                Accumulate(
+                    (y,),
+                    (lane, column),
+                    named_combiner("add", t.I32),
+                    (load(x, (trip, lane)),),
+                    guard,
+                ),
+            ),
+        ),
+    )
     program = LoopProgram("sums", (x,), (y,), (cleared, summed))
     _check(machine, program, [samples(t.I32, 3 * live, 5).reshape(3, live)], target)
 
 
 @pytest.mark.parametrize("scope", ["stack", "register"])
 @pytest.mark.parametrize("live", [5, 8])
-def test_columns_of_arrays_of_the_function(live: int, scope: str, target: CpuTarget, machine,
-                                           samples) -> None:
+def test_columns_of_arrays_of_the_function(
+    live: int, scope: str, target: CpuTarget, machine, samples
+) -> None:
     """Rows are written whole, columns read and written back, rows read whole."""
     lane, number = variable("lane", live), variable("number", 8)
     x, y = Buffer("x", t.F32, (live, 8), "operand"), Buffer("y", t.F32, (live, 8), "result")
     tile = Buffer("tile", t.F32, (live, 8), scope)
     row, across = variable("row", live), variable("across", 8)
     doubled = apply("mul", load(tile, (lane, number)), const(2.0, t.F32))
-    program = LoopProgram("tile", (x,), (y,), (Allocate(tile, (
-        _loop(row, LoopKind.UNROLL, _loop(across, LoopKind.VECTORIZE, Store(
-            tile, (row, across), load(x, (row, across))))),
-        _loop(number, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, Store(
-            tile, (lane, number), doubled))),
-        _loop(row, LoopKind.UNROLL, _loop(across, LoopKind.VECTORIZE, Store(
-            y, (row, across), load(tile, (row, across))))))),))
+    program = LoopProgram(
+        "tile",
+        (x,),
+        (y,),
+        (
+            Allocate(
+                tile,
+                (
+                    _loop(
+                        row,
+                        LoopKind.UNROLL,
+                        _loop(
+                            across,
+                            LoopKind.VECTORIZE,
+                            Store(tile, (row, across), load(x, (row, across))),
+                        ),
+                    ),
+                    _loop(
+                        number,
+                        LoopKind.UNROLL,
+                        _loop(lane, LoopKind.VECTORIZE, Store(tile, (lane, number), doubled)),
+                    ),
+                    _loop(
+                        row,
+                        LoopKind.UNROLL,
+                        _loop(
+                            across,
+                            LoopKind.VECTORIZE,
+                            Store(y, (row, across), load(tile, (row, across))),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
     values = np.arange(live * 8, dtype=np.float32).reshape(live, 8)
     _check(machine, program, [values], target)
 
@@ -217,10 +341,24 @@ def test_lanes_that_are_no_iterations_divide(op: str, target: CpuTarget, machine
     x, by = (Buffer(n, t.I32, (5, 6), "operand") for n in ("x", "by"))
     y = Buffer("y", t.I32, (6, 5), "result")
     value = apply(op, load(x, (lane, column)), load(by, (lane, column)))
-    program = LoopProgram("divided", (x, by), (y,), (_loop(column, LoopKind.SERIAL, _loop(
-        lane, LoopKind.VECTORIZE, Store(y, (column, lane), value))),))
-    _check(machine, program, [samples(t.I32, 30, 6).reshape(5, 6),
-                              np.arange(1, 31, dtype=np.int32).reshape(5, 6)], target)
+    program = LoopProgram(
+        "divided",
+        (x, by),
+        (y,),
+        (
+            _loop(
+                column,
+                LoopKind.SERIAL,
+                _loop(lane, LoopKind.VECTORIZE, Store(y, (column, lane), value)),
+            ),
+        ),
+    )
+    _check(
+        machine,
+        program,
+        [samples(t.I32, 30, 6).reshape(5, 6), np.arange(1, 31, dtype=np.int32).reshape(5, 6)],
+        target,
+    )
 
 
 def _column(dtype: DType, apart: int, *, guarded: bool = False) -> LoopProgram:
@@ -230,8 +368,22 @@ def _column(dtype: DType, apart: int, *, guarded: bool = False) -> LoopProgram:
     x = Buffer("x", dtype, (rows, apart), "operand")
     y = Buffer("y", dtype, (rows, apart), "result")
     guard = index.compare("lt", lane, index.constant(rows)) if guarded else None
-    return LoopProgram("column", (x,), (y,), (_loop(column, LoopKind.SERIAL, _loop(
-        lane, LoopKind.VECTORIZE, Store(y, (lane, column), load(x, (lane, column)), guard))),))
+    return LoopProgram(
+        "column",
+        (x,),
+        (y,),
+        (
+            _loop(
+                column,
+                LoopKind.SERIAL,
+                _loop(
+                    lane,
+                    LoopKind.VECTORIZE,
+                    Store(y, (lane, column), load(x, (lane, column)), guard),
+                ),
+            ),
+        ),
+    )
 
 
 @pytest.mark.parametrize("guarded", [False, True])
@@ -243,8 +395,7 @@ def test_no_level_gathers_what_is_a_constant_apart(dtype: DType, level: str, gua
     assert "masked.scatter" not in text
 
 
-@pytest.mark.parametrize(("level", "loads"), [("x86-64-v2", 0), ("x86-64-v3", 0),
-                                              ("x86-64-v4", 2)])
+@pytest.mark.parametrize(("level", "loads"), [("x86-64-v2", 0), ("x86-64-v3", 0), ("x86-64-v4", 2)])
 def test_lanes_that_may_be_off_are_masked(level: str, loads: int) -> None:
     """Where that takes half of the loads, or less, and a mask is a part of them."""
     count = variable("count", 13)
@@ -267,15 +418,25 @@ def _some_lanes(count: Expr) -> LoopProgram:
     variable."""
     lane = variable("lane", 16)
     x, y = Buffer("x", t.I16, (12, 2), "operand"), Buffer("y", t.I16, (13, 16), "result")
-    body = _loop(lane, LoopKind.VECTORIZE, Store(y, (count, lane), load(
-        x, (lane, index.constant(0)), index.compare("lt", lane, count), const(1, t.I16))))
+    body = _loop(
+        lane,
+        LoopKind.VECTORIZE,
+        Store(
+            y,
+            (count, lane),
+            load(x, (lane, index.constant(0)), index.compare("lt", lane, count), const(1, t.I16)),
+        ),
+    )
     if isinstance(count, Var):
         body = _loop(count, LoopKind.SERIAL, body)
     return LoopProgram("half", (x,), (y,), (body,))
 
 
-@pytest.mark.parametrize(("dtype", "gathers"), [(t.F32, True), (t.F64, True), (t.BF16, False),
-                                                (t.I8, False), (t.BOOL, False)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "gathers"),
+    [(t.F32, True), (t.F64, True), (t.BF16, False), (t.I8, False), (t.BOOL, False)],
+    ids=str,
+)
 def test_processors_that_gather_fast_do(dtype: DType, gathers: bool) -> None:
     """Elements that their instructions know, and that are too far apart for shuffles."""
     target = dataclasses.replace(named("x86-64-v4"), cpu="skylake-avx512")
@@ -288,10 +449,15 @@ def test_processors_that_gather_fast_do(dtype: DType, gathers: bool) -> None:
 PATTERNS = {
     "twice": lambda place: index.floordiv(place, 2),
     "again": lambda place: index.floormod(place, 3),
-    "turned": lambda place: _plus(index.subtract(
-        index.multiply(index.floordiv(place, 3), index.constant(3)), index.floormod(place, 3)), 2),
+    "turned": lambda place: _plus(
+        index.subtract(
+            index.multiply(index.floordiv(place, 3), index.constant(3)), index.floormod(place, 3)
+        ),
+        2,
+    ),
     "first_of_five": lambda place: index.add(
-        index.multiply(index.floordiv(place, 3), index.constant(5)), index.floormod(place, 3)),
+        index.multiply(index.floordiv(place, 3), index.constant(5)), index.floormod(place, 3)
+    ),
     "far": lambda place: index.multiply(index.floormod(place, 2), index.constant(70)),
 }
 
@@ -299,7 +465,8 @@ PATTERNS = {
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_places_that_follow_from_the_number_of_the_lane(
-        pattern: str, dtype: DType, target: CpuTarget, machine, samples) -> None:
+    pattern: str, dtype: DType, target: CpuTarget, machine, samples
+) -> None:
     """Some vectors of a row written out, each in an order of its own; nothing is read behind it."""
     for live in LIVE:
         lane, copy, row = variable("lane", live), variable("copy", 3), variable("row", 2)
@@ -310,10 +477,26 @@ def test_places_that_follow_from_the_number_of_the_lane(
         assert width <= last + 1
         x = Buffer("x", dtype, (2, width), "operand")
         y = Buffer("y", dtype, (2, 3, live), "result")
-        program = LoopProgram("ordered", (x,), (y,), (_loop(
-            row, LoopKind.SERIAL, _loop(copy, LoopKind.UNROLL, _loop(
-                lane, LoopKind.VECTORIZE, Store(
-                    y, (row, copy, lane), load(x, (row, PATTERNS[pattern](place))))))),))
+        program = LoopProgram(
+            "ordered",
+            (x,),
+            (y,),
+            (
+                _loop(
+                    row,
+                    LoopKind.SERIAL,
+                    _loop(
+                        copy,
+                        LoopKind.UNROLL,
+                        _loop(
+                            lane,
+                            LoopKind.VECTORIZE,
+                            Store(y, (row, copy, lane), load(x, (row, PATTERNS[pattern](place)))),
+                        ),
+                    ),
+                ),
+            ),
+        )
         _check(machine, program, [samples(dtype, 2 * width, live).reshape(2, width)], target)
 
 

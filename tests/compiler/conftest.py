@@ -59,8 +59,16 @@ def _axis(v: Value, choice: _Choice) -> int:
 
 def _unary(v: Value, w: Value, choice: _Choice) -> Value:
     v = _numeric(v)
-    return choice.of([jnp.negative, jnp.abs, jnp.sign, lambda x: x * x, lambda x: 3 - x,
-                      lambda x: jnp.maximum(x, 0)])(v)
+    return choice.of(
+        [
+            jnp.negative,
+            jnp.abs,
+            jnp.sign,
+            lambda x: x * x,
+            lambda x: 3 - x,
+            lambda x: jnp.maximum(x, 0),
+        ]
+    )(v)
 
 
 def _binary(v: Value, w: Value, choice: _Choice) -> Value:
@@ -80,7 +88,8 @@ def _compare(v: Value, w: Value, choice: _Choice) -> Value:
 
 def _cast(v: Value, w: Value, choice: _Choice) -> Value:
     return jnp.nan_to_num(_numeric(v)).astype(
-        choice.of([jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.int8]))
+        choice.of([jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.int8])
+    )
 
 
 def _transpose(v: Value, w: Value, choice: _Choice) -> Value:
@@ -92,12 +101,12 @@ def _transpose(v: Value, w: Value, choice: _Choice) -> Value:
 def _reshape(v: Value, w: Value, choice: _Choice) -> Value:
     if v.ndim >= 2 and choice.below(2):
         axis = choice.below(v.ndim - 1)
-        shape = (*v.shape[:axis], v.shape[axis] * v.shape[axis + 1], *v.shape[axis + 2:])
+        shape = (*v.shape[:axis], v.shape[axis] * v.shape[axis + 1], *v.shape[axis + 2 :])
     else:
         axis = _axis(v, choice) if v.ndim else 0
         extent = v.shape[axis] if v.ndim else 1
         factor = next((f for f in (4, 3, 2) if extent and extent % f == 0), 1)
-        shape = (*v.shape[:axis], factor, extent // factor, *v.shape[axis + 1:])
+        shape = (*v.shape[:axis], factor, extent // factor, *v.shape[axis + 1 :])
     return v.reshape(shape)
 
 
@@ -116,10 +125,14 @@ def _reverse(v: Value, w: Value, choice: _Choice) -> Value:
 
 
 def _pad(v: Value, w: Value, choice: _Choice) -> Value:
-    config = [(choice.below(4) - 1, choice.below(4) - 1, choice.below(2)) if d else (0, 0, 0)
-              for d in v.shape]
-    sizes = [low + high + d + max(0, d - 1) * inner
-             for d, (low, high, inner) in zip(v.shape, config, strict=True)]
+    config = [
+        (choice.below(4) - 1, choice.below(4) - 1, choice.below(2)) if d else (0, 0, 0)
+        for d in v.shape
+    ]
+    sizes = [
+        low + high + d + max(0, d - 1) * inner
+        for d, (low, high, inner) in zip(v.shape, config, strict=True)
+    ]
     if any(size < 0 for size in sizes):
         return v
     return lax.pad(v, jnp.asarray(1, v.dtype), config)
@@ -131,8 +144,9 @@ def _concatenate(v: Value, w: Value, choice: _Choice) -> Value:
         v = v[None]
     axis = _axis(v, choice)
     fits = v.ndim == w.ndim and all(
-        a == b for d, (a, b) in enumerate(zip(v.shape, w.shape, strict=True)) if d != axis)
-    return jnp.concatenate([v, w, v][:2 + choice.below(2)] if fits else [v, v[::-1]], axis)
+        a == b for d, (a, b) in enumerate(zip(v.shape, w.shape, strict=True)) if d != axis
+    )
+    return jnp.concatenate([v, w, v][: 2 + choice.below(2)] if fits else [v, v[::-1]], axis)
 
 
 def _mix(v: Value, w: Value, choice: _Choice) -> Value:
@@ -144,8 +158,9 @@ def _mix(v: Value, w: Value, choice: _Choice) -> Value:
         return v
     axis = _axis(v, choice)
     cut = choice.below(v.shape[axis] + 1)
-    return jnp.concatenate([lax.slice_in_dim(v, 0, cut, axis=axis),
-                            lax.slice_in_dim(w, cut, None, axis=axis)], axis)
+    return jnp.concatenate(
+        [lax.slice_in_dim(v, 0, cut, axis=axis), lax.slice_in_dim(w, cut, None, axis=axis)], axis
+    )
 
 
 def _expand(v: Value, w: Value, choice: _Choice) -> Value:
@@ -197,7 +212,7 @@ def _matmul(v: Value, w: Value, choice: _Choice) -> Value:
 def _gather(v: Value, w: Value, choice: _Choice) -> Value:
     if not v.ndim or 0 in v.shape:
         return v
-    places = jnp.nan_to_num(_numeric(w)).astype(jnp.int32).reshape(-1)[:choice.of([1, 5, 20])]
+    places = jnp.nan_to_num(_numeric(w)).astype(jnp.int32).reshape(-1)[: choice.of([1, 5, 20])]
     return jnp.take(v, places, axis=_axis(v, choice), mode=choice.of(["wrap", "clip"]))
 
 
@@ -228,7 +243,7 @@ def _loop(v: Value, w: Value, choice: _Choice) -> Value:
     v, w = jnp.broadcast_arrays(*map(jnp.atleast_1d, _alike(v, w)))
     if not v.size:
         return v
-    carried = (v, w, v + 1, v[0])[:2 + choice.below(3)]
+    carried = (v, w, v + 1, v[0])[: 2 + choice.below(3)]
     steps = [_LoopStep.drawn(choice) for _ in range(1 + choice.below(5))]
     returned = [choice.of([0, 0, 0, 1, 2, 5]) for _ in carried]
 
@@ -236,8 +251,9 @@ def _loop(v: Value, w: Value, choice: _Choice) -> Value:
         values = list(state)
         for step in steps:
             values.append(step(i, values))
-        fitting = ([x for x in reversed(values) if (x.shape, x.dtype) == (c.shape, c.dtype)]
-                   for c in state)
+        fitting = (
+            [x for x in reversed(values) if (x.shape, x.dtype) == (c.shape, c.dtype)] for c in state
+        )
         return tuple(x[k % len(x)] for x, k in zip(fitting, returned, strict=True))
 
     trips = choice.of([0, 1, 2, 3, 5])
@@ -248,10 +264,13 @@ def _loop(v: Value, w: Value, choice: _Choice) -> Value:
         case 1:
             results = lax.while_loop(
                 lambda s: (s[0] < trips) & (jnp.max(s[1][0]) < 4),
-                lambda s: (s[0] + 1, body(s[0], s[1])), (jnp.int32(0), carried))[1]
+                lambda s: (s[0] + 1, body(s[0], s[1])),
+                (jnp.int32(0), carried),
+            )[1]
         case 2:
             results = lax.fori_loop(
-                0, trips, lambda i, s: lax.fori_loop(0, 2, lambda j, t: body(i + j, t), s), carried)
+                0, trips, lambda i, s: lax.fori_loop(0, 2, lambda j, t: body(i + j, t), s), carried
+            )
         case _:
             results = lax.fori_loop(0, trips, body, carried)
     return choice.of(results)
@@ -292,7 +311,8 @@ class _LoopStep:
                 return x.at[1:].set(_bounded(x[:-1] + y[1:]))
             case 5:
                 return lax.dynamic_update_slice_in_dim(
-                    x, y[:1], y.ravel()[0].astype(jnp.int32) + row, 0)
+                    x, y[:1], y.ravel()[0].astype(jnp.int32) + row, 0
+                )
             case _:
                 at = x.at[_place(self.at, row, y)]
                 new = (y[_place(self.at, row, x)], _bounded(y[0] + x[-1]), 1)[self.way // 3]
@@ -301,8 +321,13 @@ class _LoopStep:
 
 def _place(kind: int, row: Value, x: Value) -> object:
     """Elements along the first axis: of the counter, of data, fixed, repeated."""
-    return (row, x.ravel()[0].astype(jnp.int32) % x.shape[0], slice(None, None, 2), 0,
-            jnp.stack([row, row * 0, row]))[kind]
+    return (
+        row,
+        x.ravel()[0].astype(jnp.int32) % x.shape[0],
+        slice(None, None, 2),
+        0,
+        jnp.stack([row, row * 0, row]),
+    )[kind]
 
 
 def _scan(v: Value, w: Value, choice: _Choice) -> Value:
@@ -310,11 +335,13 @@ def _scan(v: Value, w: Value, choice: _Choice) -> Value:
         return v
     v = _numeric(v)
     start = jnp.zeros(v.shape[1:], v.dtype)
-    body = choice.of([
-        lambda c, x: (_bounded(c + x), c),
-        lambda c, x: (x, jnp.maximum(c, x)),
-        lambda c, x: (_bounded(jnp.flip(c) - x), _bounded(c * x)),
-    ])
+    body = choice.of(
+        [
+            lambda c, x: (_bounded(c + x), c),
+            lambda c, x: (x, jnp.maximum(c, x)),
+            lambda c, x: (_bounded(jnp.flip(c) - x), _bounded(c * x)),
+        ]
+    )
     last, stacked = lax.scan(body, start, v, reverse=bool(choice.below(2)))
     return choice.of([last, stacked])
 
@@ -329,9 +356,32 @@ def _while(v: Value, w: Value, choice: _Choice) -> Value:
     return lax.while_loop(going, lambda s: (_bounded(s[0] + 1), s[1] + 1), (v, jnp.int32(0)))[0]
 
 
-_OPS = (_unary, _binary, _select, _compare, _cast, _transpose, _reshape, _slice, _reverse, _pad,
-        _concatenate, _mix, _expand, _reduce, _normalize, _argmax, _cumulative, _matmul, _gather,
-        _update, _window, _loop, _scan, _while)
+_OPS = (
+    _unary,
+    _binary,
+    _select,
+    _compare,
+    _cast,
+    _transpose,
+    _reshape,
+    _slice,
+    _reverse,
+    _pad,
+    _concatenate,
+    _mix,
+    _expand,
+    _reduce,
+    _normalize,
+    _argmax,
+    _cumulative,
+    _matmul,
+    _gather,
+    _update,
+    _window,
+    _loop,
+    _scan,
+    _while,
+)
 _GROWING = (_unary, _binary, _reduce, _normalize, _cumulative, _matmul, _update, _window, _loop)
 
 
@@ -359,7 +409,7 @@ class RandomProgram:
             v, w = (values[-1 - n % len(values)] for n in (first, second))
             result = function(v, w, _Choice(number))
             values.append(_shrunk(_bounded(result) if function in _GROWING else result))
-        return tuple(values[-self.outputs:])
+        return tuple(values[-self.outputs :])
 
     def __repr__(self) -> str:
         ops = ", ".join(_OPS[op % len(_OPS)].__name__ for op, *_ in self.recipe)

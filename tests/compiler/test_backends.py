@@ -30,19 +30,21 @@ def network(x: jax.Array, w: jax.Array, places: jax.Array) -> tuple[jax.Array, .
 
 
 RNG = np.random.default_rng(0)
-ARGS = (RNG.standard_normal((70, 48)).astype(np.float32),
-        RNG.standard_normal((48, 48)).astype(np.float32),
-        RNG.integers(0, 70, 20).astype(np.int32))
+ARGS = (
+    RNG.standard_normal((70, 48)).astype(np.float32),
+    RNG.standard_normal((48, 48)).astype(np.float32),
+    RNG.integers(0, 70, 20).astype(np.int32),
+)
 
 
 def compiled(backend: Backend, **options: object) -> CompiledModule:
     module = jax.jit(network).lower(*ARGS).compiler_ir()
-    return compile_module(module, Options.from_environment(choose="ours", **options),
-                          backend=backend)
+    return compile_module(
+        module, Options.from_environment(choose="ours", **options), backend=backend
+    )
 
 
-@pytest.mark.parametrize("backend", [CpuBackend(host()), CBackend(host())],
-                         ids=["LLVM", "C"])
+@pytest.mark.parametrize("backend", [CpuBackend(host()), CBackend(host())], ids=["LLVM", "C"])
 def test_programs_run_through_every_backend_for_cpus(backend: Backend) -> None:
     made = compiled(backend)
     assert made.report.coverage == 1 and not made.faults, made.report.explain()
@@ -53,8 +55,10 @@ def test_programs_run_through_every_backend_for_cpus(backend: Backend) -> None:
 
 
 def test_kernels_of_several_backends_are_told_apart() -> None:
-    names = [str(compiled(backend).module).count("-c\"")
-             for backend in (CpuBackend(host()), CBackend(host()))]
+    names = [
+        str(compiled(backend).module).count('-c"')
+        for backend in (CpuBackend(host()), CBackend(host()))
+    ]
     assert names[0] == 0 < names[1]
 
 

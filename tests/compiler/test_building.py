@@ -26,12 +26,18 @@ def _products(*pairs: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
 
 def _pairs() -> list[tuple[jax.Array, jax.Array]]:
     rng = np.random.default_rng(0)
-    return [(jnp.asarray(rng.standard_normal((m, k)), jnp.float32),
-             jnp.asarray(rng.standard_normal((k, n)), jnp.float32)) for m, k, n in _SHAPES]
+    return [
+        (
+            jnp.asarray(rng.standard_normal((m, k)), jnp.float32),
+            jnp.asarray(rng.standard_normal((k, n)), jnp.float32),
+        )
+        for m, k, n in _SHAPES
+    ]
 
 
 def test_a_kernel_is_printed_while_another_is_assembled(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The assembling threads wait in their first kernels until a second one is printed."""
     assemble, write = cpu.compile_ir, cpu.print_program
     threads, printed, second = [], [], threading.Event()
@@ -60,7 +66,8 @@ def test_a_kernel_is_printed_while_another_is_assembled(
 
 
 def test_what_fails_on_the_assembling_thread_is_raised(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def assemble(source: str, target: CpuTarget) -> bytes:
         assert not gc.isenabled()  # looking for cycles would take time, and find none
         raise ArithmeticError("no such instruction")

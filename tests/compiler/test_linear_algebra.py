@@ -26,8 +26,9 @@ def batch_for(size: int) -> tuple[int, ...]:
     return BATCHES[size % len(BATCHES)]
 
 
-def matrices(batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
-             ) -> np.ndarray:
+def matrices(
+    batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
+) -> np.ndarray:
     rng = np.random.default_rng([seed, rows, columns, *batch])
     scaled = 10.0 ** rng.uniform(-6, 6, (*batch, 1, 1))
     return (rng.standard_normal((*batch, rows, columns)) * scaled).astype(dtype)
@@ -38,8 +39,9 @@ def positive(batch: tuple[int, ...], size: int, dtype: str) -> np.ndarray:
     return (a @ a.swapaxes(-1, -2) + 1e-3 * np.eye(size)).astype(dtype)
 
 
-def both(function: Callable, *args: np.ndarray, coverage: float = 1
-         ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def both(
+    function: Callable, *args: np.ndarray, coverage: float = 1
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Our results and LAPACK's, in 64 bits; at least so much of the function is to be ours."""
     ours = mlc_jit(function, choose="ours")
     found = [jax.tree.leaves(f(*args)) for f in (ours, jax.jit(function))]
@@ -58,8 +60,9 @@ def norm(a: np.ndarray) -> np.ndarray:
     return np.linalg.norm(widened(a), axis=(-2, -1))
 
 
-def assert_stable(ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, size: int, dtype: str
-                  ) -> None:
+def assert_stable(
+    ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, size: int, dtype: str
+) -> None:
     """`ours` and `theirs` are residuals, which a stable algorithm keeps near to eps * scale."""
     unit = np.finfo(dtype).eps * scale
     assert np.all(norm(ours) <= WORSE * np.maximum(norm(theirs), size * unit))
@@ -74,11 +77,14 @@ def transposed(a: np.ndarray) -> np.ndarray:
 def test_cholesky(size: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = positive(batch_for(size), size, dtype)
-        for function in (jnp.linalg.cholesky, lambda a: transposed(jnp.linalg.cholesky(
-                a, upper=True))):
+        for function in (
+            jnp.linalg.cholesky,
+            lambda a: transposed(jnp.linalg.cholesky(a, upper=True)),
+        ):
             (mine,), (theirs,) = both(function, a)
-            assert_stable(mine @ transposed(mine) - a, theirs @ transposed(theirs) - a, norm(a),
-                          size, dtype)
+            assert_stable(
+                mine @ transposed(mine) - a, theirs @ transposed(theirs) - a, norm(a), size, dtype
+            )
             assert np.all(np.triu(mine, 1) == 0)
 
 
@@ -91,9 +97,11 @@ def test_solve_triangular(size: int, columns: int, dtype: str) -> None:
         a, b = (matrices(batch, size, n, dtype, n) for n in (size, columns))
         a += 10 * np.abs(a).max(initial=0) * np.eye(size, dtype=dtype)
         for lower, transpose, unit in ((True, 0, False), (False, 1, False), (False, 0, True)):
+
             def function(a, b, lower=lower, transpose=transpose, unit=unit):
-                return linalg.solve_triangular(a, b, lower=lower, trans=transpose,
-                                               unit_diagonal=unit)
+                return linalg.solve_triangular(
+                    a, b, lower=lower, trans=transpose, unit_diagonal=unit
+                )
 
             if unit:
                 a = (a / np.abs(a).max(initial=1)).astype(dtype)
@@ -102,8 +110,9 @@ def test_solve_triangular(size: int, columns: int, dtype: str) -> None:
             if unit:
                 factor = factor - np.triu(np.tril(factor)) + np.eye(size)
             factor = (transposed(factor) if transpose else factor).astype(np.float64)
-            assert_stable(factor @ mine - b, factor @ theirs - b, norm(factor) * norm(theirs),
-                          size, dtype)
+            assert_stable(
+                factor @ mine - b, factor @ theirs - b, norm(factor) * norm(theirs), size, dtype
+            )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -118,8 +127,10 @@ def test_solve(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (16, 9), (9, 16), (13, 2)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [*((n, n) for n in range(1, 18)), (5, 3), (3, 5), (8, 1), (1, 8), (16, 9), (9, 16), (13, 2)],
+)
 def test_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
@@ -140,33 +151,42 @@ def test_lu(rows: int, columns: int, dtype: str) -> None:
 def is_reflected(rows: int, columns: int, mode: str) -> bool:
     """Whether matrices of that many rows and columns are factorized by our kernels."""
     q_columns = rows if mode == "complete" else min(rows, columns)
-    return min(rows, max(columns, q_columns)) <= LARGEST \
+    return (
+        min(rows, max(columns, q_columns)) <= LARGEST
         and rows * max(columns, q_columns) <= MOST_ELEMENTS
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (22, 9), (9, 22), (32, 16)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [*((n, n) for n in range(1, 18)), (5, 3), (3, 5), (8, 1), (1, 8), (22, 9), (9, 22), (32, 16)],
+)
 def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
         covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
-        wrong, skew = zip(*((q @ r - a, transposed(q) @ q - np.eye(q.shape[-1]))
-                            for q, r in (mine, theirs)), strict=True)
+        wrong, skew = zip(
+            *((q @ r - a, transposed(q) @ q - np.eye(q.shape[-1])) for q, r in (mine, theirs)),
+            strict=True,
+        )
         size = max(rows, columns)
         assert_stable(*wrong, norm(a), size, dtype)
         assert_stable(*skew, np.sqrt(size) * np.ones(a.shape[:-2]), size, dtype)
-        np.testing.assert_array_equal(np.sign(np.einsum("...ii->...i", mine[1][..., :columns, :]))
-                                      if rows >= columns else 0,
-                                      np.sign(np.einsum("...ii->...i", theirs[1][..., :columns, :]))
-                                      if rows >= columns else 0)
+        np.testing.assert_array_equal(
+            np.sign(np.einsum("...ii->...i", mine[1][..., :columns, :])) if rows >= columns else 0,
+            np.sign(np.einsum("...ii->...i", theirs[1][..., :columns, :]))
+            if rows >= columns
+            else 0,
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal", "two",
-                                  "product", "hilbert"])
+@pytest.mark.parametrize(
+    "kind", ["random", "graded", "clustered", "constant", "diagonal", "two", "product", "hilbert"]
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17])
 def test_eigh(size: int, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(size)
@@ -189,12 +209,18 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = (a + transposed(a)).astype(dtype)
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
-        wrong, skew = zip(*((a @ v - v * w[..., None, :], transposed(v) @ v - np.eye(size))
-                            for w, v in (mine, theirs)), strict=True)
+        wrong, skew = zip(
+            *(
+                (a @ v - v * w[..., None, :], transposed(v) @ v - np.eye(size))
+                for w, v in (mine, theirs)
+            ),
+            strict=True,
+        )
         assert_stable(*wrong, norm(a), size, dtype)
         assert_stable(*skew, np.sqrt(size) * np.ones(len(a)), size, dtype)
-        assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
-                      dtype)
+        assert_stable(
+            (mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size, dtype
+        )
         assert np.all(np.diff(mine[0]) >= 0)
 
 
@@ -231,8 +257,9 @@ def test_eigh_of_a_mapped_function_and_its_gradient() -> None:
         np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-9 * np.abs(theirs).max())
 
 
-def complex_matrices(batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
-                     ) -> np.ndarray:
+def complex_matrices(
+    batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
+) -> np.ndarray:
     one, other = (matrices(batch, rows, columns, "float64", seed + k) for k in (0, 1))
     scale = norm(one)[..., None, None] / norm(other)[..., None, None] if rows and one.size else 1
     return (one + 1j * other * scale).astype(dtype)
@@ -249,8 +276,11 @@ def test_complex_cholesky(size: int, dtype: str) -> None:
         a = complex_matrices(batch_for(size), size, size, dtype)
         a = (a @ adjoint(a) + 1e-3 * norm(a)[..., None, None] ** 2 * np.eye(size)).astype(dtype)
         for upper in (False, True):
-            (mine,), (theirs,) = both(lambda a, upper=upper: jnp.linalg.cholesky(a, upper=upper),
-                                      a, coverage=size <= LARGEST)
+            (mine,), (theirs,) = both(
+                lambda a, upper=upper: jnp.linalg.cholesky(a, upper=upper),
+                a,
+                coverage=size <= LARGEST,
+            )
             wrong = [adjoint(f) @ f - a if upper else f @ adjoint(f) - a for f in (mine, theirs)]
             assert_stable(*wrong, norm(a), size, dtype)
             assert np.all((np.tril(mine, -1) if upper else np.triu(mine, 1)) == 0)
@@ -258,20 +288,27 @@ def test_complex_cholesky(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2),
-                                                (16, 16), (17, 1)])
+@pytest.mark.parametrize(
+    ("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2), (16, 16), (17, 1)]
+)
 def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a, b = (complex_matrices(batch_for(size), size, n, dtype, n) for n in (size, columns))
         a += 10 * np.abs(a).max(initial=0) * np.eye(size, dtype=dtype)
         for left, lower, transpose, conjugate in (
-                (True, True, False, False), (True, False, True, False), (True, True, True, True),
-                (False, True, False, False), (False, False, True, True), (True, True, False, True)):
+            (True, True, False, False),
+            (True, False, True, False),
+            (True, True, True, True),
+            (False, True, False, False),
+            (False, False, True, True),
+            (True, True, False, True),
+        ):
             right = b if left else transposed(b).copy()
 
             def function(a, b, left=left, lower=lower, transpose=transpose, conjugate=conjugate):
-                return lax.linalg.triangular_solve(a, b, left_side=left, lower=lower,
-                                                   transpose_a=transpose, conjugate_a=conjugate)
+                return lax.linalg.triangular_solve(
+                    a, b, left_side=left, lower=lower, transpose_a=transpose, conjugate_a=conjugate
+                )
 
             (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST)
             factor = widened(np.tril(a) if lower else np.triu(a))
@@ -289,15 +326,33 @@ def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
         a, b = (complex_matrices(batch, size, n, dtype, n) for n in (size, 2))
         for function in (jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a) @ b):
             (mine,), (theirs,) = both(function, a, b, coverage=1 if batch else 0.9)
-            scale = norm(a) * norm(theirs) if function is jnp.linalg.solve \
+            scale = (
+                norm(a) * norm(theirs)
+                if function is jnp.linalg.solve
                 else norm(a) ** 2 * norm(np.linalg.inv(widened(a))) * norm(theirs)
+            )
             assert_stable(a @ mine - b, a @ theirs - b, scale, size, dtype)
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 2),
-                                               (2, 3), (6, 6), (9, 9), (16, 16), (12, 7),
-                                               (7, 12), (17, 17)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (5, 5),
+        (4, 2),
+        (2, 3),
+        (6, 6),
+        (9, 9),
+        (16, 16),
+        (12, 7),
+        (7, 12),
+        (17, 17),
+    ],
+)
 def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
@@ -316,22 +371,40 @@ def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (3, 5),
-                                               (8, 1), (1, 4), (6, 6), (16, 16), (22, 5),
-                                               (17, 17)])
+@pytest.mark.parametrize(
+    ("rows", "columns"),
+    [
+        (1, 1),
+        (2, 2),
+        (3, 3),
+        (4, 4),
+        (5, 3),
+        (3, 5),
+        (8, 1),
+        (1, 4),
+        (6, 6),
+        (16, 16),
+        (22, 5),
+        (17, 17),
+    ],
+)
 def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
         covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
-        wrong, skew = zip(*((q @ r - a, adjoint(q) @ q - np.eye(q.shape[-1]))
-                            for q, r in (mine, theirs)), strict=True)
+        wrong, skew = zip(
+            *((q @ r - a, adjoint(q) @ q - np.eye(q.shape[-1])) for q, r in (mine, theirs)),
+            strict=True,
+        )
         assert_stable(*wrong, norm(a), max(rows, columns), dtype)
-        assert_stable(*skew, np.sqrt(max(rows, columns)) * np.ones(a.shape[:-2]),
-                      max(rows, columns), dtype)
+        assert_stable(
+            *skew, np.sqrt(max(rows, columns)) * np.ones(a.shape[:-2]), max(rows, columns), dtype
+        )
         assert np.all(np.tril(mine[1], -1) == 0)
-        np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-3, atol=1e-4 * np.abs(a).max(
-            initial=0))
+        np.testing.assert_allclose(
+            mine[1], theirs[1], rtol=1e-3, atol=1e-4 * np.abs(a).max(initial=0)
+        )
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
@@ -352,12 +425,18 @@ def test_complex_eigh(size: int, kind: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = (a + adjoint(a)).astype(dtype)
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
-        wrong, skew = zip(*((a @ v - v * w[..., None, :], adjoint(v) @ v - np.eye(size))
-                            for w, v in (mine, theirs)), strict=True)
+        wrong, skew = zip(
+            *(
+                (a @ v - v * w[..., None, :], adjoint(v) @ v - np.eye(size))
+                for w, v in (mine, theirs)
+            ),
+            strict=True,
+        )
         assert_stable(*wrong, norm(a), size, dtype)
         assert_stable(*skew, np.sqrt(size) * np.ones(len(a)), size, dtype)
-        assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
-                      dtype)
+        assert_stable(
+            (mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size, dtype
+        )
         assert np.all(np.diff(mine[0]) >= 0)
 
 
@@ -397,8 +476,10 @@ def test_complex_matrices_without_an_answer() -> None:
 
 @pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_complex_divisions_do_not_overflow(scale: float) -> None:
-    a = (complex_matrices((7,), 3, 3, "complex128") * 0 + np.array(
-        [[3 + 4j, 1, 2j], [1j, 5 - 1j, 1], [2, 1j, -4 + 2j]]) * scale).astype(np.complex64)
+    a = (
+        complex_matrices((7,), 3, 3, "complex128") * 0
+        + np.array([[3 + 4j, 1, 2j], [1j, 5 - 1j, 1], [2, 1j, -4 + 2j]]) * scale
+    ).astype(np.complex64)
     (mine,), (theirs,) = both(jnp.linalg.inv, a)
     np.testing.assert_allclose(mine * scale, theirs * scale, rtol=1e-5, atol=1e-6)
 
@@ -408,8 +489,11 @@ def test_gradients_of_complex_functions(name: str) -> None:
     def function(a: jax.Array) -> jax.Array:
         if name == "slogdet":
             return jnp.linalg.slogdet(a)[1].sum()
-        found = jnp.linalg.solve(a, jnp.ones((5, 3, 2), a.dtype)) if name == "solve" \
+        found = (
+            jnp.linalg.solve(a, jnp.ones((5, 3, 2), a.dtype))
+            if name == "solve"
             else getattr(jnp.linalg, name)(a)
+        )
         return jnp.sum(jnp.abs(found) ** 2 * jnp.arange(found.size).reshape(found.shape))
 
     with jax.enable_x64(True):
@@ -422,8 +506,13 @@ def test_gradients_of_complex_functions(name: str) -> None:
 def test_a_mapped_complex_solve() -> None:
     a, b = (complex_matrices((17,), 3, n, "complex64", n) for n in (3, 1))
     (mine,), (theirs,) = both(jax.vmap(jnp.linalg.solve), a, b[..., 0])
-    assert_stable(a @ mine[..., None] - b, a @ theirs[..., None] - b,
-                  norm(a) * norm(theirs[..., None]), 3, "complex64")
+    assert_stable(
+        a @ mine[..., None] - b,
+        a @ theirs[..., None] - b,
+        norm(a) * norm(theirs[..., None]),
+        3,
+        "complex64",
+    )
 
 
 def test_norms_do_not_overflow() -> None:
@@ -479,19 +568,37 @@ def test_steps_of_what_is_computed_first() -> None:
 def test_large_matrices_without_an_answer(size: int) -> None:
     a = np.zeros((6, size, size), np.float32) + 2 * np.eye(size, dtype=np.float32)
     a[1, 3, 3], a[2], a[3, size - 1, 2], a[4, 5, 5] = 0, 1, np.nan, -1
-    for function in (jnp.linalg.inv, lambda a: jnp.linalg.solve(a, jnp.ones((size, 1), a.dtype)),
-                     jnp.linalg.cholesky, lambda a: tuple(jnp.linalg.slogdet(a))):
+    for function in (
+        jnp.linalg.inv,
+        lambda a: jnp.linalg.solve(a, jnp.ones((size, 1), a.dtype)),
+        jnp.linalg.cholesky,
+        lambda a: tuple(jnp.linalg.slogdet(a)),
+    ):
         assert_same_kinds(*both(function, a))
     (_, pivots, _), (_, theirs, _) = both(lambda a: tuple(lax.linalg.lu(a)), a)
     np.testing.assert_array_equal(pivots[:3], theirs[:3])
 
 
-@pytest.mark.parametrize("function", [
-    jnp.linalg.inv, jnp.linalg.slogdet, jnp.linalg.det,
-    lambda a: jnp.linalg.solve(a, jnp.ones((3, 1), a.dtype)), lambda a: lax.linalg.lu(a)[0]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.linalg.inv,
+        jnp.linalg.slogdet,
+        jnp.linalg.det,
+        lambda a: jnp.linalg.solve(a, jnp.ones((3, 1), a.dtype)),
+        lambda a: lax.linalg.lu(a)[0],
+    ],
+)
 def test_singular_matrices(function: Callable) -> None:
-    a = np.stack([np.array([[1, 2, 3], [2, 4, 6], [1, 1, 1]]), np.zeros((3, 3)),
-                  np.diag([1, 0, 2]), np.ones((3, 3)), np.eye(3)]).astype(np.float32)
+    a = np.stack(
+        [
+            np.array([[1, 2, 3], [2, 4, 6], [1, 1, 1]]),
+            np.zeros((3, 3)),
+            np.diag([1, 0, 2]),
+            np.ones((3, 3)),
+            np.eye(3),
+        ]
+    ).astype(np.float32)
     assert_same_kinds(*both(function, a))
     for one in a:  # there is a branch in the determinant of a single matrix
         assert_same_kinds(*both(function, one, coverage=0.9))
@@ -506,22 +613,26 @@ def test_solve_hands_on_nan_as_lapack_does(place: tuple[int, int]) -> None:
 
 def weighted(function: Callable) -> Callable:
     """A number that depends on every element of the results."""
+
     def total(*args: jax.Array) -> jax.Array:
-        return sum(jnp.sum(r * jnp.cos(jnp.arange(r.size, dtype=r.dtype).reshape(r.shape)))
-                   for r in jax.tree.leaves(function(*args)))
+        return sum(
+            jnp.sum(r * jnp.cos(jnp.arange(r.size, dtype=r.dtype).reshape(r.shape)))
+            for r in jax.tree.leaves(function(*args))
+        )
 
     return total
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 12])
-@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet",
-                                  "eigvalsh"])
+@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet", "eigvalsh"])
 def test_gradients(name: str, size: int) -> None:
     a = positive((5,), size, "float32") + 2 * np.eye(size, dtype=np.float32)
     function = getattr(jnp.linalg, name)
     if name == "solve":
+
         def function(a: jax.Array) -> jax.Array:
             return jnp.linalg.solve(a, jnp.ones((5, size, 2), a.dtype))
+
     # That of a solve sorts a permutation to invert it.
     (mine,), (theirs,) = both(jax.grad(weighted(function)), a, coverage=0.9)
     np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-4 * np.abs(theirs).max())
@@ -555,14 +666,12 @@ def test_a_factor_that_the_next_trip_begins_with(trips: int) -> None:
 
 
 def test_larger_ones_stay_with_lapack() -> None:
-    report = mlc_jit(jnp.linalg.solve, choose="ours").report(
-        special(4, 17, 17), special(4, 17, 1))
+    report = mlc_jit(jnp.linalg.solve, choose="ours").report(special(4, 17, 17), special(4, 17, 1))
     assert any("17" in reason or "larger than" in reason for reason in map(str, report.left))
 
 
 def test_complex_ones_that_are_larger_stay_with_lapack() -> None:
-    report = mlc_jit(jnp.linalg.inv, choose="ours").report(
-        special(4, 17, 17).astype(np.complex64))
+    report = mlc_jit(jnp.linalg.inv, choose="ours").report(special(4, 17, 17).astype(np.complex64))
     assert any("larger than" in reason for reason in map(str, report.left))
 
 

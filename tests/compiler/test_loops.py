@@ -22,13 +22,19 @@ BODIES = {
     "constant": lambda i, s: (jnp.ones_like(s[0]) * 3, s[0] + s[1]),
     "row by counter": lambda i, s: (s[0].at[i % 8].set(s[0][i % 8 - 1] * 0.5 + 1), s[1] + s[0]),
     "rows read and set": lambda i, s: (s[0].at[1:].set(s[0][:-1] * 0.5 + s[1][1:]), s[1]),
-    "stencil": lambda i, s: (s[0].at[1:-1, 1:-1].set(
-        (s[0][:-2, 1:-1] + s[0][2:, 1:-1] + s[0][1:-1, 2:]) * 0.3), s[1]),
+    "stencil": lambda i, s: (
+        s[0].at[1:-1, 1:-1].set((s[0][:-2, 1:-1] + s[0][2:, 1:-1] + s[0][1:-1, 2:]) * 0.3),
+        s[1],
+    ),
     "repeated places": lambda i, s: (
-        s[0].at[np.array([0, 3, 3, 7, 0])].add(s[1][:5] * s[0][i % 8]), s[1] * 0.5),
+        s[0].at[np.array([0, 3, 3, 7, 0])].add(s[1][:5] * s[0][i % 8]),
+        s[1] * 0.5,
+    ),
     "places in the data": lambda i, s: (s[0].at[s[0][0].astype(int) % 8, 2].set(s[0][0, 0]), s[1]),
     "window at a moving place": lambda i, s: (
-        lax.dynamic_update_slice(s[0], s[1][:2] + s[0][:2], (i - 1, 0)), s[1]),
+        lax.dynamic_update_slice(s[0], s[1][:2] + s[0][:2], (i - 1, 0)),
+        s[1],
+    ),
     "product": lambda i, s: (jnp.tanh(s[0] @ s[1].T @ s[0] * 0.1), s[1]),
     "row-wise": lambda i, s: (jax.nn.softmax(s[0] * s[1]), s[1] + s[0].max(1, keepdims=True)),
 }
@@ -48,16 +54,20 @@ def test_bodies(check, arrays, name):
 
 @pytest.mark.parametrize("trips", [0, 1, 2, 7])
 def test_numbers_of_trips(check, arrays, trips):
-    x, = arrays("float32", (5, 17))
+    (x,) = arrays("float32", (5, 17))
 
     def body(i, c):
         return c * 0.5 + i
 
     def function(x, start, end):
-        return (lax.fori_loop(0, trips, body, x), lax.fori_loop(3, 3 + trips, body, x),
-                lax.fori_loop(-4, end - 4, body, x), lax.fori_loop(start, start + trips, body, x),
-                lax.fori_loop(np.int8(120), np.int8(120 + trips), body, x),
-                lax.scan(lambda c, _: (body(1, c), None), x, None, trips)[0])
+        return (
+            lax.fori_loop(0, trips, body, x),
+            lax.fori_loop(3, 3 + trips, body, x),
+            lax.fori_loop(-4, end - 4, body, x),
+            lax.fori_loop(start, start + trips, body, x),
+            lax.fori_loop(np.int8(120), np.int8(120 + trips), body, x),
+            lax.scan(lambda c, _: (body(1, c), None), x, None, trips)[0],
+        )
 
     check(function, x, np.int32(-2), np.int32(trips))
 
@@ -75,33 +85,45 @@ def test_scans(check, arrays, reverse):
         def pair(c, v):
             return (c[1], c[0] + v), (c[0], v * 2, c[0].max())
 
-        return (lax.scan(mix, z, (x, y), reverse=reverse),
-                lax.scan(pair, (z, z * 2), x, reverse=reverse),
-                lax.scan(lambda c, v: (c + v.sum(), c), jnp.float32(0), x, reverse=reverse),
-                lax.scan(lambda c, v: (v, c), z, x, reverse=reverse, unroll=4))
+        return (
+            lax.scan(mix, z, (x, y), reverse=reverse),
+            lax.scan(pair, (z, z * 2), x, reverse=reverse),
+            lax.scan(lambda c, v: (c + v.sum(), c), jnp.float32(0), x, reverse=reverse),
+            lax.scan(lambda c, v: (v, c), z, x, reverse=reverse, unroll=4),
+        )
 
     check(function, x, y, z)
 
 
-@pytest.mark.parametrize("body", [
-    lambda i, c, y: lax.fori_loop(0, 4, lambda j, d: d * 0.9 + c + j, c) * 0.1 + y,
-    lambda i, c, y: lax.fori_loop(0, i, lambda j, d: d * 0.5 + j, c),
-    lambda i, c, y: lax.scan(lambda d, v: (d * 0.5 + v, d), c[0], y)[1],
-    lambda i, c, y: lax.fori_loop(0, 3, lambda j, s: (s[1], s[0] + c), (c * 0.1, y))[0] * 0.5,
-    lambda i, c, y: lax.while_loop(lambda d: d.sum() < 9, lambda d: d + 1.0 + i, c) * 0.1,
-    lambda i, c, y: c.at[i].set(lax.fori_loop(0, 2, lambda j, d: jnp.roll(d, 1) + c[0], c[i])),
-])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda i, c, y: lax.fori_loop(0, 4, lambda j, d: d * 0.9 + c + j, c) * 0.1 + y,
+        lambda i, c, y: lax.fori_loop(0, i, lambda j, d: d * 0.5 + j, c),
+        lambda i, c, y: lax.scan(lambda d, v: (d * 0.5 + v, d), c[0], y)[1],
+        lambda i, c, y: lax.fori_loop(0, 3, lambda j, s: (s[1], s[0] + c), (c * 0.1, y))[0] * 0.5,
+        lambda i, c, y: lax.while_loop(lambda d: d.sum() < 9, lambda d: d + 1.0 + i, c) * 0.1,
+        lambda i, c, y: c.at[i].set(lax.fori_loop(0, 2, lambda j, d: jnp.roll(d, 1) + c[0], c[i])),
+    ],
+)
 def test_nested_loops(check, arrays, body):
     x, y = arrays("float32", (6, 5), (6, 5))
-    check(lambda x, y, n: [lax.fori_loop(0, count, lambda i, c: body(i, c, y), x)
-                           for count in (3, n)], x, y, np.int32(4), ulps=64)
+    check(
+        lambda x, y, n: [
+            lax.fori_loop(0, count, lambda i, c: body(i, c, y), x) for count in (3, n)
+        ],
+        x,
+        y,
+        np.int32(4),
+        ulps=64,
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4])
 @pytest.mark.parametrize("trips", [2, 5])
 def test_trips_beyond_the_rows_that_they_update(check, arrays, rows, trips):
     """In some trips of a pair of trips no row is there to be updated, or in none."""
-    x, = arrays("float32", (rows, 3))
+    (x,) = arrays("float32", (rows, 3))
 
     def body(i, s):
         chosen, c = s
@@ -111,19 +133,23 @@ def test_trips_beyond_the_rows_that_they_update(check, arrays, rows, trips):
 
 
 def test_conditions_on_data(check, arrays):
-    x, = arrays("float32", (4, 9))
+    (x,) = arrays("float32", (4, 9))
 
     def function(x):
         def halve(s):
             return s[0] * 0.7, s[1] + 1
 
-        return (lax.while_loop(lambda s: jnp.sum(s[0] ** 2) > 1e-3, halve, (x, 0)),
-                lax.while_loop(lambda s: (s[1] < 10) & (s[0].max() > 0.5), halve, (x, 0)),
-                lax.while_loop(lambda s: jnp.sum(s[0] ** 2) < -1, halve, (x, 0)),
-                lax.while_loop(lambda s: jnp.any(s[0] > s[1]), lambda s: (s[1], s[0] * 0.5),
-                               (x, x * 0.9)),
-                lax.while_loop(lambda s: ~s[1], lambda s: (s[0] * 2, jnp.all(s[0] > -9)),
-                               (x, jnp.array(False))))
+        return (
+            lax.while_loop(lambda s: jnp.sum(s[0] ** 2) > 1e-3, halve, (x, 0)),
+            lax.while_loop(lambda s: (s[1] < 10) & (s[0].max() > 0.5), halve, (x, 0)),
+            lax.while_loop(lambda s: jnp.sum(s[0] ** 2) < -1, halve, (x, 0)),
+            lax.while_loop(
+                lambda s: jnp.any(s[0] > s[1]), lambda s: (s[1], s[0] * 0.5), (x, x * 0.9)
+            ),
+            lax.while_loop(
+                lambda s: ~s[1], lambda s: (s[0] * 2, jnp.all(s[0] > -9)), (x, jnp.array(False))
+            ),
+        )
 
     check(function, x)
 
@@ -178,10 +204,14 @@ def test_recurrences(check, arrays):
         return s[0] - (s[0] ** 3 - 2) / (3 * s[0] ** 2), s[0]
 
     def function(xs, h):
-        return (lax.scan(lstm, (h, h), xs), lax.fori_loop(0, 5, power, h),
-                lax.while_loop(lambda s: jnp.abs(s[0] - s[1]) > 1e-6, newton,
-                               (jnp.float32(1), jnp.float32(0))),
-                jax.grad(lambda h: lax.scan(lstm, (h, h), xs)[1].sum())(h))
+        return (
+            lax.scan(lstm, (h, h), xs),
+            lax.fori_loop(0, 5, power, h),
+            lax.while_loop(
+                lambda s: jnp.abs(s[0] - s[1]) > 1e-6, newton, (jnp.float32(1), jnp.float32(0))
+            ),
+            jax.grad(lambda h: lax.scan(lstm, (h, h), xs)[1].sum())(h),
+        )
 
     check(function, xs, h, ulps=64, coverage=0.9)
 
@@ -197,7 +227,7 @@ def test_carried_state_that_nobody_reads(check, arrays):
 
 def test_loops_that_stay_with_xla_keep_their_kernels(check, arrays):
     """A body with an op that we cannot compile still runs its other ops in kernels."""
-    x, = arrays("float32", (6, 6))
+    (x,) = arrays("float32", (6, 6))
 
     def body(i, c):
         return by_xla(c) * 0.5 + jax.nn.softmax(c) @ c
@@ -205,16 +235,24 @@ def test_loops_that_stay_with_xla_keep_their_kernels(check, arrays):
     check(lambda x: lax.fori_loop(0, 3, body, x), x, coverage=0.3, ulps=64)
 
 
-@pytest.mark.parametrize(("dtype", "start", "step", "limit"), [
-    (np.uint32, 5, 2**32 - 1, 10), (np.uint8, 250, 10, 251), (np.int8, 0, 3, 125),
-    (np.int8, 120, 5, 126),
-])
+@pytest.mark.parametrize(
+    ("dtype", "start", "step", "limit"),
+    [
+        (np.uint32, 5, 2**32 - 1, 10),
+        (np.uint8, 250, 10, 251),
+        (np.int8, 0, 3, 125),
+        (np.int8, 120, 5, 126),
+    ],
+)
 def test_counters_that_wrap_around(run, dtype, start, step, limit):
     """A counter past the end of its type starts again.  XLA may not see that, so Python counts."""
+
     def function():
-        return lax.while_loop(lambda s: s[0] < dtype(limit),
-                              lambda s: (s[0] + dtype(step), s[1] + 1),
-                              (jnp.asarray(dtype(start)), jnp.int32(0)))
+        return lax.while_loop(
+            lambda s: s[0] < dtype(limit),
+            lambda s: (s[0] + dtype(step), s[1] + 1),
+            (jnp.asarray(dtype(start)), jnp.int32(0)),
+        )
 
     value, trips = np.full((), start, dtype), 0
     with np.errstate(over="ignore"):
@@ -225,7 +263,7 @@ def test_counters_that_wrap_around(run, dtype, start, step, limit):
 
 def test_other_values_that_count(check, arrays):
     """Carried integers that grow by a literal: down, in other steps and types, and wrapping."""
-    x, = arrays("float32", (9, 5))
+    (x,) = arrays("float32", (9, 5))
 
     def function(x):
         def body(i, s):
@@ -234,8 +272,12 @@ def test_other_values_that_count(check, arrays):
             return down - 1, 2 + wide, byte + np.uint8(100), c
 
         start = jnp.int32(8), jnp.int16(-3), jnp.uint8(7), x
-        return lax.fori_loop(0, 9, body, start), lax.fori_loop(5, 7, lambda i, s: lax.fori_loop(
-            0, 4, lambda j, t: (t[0] + i, t[1] + 1), s), (x, jnp.int32(0)))
+        return lax.fori_loop(0, 9, body, start), lax.fori_loop(
+            5,
+            7,
+            lambda i, s: lax.fori_loop(0, 4, lambda j, t: (t[0] + i, t[1] + 1), s),
+            (x, jnp.int32(0)),
+        )
 
     check(function, x)
 
@@ -254,15 +296,21 @@ def test_products_before_and_after_loops(check, arrays, reverse):
         return lax.scan(step, h, xs, reverse=reverse)
 
     def loss(*args):
-        return sum((a ** 2).sum() for a in layer(*args))
+        return sum((a**2).sum() for a in layer(*args))
 
-    check(lambda *args: (layer(*args), jax.grad(loss, argnums=(0, 1, 2, 3))(*args)),
-          xs, w * 0.3, u, h, ulps=256)
+    check(
+        lambda *args: (layer(*args), jax.grad(loss, argnums=(0, 1, 2, 3))(*args)),
+        xs,
+        w * 0.3,
+        u,
+        h,
+        ulps=256,
+    )
 
 
 def test_choices_in_loops(check, arrays):
     """Cheap branches are all computed, so that the loop can be a kernel."""
-    x, = arrays("float32", (5, 9))
+    (x,) = arrays("float32", (5, 9))
 
     def body(i, c):
         c = lax.cond(i % 2 == 0, lambda v: v * 0.5 + 1, lambda v: v[::-1] - i, c)
@@ -272,34 +320,44 @@ def test_choices_in_loops(check, arrays):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-@pytest.mark.parametrize("spec,terms,written", [
-    ("ijn,jkn->ikn", 2, True), ("ijn,jkn->ikn", 8, True), ("ijn,jkn->ikn", 9, False),
-    ("nxyc,mxyc->nmxy", 4, True), ("nxyc,mxyc->nmxy", 5, False), ("inj,jkn->ikn", 3, True),
-    ("nij,njk->nik", 3, False), ("ijn,njk->ikn", 3, False), ("ijm,jkm->ikm", 3, False)])
+@pytest.mark.parametrize(
+    "spec,terms,written",
+    [
+        ("ijn,jkn->ikn", 2, True),
+        ("ijn,jkn->ikn", 8, True),
+        ("ijn,jkn->ikn", 9, False),
+        ("nxyc,mxyc->nmxy", 4, True),
+        ("nxyc,mxyc->nmxy", 5, False),
+        ("inj,jkn->ikn", 3, True),
+        ("nij,njk->nik", 3, False),
+        ("ijn,njk->ikn", 3, False),
+        ("ijm,jkm->ikm", 3, False),
+    ],
+)
 def test_products_along_many_matrices(check, arrays, spec, terms, written, dtype):
     """Vectors of elements of different matrices, where these lie side by side."""
     sizes = {"i": 3, "j": terms, "k": 5, "n": 19, "m": 15, "x": 2, "y": 21, "c": terms}
-    x, y = arrays(dtype, *([sizes[c] for c in side] for side in spec[:spec.index("-")].split(",")))
+    x, y = arrays(dtype, *([sizes[c] for c in side] for side in spec[: spec.index("-")].split(",")))
     report = check(lambda x, y: jnp.einsum(spec, x, y), x, y, kernels=1)
-    nest, = report.kernels[0].nests
+    (nest,) = report.kernels[0].nests
     assert (nest.template == "elementwise") == written
 
 
 def test_short_sums_are_written_out(check, arrays):
     """Sums over three coordinates between all pairs, and maxima of two; NaNs and infinities too."""
     x, m = arrays("float32", (21, 3), (21,), special=True)
-    y, = arrays("float32", (17, 3))
+    (y,) = arrays("float32", (17, 3))
 
     def forces(y):
         between = y[None] - y[:, None]
-        return ((between ** 2).sum(-1) + 1e-2) ** -1.5, between.prod(-1), jnp.argmax(between, -1)
+        return ((between**2).sum(-1) + 1e-2) ** -1.5, between.prod(-1), jnp.argmax(between, -1)
 
     check(lambda x, m, y: (x.sum(1), x.max(1), (x[:, :2] * m[:, None]).min(1), forces(y)), x, m, y)
 
 
 def test_long_chains_of_moves(check, arrays):
     """Ops that only move elements do not pile up on the interpreter's stack."""
-    x, = arrays("float32", (6, 6))
+    (x,) = arrays("float32", (6, 6))
 
     def function(x):
         for _ in range(150):

@@ -1,5 +1,4 @@
-"""Programs are compiled while their kernels are assembled; what they run waits, and never for ever.
-"""
+"""Programs are compiled while kernels are assembled; what they run waits, never for ever."""
 
 from __future__ import annotations
 
@@ -89,10 +88,11 @@ def test_executions_wait_for_it_on_any_thread(assembler: Assembler) -> None:
     function = mlc_jit(softmax, choose="auto")
     outer = jax.jit(lambda x: function(x) + 1)
     results: list[Any] = []
-    calls = [lambda: function(X), lambda: outer(X) - 1,
-             lambda: jax.vmap(function)(X[None])[0]]
-    threads = [threading.Thread(target=lambda call=call: results.append(np.asarray(call())))
-               for call in calls]
+    calls = [lambda: function(X), lambda: outer(X) - 1, lambda: jax.vmap(function)(X[None])[0]]
+    threads = [
+        threading.Thread(target=lambda call=call: results.append(np.asarray(call())))
+        for call in calls
+    ]
     for thread in threads:
         thread.start()
     assert assembler.begun.wait(LIMIT_S)
@@ -115,12 +115,17 @@ def test_what_is_looked_at_first_is_not_promised(choose: str, assembler: Assembl
     close(function(X), jax.nn.softmax(X * 2))
 
 
-@pytest.mark.parametrize("stage", [(cpu, "compile_ir"), (variants, "load_object")],
-                         ids=["assemble", "load"])
-@pytest.mark.parametrize("error", [ZeroDivisionError("planted"), MemoryError("planted"),
-                                   SystemExit("planted")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "stage", [(cpu, "compile_ir"), (variants, "load_object")], ids=["assemble", "load"]
+)
+@pytest.mark.parametrize(
+    "error",
+    [ZeroDivisionError("planted"), MemoryError("planted"), SystemExit("planted")],
+    ids=lambda e: type(e).__name__,
+)
 def test_what_cannot_be_assembled_is_interpreted_once(
-        stage: tuple[Any, str], error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage: tuple[Any, str], error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lasts, usual = isinstance(error, Exception), getattr(*stage)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
@@ -162,12 +167,17 @@ def test_what_cannot_be_assembled_is_interpreted_once(
         assert not again.report(X).kernels
 
 
-@pytest.mark.parametrize("stage,said", [
-    ((backends_interpreted, "interpret"), "interpreting it failed: ZeroDivisionError"),
-    ((cpu, "interpreted"), "interpreting it came to no end"),
-], ids=["interpret", "interpreted"])
+@pytest.mark.parametrize(
+    "stage,said",
+    [
+        ((backends_interpreted, "interpret"), "interpreting it failed: ZeroDivisionError"),
+        ((cpu, "interpreted"), "interpreting it came to no end"),
+    ],
+    ids=["interpret", "interpreted"],
+)
 def test_where_interpreting_fails_too_the_execution_does(
-        stage: tuple[Any, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage: tuple[Any, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object) -> None:
         raise ZeroDivisionError("planted")
 
@@ -246,8 +256,9 @@ def test_forks_wait_for_promises(assembler: Assembler) -> None:
 
 
 def test_interpreted_loops_are_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    function = mlc_jit(lambda x, n: (jnp.cumsum(x, 1), n > 3, x[:, ::-1].astype(jnp.bfloat16)),
-                       choose="ours")
+    function = mlc_jit(
+        lambda x, n: (jnp.cumsum(x, 1), n > 3, x[:, ::-1].astype(jnp.bfloat16)), choose="ours"
+    )
     n = np.arange(7, dtype=np.int8)
     expected = [np.asarray(r) for r in function(X, n)]
     options = Options.from_environment()
@@ -260,13 +271,17 @@ def test_interpreted_loops_are_the_kernel(monkeypatch: pytest.MonkeyPatch) -> No
         code = interpreted(proved_loops(built.kernel, options, backend))
         bind_kernel(code, operands, results, threads=2)()
         for result in results:
-            assert any(result.shape == e.shape and result.dtype == e.dtype
-                       and np.allclose(np.float32(result), np.float32(e), atol=1e-5)
-                       for e in expected)
+            assert any(
+                result.shape == e.shape
+                and result.dtype == e.dtype
+                and np.allclose(np.float32(result), np.float32(e), atol=1e-5)
+                for e in expected
+            )
 
 
 def test_a_promise_is_kept_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor twice by one that there is."""
+
     def submit(self: Any, work: Any, *args: Any) -> None:
         later.append(work)
         raise RuntimeError("can't start new thread")

@@ -75,8 +75,9 @@ def test_modules_keep_their_kernels_until_they_are_compiled() -> None:
     del function
     collect()
     assert variants.exists(kernel)
-    np.testing.assert_allclose(lowered.compile()(X), np.sin(X) * (7 + 101 / 8) + X[::-1],
-                               rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        lowered.compile()(X), np.sin(X) * (7 + 101 / 8) + X[::-1], rtol=1e-5, atol=1e-5
+    )
 
 
 def test_several_calls_in_one_module() -> None:
@@ -85,8 +86,9 @@ def test_several_calls_in_one_module() -> None:
     gradient = jax.jit(lambda x: (jax.grad(inner)(x), inner(x[:40])))
     lowered = gradient.lower(X)
     gc.collect()
-    np.testing.assert_allclose(lowered.compile()(X)[1], np.tanh(X[:40] * 1.375).sum(), rtol=1e-4,
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        lowered.compile()(X)[1], np.tanh(X[:40] * 1.375).sum(), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_files_and_modules() -> None:
@@ -110,8 +112,9 @@ def test_what_was_given_back_is_built_again(monkeypatch: pytest.MonkeyPatch) -> 
     del first
     collect()
     assert not variants.exists(kernel)
-    monkeypatch.setattr(cpu, "schedule_as_recorded",
-                        lambda *_: pytest.fail("the cache has its code"))
+    monkeypatch.setattr(
+        cpu, "schedule_as_recorded", lambda *_: pytest.fail("the cache has its code")
+    )
     again = function_of(102)
     np.testing.assert_array_equal(again(X), expected)
     assert kernel_of(again) == kernel
@@ -133,8 +136,15 @@ def test_a_kernel_that_is_built_again_while_a_program_calls_it() -> None:
 def test_programs_from_a_persistent_cache(tmp_path: Path) -> None:
     """What XLA loads in place of compiling calls kernels that the module's lowering has brought
     back, in this process, where they had been given back, and in the next."""
-    printed = [subprocess.run([sys.executable, "-c", _PERSISTENT, str(tmp_path)], check=True,
-                              capture_output=True, text=True).stdout.split() for _ in range(2)]
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", _PERSISTENT, str(tmp_path)],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split()
+        for _ in range(2)
+    ]
     assert printed[0] == printed[1] == ["True", "False", "True", "True", "False"]
 
 
@@ -189,13 +199,19 @@ def test_a_loaded_executable_keeps_the_kernels_that_were_there() -> None:
         serialize_executable.deserialize_and_load(*saved, execution_devices=here)(X)
 
 
-@pytest.mark.parametrize("locks", ["variants._table_lock, building._building",
-                                   "llvm.ffi.lib._lock"])
+@pytest.mark.parametrize(
+    "locks", ["variants._table_lock, building._building", "llvm.ffi.lib._lock"]
+)
 def test_a_process_forks_while_others_compile(locks: str, tmp_path: Path) -> None:
     """The child can compile, publish and give back kernels, whoever of its parent had the lock."""
-    ran = subprocess.run([sys.executable, "-c", _FORK.replace("LOCKS", locks)], timeout=100,
-                         env={**os.environ, "HLO_MLC_CACHE": str(tmp_path)}, check=False,
-                         capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _FORK.replace("LOCKS", locks)],
+        timeout=100,
+        env={**os.environ, "HLO_MLC_CACHE": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -290,9 +306,15 @@ print(alive / COUNT, (resident() - memory) / COUNT, *(
 def test_functions_cost_little_more_than_those_of_jax() -> None:
     """While they can be called, and when they are gone: then nothing that we count is left of
     them, and of objects not one for each."""
-    ours, theirs = ([float(number) for number in subprocess.run(
-        [sys.executable, "-c", _FUNCTIONS, side], capture_output=True, text=True,
-        check=True).stdout.split()] for side in ("ours", "jax"))
+    ours, theirs = (
+        [
+            float(number)
+            for number in subprocess.run(
+                [sys.executable, "-c", _FUNCTIONS, side], capture_output=True, text=True, check=True
+            ).stdout.split()
+        ]
+        for side in ("ours", "jax")
+    )
     assert ours[0] < theirs[0] + 0.1 * 1024
     assert ours[1] < theirs[1] + 0.05 * 1024
     built, published, leases, ended, interned, reports, objects = ours[2:]

@@ -112,8 +112,10 @@ def generated(module: ir.Module) -> int:
     target = cpu.named("x86-64-v3")
     _, plan = clusters_of(module, OURS)
     kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
-    return sum(print_program(schedule_program(k.program, target)[0], target).count("\n")
-               for k in kernels.values())
+    return sum(
+        print_program(schedule_program(k.program, target)[0], target).count("\n")
+        for k in kernels.values()
+    )
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -148,17 +150,22 @@ def test_a_thousand_results(check: Callable[..., Report]) -> None:
 
 
 def test_three_thousand_arguments(check: Callable[..., Report]) -> None:
-    check(lambda xs: [x * 0.5 for x in xs], [np.full((4,), n, np.float32) for n in range(3000)],
-          kernels=None)
+    check(
+        lambda xs: [x * 0.5 for x in xs],
+        [np.full((4,), n, np.float32) for n in range(3000)],
+        kernels=None,
+    )
 
 
 def test_loops_in_loops(check: Callable[..., Report]) -> None:
     """Each of them hides the next from what looks at one body only."""
+
     def nest(depth: int, x: jax.Array) -> jax.Array:
         if not depth:
             return jnp.sin(x)
-        return lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, nest(depth - 1, c[1])),
-                              (0, x))[1]
+        return lax.while_loop(
+            lambda c: c[0] < 1, lambda c: (c[0] + 1, nest(depth - 1, c[1])), (0, x)
+        )[1]
 
     check(lambda x: nest(12, x), ROWS[0], coverage=0.0, kernels=None)
 
@@ -172,8 +179,9 @@ def test_branches_in_branches(check: Callable[..., Report]) -> None:
     check(lambda x: nest(30, x), ROWS[0] + 40, coverage=0.0, kernels=None)
 
 
-def test_runs_of_units_are_cut(monkeypatch: pytest.MonkeyPatch, check: Callable[..., Report]
-                               ) -> None:
+def test_runs_of_units_are_cut(
+    monkeypatch: pytest.MonkeyPatch, check: Callable[..., Report]
+) -> None:
     monkeypatch.setattr(units, "MOST_TOGETHER", 8)
     report = check(lambda x, w: _folded(x, w, 40), ROWS, MATRIX, ulps=256.0)
     assert len(report.kernels) > 3
@@ -204,8 +212,9 @@ def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
     def long(x: jax.Array, images: jax.Array, k: jax.Array) -> jax.Array:
         for n in range(6):
             x = jnp.tanh(_different(x, x, 4) - x.sum(n % 2, keepdims=True))
-        convolved = lax.conv_general_dilated(images, k, (1, 1), "SAME",
-                                             dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        convolved = lax.conv_general_dilated(
+            images, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         return convolved * x.sum()
 
     images, k = np.ones((8, 64, 64, 16), np.float32), np.ones((3, 3, 16, 16), np.float32)
@@ -222,14 +231,15 @@ def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(units, "MOST_TOGETHER", 8)
     monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1000)
-    monkeypatch.setattr(compiler, "partition",
-                        lambda *arguments: plans.append(partition(*arguments)) or plans[-1])
+    monkeypatch.setattr(
+        compiler, "partition", lambda *arguments: plans.append(partition(*arguments)) or plans[-1]
+    )
     report = compile_module(module_of(_different, 40), Options.from_environment(choose="auto"))
     assert 0 < report.report.coverage < 1
     assert len(plans) == 1
     taken = [c.kernel.fingerprint for c, _ in plans[0].taken]
     kept = dict.fromkeys(k.id for k in report.report.kernels)
-    assert list(dict.fromkeys(taken))[:len(kept)] == list(kept)
+    assert list(dict.fromkeys(taken))[: len(kept)] == list(kept)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -240,6 +250,7 @@ def test_a_kernel_is_printed_no_further_than_it_may_be_long(chain: Chain) -> Non
     program = plan.taken[0][0].kernel.program
     loops, _ = schedule_program(program, target)
     for checked in (False, True):
+
         def printed(most: int, checked: bool = checked) -> str:
             return print_program(loops, target, checked, most)
 
@@ -323,7 +334,8 @@ def test_what_is_nested_deep_keeps_its_constants_and_effects() -> None:
         return x + table
 
     function = nested(60, mlc_jit, innermost)
-    np.testing.assert_allclose(function(ROWS), nested(60, lambda f: f, lambda x: x + table)(ROWS),
-                               rtol=1e-6)
+    np.testing.assert_allclose(
+        function(ROWS), nested(60, lambda f: f, lambda x: x + table)(ROWS), rtol=1e-6
+    )
     jax.effects_barrier()
     assert shown == [-1.0]

@@ -20,10 +20,23 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
 from making.left import by_xla
 
-KERNEL_FILES = {"40-{}.tensors.txt", "50-{}.schedule.txt", "60-{}.loops.txt", "70-{}.proof.txt",
-                "80-{}.ll", "90-{}.s"}
-MODULE_FILES = {"00-stablehlo.mlir", "10-graph.txt", "20-simplified.txt", "30-plan.txt",
-                "31-plan.json", "99-stablehlo.mlir", "index.txt"}
+KERNEL_FILES = {
+    "40-{}.tensors.txt",
+    "50-{}.schedule.txt",
+    "60-{}.loops.txt",
+    "70-{}.proof.txt",
+    "80-{}.ll",
+    "90-{}.s",
+}
+MODULE_FILES = {
+    "00-stablehlo.mlir",
+    "10-graph.txt",
+    "20-simplified.txt",
+    "30-plan.txt",
+    "31-plan.json",
+    "99-stablehlo.mlir",
+    "index.txt",
+}
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -35,8 +48,9 @@ def module_of(function: object, *args: object) -> ir.Module:
 
 
 def compiled(function: object, *args: object, **options: object) -> Report:
-    return compile_module(module_of(function, *args), Options.from_environment(
-        choose="ours", **options)).report
+    return compile_module(
+        module_of(function, *args), Options.from_environment(choose="ours", **options)
+    ).report
 
 
 ARGS = (jnp.ones((32, 64)), jnp.ones((48, 64)), jnp.ones((48, 16)))
@@ -59,7 +73,8 @@ def test_a_report_says_what_each_kernel_is() -> None:
     assert "stablehlo.exponential" in softmax.ops
     assert any("test_stages.py" in place for place in softmax.locations)
     assert {"import", "partition", "schedule", "print", "assemble", "emit"} <= set(
-        report.stage_seconds)
+        report.stage_seconds
+    )
 
 
 def test_products_of_wide_floats_count_twice() -> None:
@@ -120,8 +135,14 @@ def test_a_dump_has_every_stage(tmp_path: Path) -> None:
 def test_a_dump_of_kernels_that_are_known_is_complete(tmp_path: Path) -> None:
     compiled(attention, *ARGS, dump_dir=tmp_path / "first")
     compiled(attention, *ARGS, dump_dir=tmp_path / "second")
-    files = [{file.name: file.read_text() for file in next((tmp_path / name).iterdir()).iterdir()
-              if file.name != "index.txt"} for name in ("first", "second")]
+    files = [
+        {
+            file.name: file.read_text()
+            for file in next((tmp_path / name).iterdir()).iterdir()
+            if file.name != "index.txt"
+        }
+        for name in ("first", "second")
+    ]
     assert files[0] == files[1]
 
 
@@ -136,7 +157,8 @@ def test_a_dump_says_what_changed_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choose", ["auto", "measure", "ours"])
 def test_a_dump_folder_that_cannot_be_written_is_an_error(
-        choose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HLO_MLC_DUMP", str(tmp_path / "file"))
     with pytest.raises(ConfigurationError, match="dump folder"):
@@ -182,6 +204,7 @@ def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault of one kernel costs only its cluster, and is told."""
+
     def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.argmax(x, 1), jnp.argmax(by_xla(jnp.sin(x)), 0)[:, None] * 2
 

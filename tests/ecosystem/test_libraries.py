@@ -99,7 +99,8 @@ def equinox() -> Iterable[Any]:
     @eqx.filter_jit
     def step(network: Any, state: Any) -> tuple[Any, Any, jax.Array]:
         value, gradient = eqx.filter_value_and_grad(
-            lambda network: squared_error(jax.vmap(network)(X)))(network)
+            lambda network: squared_error(jax.vmap(network)(X))
+        )(network)
         updates, state = optimizer.update(gradient, state)
         return eqx.apply_updates(network, updates), state, value
 
@@ -124,8 +125,9 @@ def haiku() -> Iterable[Any]:
 
     @jax.jit
     def step(parameters: Any, state: Any) -> tuple[Any, Any, jax.Array]:
-        value, gradient = jax.value_and_grad(
-            lambda p: squared_error(network.apply(p, X)))(parameters)
+        value, gradient = jax.value_and_grad(lambda p: squared_error(network.apply(p, X)))(
+            parameters
+        )
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(parameters, updates), state, value
 
@@ -145,8 +147,9 @@ def optax_lbfgs() -> Iterable[Any]:
     @jax.jit
     def step(weights: jax.Array, state: Any) -> tuple[jax.Array, Any, jax.Array]:
         value, gradient = optax.value_and_grad_from_state(loss)(weights, state=state)
-        updates, state = solver.update(gradient, state, weights, value=value, grad=gradient,
-                                       value_fn=loss)
+        updates, state = solver.update(
+            gradient, state, weights, value=value, grad=gradient, value_fn=loss
+        )
         return optax.apply_updates(weights, updates), state, value
 
     weights = data(16, seed=2)
@@ -173,8 +176,9 @@ def numpyro() -> Iterable[Any]:
         state, value = update(state, X, Y[:, 0])
         yield value
     # A sampler goes another way after the first difference in a last bit: a few steps only.
-    sampler = infer.MCMC(infer.NUTS(model, max_tree_depth=3), num_warmup=2, num_samples=2,
-                         progress_bar=False)
+    sampler = infer.MCMC(
+        infer.NUTS(model, max_tree_depth=3), num_warmup=2, num_samples=2, progress_bar=False
+    )
     sampler.run(jax.random.key(1), X, Y[:, 0])
     yield jax.tree.map(jnp.shape, sampler.get_samples())
 
@@ -184,11 +188,20 @@ def diffrax() -> Iterable[Any]:
 
     @jax.jit
     def solve(scale: jax.Array) -> Any:
-        term = dfx.ODETerm(lambda t, y, args: jnp.stack([args * y[0] * (1 - y[1]),
-                                                         y[1] * (y[0] - 1)]))
-        found = dfx.diffeqsolve(term, dfx.Tsit5(), 0.0, 5.0, 0.05, jnp.array([1.2, 0.8]),
-                                args=scale, saveat=dfx.SaveAt(ts=jnp.linspace(0, 5, 11)),
-                                stepsize_controller=dfx.PIDController(rtol=1e-4, atol=1e-5))
+        term = dfx.ODETerm(
+            lambda t, y, args: jnp.stack([args * y[0] * (1 - y[1]), y[1] * (y[0] - 1)])
+        )
+        found = dfx.diffeqsolve(
+            term,
+            dfx.Tsit5(),
+            0.0,
+            5.0,
+            0.05,
+            jnp.array([1.2, 0.8]),
+            args=scale,
+            saveat=dfx.SaveAt(ts=jnp.linspace(0, 5, 11)),
+            stepsize_controller=dfx.PIDController(rtol=1e-4, atol=1e-5),
+        )
         return found.ys
 
     for number in range(4):
@@ -207,10 +220,14 @@ def brax() -> Iterable[Any]:
 
 
 @pytest.mark.parametrize("choose", ["auto", "ours"])
-@pytest.mark.parametrize("program", [flax_linen, flax_nnx, equinox, haiku, optax_lbfgs, numpyro,
-                                     diffrax, brax], ids=lambda program: program.__name__)
-def test_libraries_run_as_without_us(program: Program, choose: str,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [flax_linen, flax_nnx, equinox, haiku, optax_lbfgs, numpyro, diffrax, brax],
+    ids=lambda program: program.__name__,
+)
+def test_libraries_run_as_without_us(
+    program: Program, choose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = list(program())
     jax.clear_caches()
     reports: list[Report] = []
@@ -225,8 +242,13 @@ def test_libraries_run_as_without_us(program: Program, choose: str,
         found = list(program())
     assert len(found) == len(expected)
     for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
-        jax.tree.map(lambda a, b, step=step: np.testing.assert_allclose(
-            a, b, rtol=2e-3, atol=2e-4, err_msg=f"step {step}"), ours, theirs)
+        jax.tree.map(
+            lambda a, b, step=step: np.testing.assert_allclose(
+                a, b, rtol=2e-3, atol=2e-4, err_msg=f"step {step}"
+            ),
+            ours,
+            theirs,
+        )
     assert reports
     if choose == "ours":
         largest = max(reports, key=lambda report: len(report.kernels))

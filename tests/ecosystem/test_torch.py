@@ -73,8 +73,9 @@ def test_arrays_go_in_as_they_are() -> None:
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
     half = hlo_mlc.from_torch(nn.Tanh(), torch.zeros(4, 6, dtype=torch.bfloat16), choose="ours")
     x = torch.randn(6, 4).to(torch.bfloat16).T
-    np.testing.assert_allclose(np.asarray(half(x)[0], np.float32), torch.tanh(x).float().numpy(),
-                               atol=8e-3)
+    np.testing.assert_allclose(
+        np.asarray(half(x)[0], np.float32), torch.tanh(x).float().numpy(), atol=8e-3
+    )
     with pytest.raises(UsageError, match="Argument 0"):
         ours(torch.randn(2, 3, 16, 17))
 
@@ -111,23 +112,28 @@ class Recurrent(nn.Module):
         return self.out(hidden[:, -1]), (hidden[:, 1:] * weights[1:, None]).mean(1)
 
 
-@pytest.mark.parametrize(("make", "example", "free", "others"), [
-    (Vision, (3, 3, 16, 16), (0,), [(1, 3, 16, 16), (7, 3, 16, 16)]),
-    (Recurrent, (3, 5, 6), (0, 1), [(4, 9, 6), (1, 3, 6), (9, 5, 6)]),
-])
+@pytest.mark.parametrize(
+    ("make", "example", "free", "others"),
+    [
+        (Vision, (3, 3, 16, 16), (0,), [(1, 3, 16, 16), (7, 3, 16, 16)]),
+        (Recurrent, (3, 5, 6), (0, 1), [(4, 9, 6), (1, 3, 6), (9, 5, 6)]),
+    ],
+)
 def test_sizes_that_are_free(make: Any, example: Any, free: Any, others: Any) -> None:
     torch.manual_seed(0)
     module = make().eval()
     dims = {axis: torch.export.Dim(f"d{axis}", min=3 * axis, max=50) for axis in free}
-    ours = hlo_mlc.from_torch(module, torch.randn(example), dynamic_shapes={"x": dims},
-                              choose="ours")
+    ours = hlo_mlc.from_torch(
+        module, torch.randn(example), dynamic_shapes={"x": dims}, choose="ours"
+    )
     for shape in (example, *others):
         x = torch.randn(shape)
         with torch.no_grad():
             expected = module(x)
         for a, b in zip(ours(x), expected, strict=True):
-            np.testing.assert_allclose(torch.from_dlpack(a).numpy(), b.numpy(), rtol=1e-4,
-                                       atol=1e-5)
+            np.testing.assert_allclose(
+                torch.from_dlpack(a).numpy(), b.numpy(), rtol=1e-4, atol=1e-5
+            )
         assert ours.report(x.numpy()).coverage > 0.9
     with pytest.raises(UsageError, match="Argument 0"):
         ours(torch.randn(*example[:-1], example[-1] + 1))

@@ -23,8 +23,16 @@ from hlo_mlc.tensor.core import TensorProgram
 HEADER = Path(__file__).parent / "emulator.h"
 _DEVICE = HEADER.with_name("emulated_device.h")
 # Arithmetic exactly as written; fused multiply-adds as instructions.
-FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
-         "-fwrapv", "-fPIC", "-shared", "-w")
+FLAGS = (
+    "-std=c++17",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-fwrapv",
+    "-fPIC",
+    "-shared",
+    "-w",
+)
 # The header's memory in the place of what the launch gives.
 _EMULATED_SHARED = "unsigned char* shared = emulated::dynamic_shared;"
 ALIGNMENT = 16  # of every buffer's start: what GPU allocators give at least
@@ -49,8 +57,12 @@ class Emulator:
         path = (self._folder if keep else self._passing) / f"{key}.so"
         if not path.exists():
             unfinished = path.with_suffix(f".{os.getpid()}")
-            subprocess.run(["g++", *flags, "-x", "c++", "-I", str(HEADER.parent), "-", "-o",
-                            str(unfinished)], input=text, text=True, check=True)
+            subprocess.run(
+                ["g++", *flags, "-x", "c++", "-I", str(HEADER.parent), "-", "-o", str(unfinished)],
+                input=text,
+                text=True,
+                check=True,
+            )
             unfinished.replace(path)
         return path
 
@@ -59,15 +71,19 @@ class Emulator:
         self.prepare([source])
         return f"EMULATED {self._paths[namespace_of(source)]} {namespace_of(source)}\0".encode()
 
-    def prepare(self, sources: Sequence[CudaSource], keep: bool = True, run_once: bool = False
-                ) -> None:
+    def prepare(
+        self, sources: Sequence[CudaSource], keep: bool = True, run_once: bool = False
+    ) -> None:
         """Make sure that these are compiled: most of g++'s time is spent on each call of it.
 
         `keep`: whether they will be wanted in the next run too; `run_once`: what runs so little
         that optimising it takes longer.
         """
-        missing = list({space: s for s in sources
-                        if (space := namespace_of(s)) not in self._libraries}.values())
+        missing = list(
+            {
+                space: s for s in sources if (space := namespace_of(s)) not in self._libraries
+            }.values()
+        )
         if not missing:
             return
         level = "-O0" if run_once else "-O1"
@@ -76,8 +92,14 @@ class Emulator:
         self._paths.update({namespace_of(s): path for s in missing})
         self._libraries.update({namespace_of(s): library for s in missing})
 
-    def run(self, source: CudaSource, program: LoopProgram | TensorProgram, operands: Arrays,
-            order: int = 0, fence_at: str = "end") -> list[np.ndarray]:
+    def run(
+        self,
+        source: CudaSource,
+        program: LoopProgram | TensorProgram,
+        operands: Arrays,
+        order: int = 0,
+        fence_at: str = "end",
+    ) -> list[np.ndarray]:
         """The results of all launches, on memory that ends or starts at a fence.
 
         Raises: CodegenError where threads wait for each other in vain, or break other rules of
@@ -85,8 +107,11 @@ class Emulator:
         """
         self.prepare([source])
         twins = dict(program.aliases)
-        memory = {b: self._place(b, fence_at) for b in (*program.operands, *program.results)
-                  if b not in twins}
+        memory = {
+            b: self._place(b, fence_at)
+            for b in (*program.operands, *program.results)
+            if b not in twins
+        }
         for buffer, given in zip(program.operands, operands, strict=True):
             memory[buffer][...] = np.asarray(given).reshape(buffer.shape)
         for buffer in program.results:
@@ -104,28 +129,35 @@ class Emulator:
     def _place(self, buffer: Buffer, fence_at: str) -> np.ndarray:
         size = max(1, buffer.bytes)
         raw = self._fenced(-(-size // ALIGNMENT) * ALIGNMENT, fence_at == "end")
-        return raw[:buffer.bytes].view(buffer.dtype.numpy).reshape(buffer.shape)
+        return raw[: buffer.bytes].view(buffer.dtype.numpy).reshape(buffer.shape)
 
-    def _launch(self, source: CudaSource, launch: Launch, buffers: Arrays, scratch: np.ndarray,
-                order: int) -> None:
+    def _launch(
+        self, source: CudaSource, launch: Launch, buffers: Arrays, scratch: np.ndarray, order: int
+    ) -> None:
         values = [ctypes.c_void_p(buffers[n].ctypes.data) for n in launch.buffers]
         if launch.takes_scratch:
             values.append(ctypes.c_void_p(scratch.ctypes.data))
         values += [ctypes.c_int(n) for n in launch.counters]
         arguments = (ctypes.c_void_p * max(1, len(values)))(
-            *[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
+            *[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values]
+        )
         space = namespace_of(source)
         function = getattr(self._libraries[space], f"{space}_{launch.function}")
         function.restype = ctypes.c_char_p
-        error = function(ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads),
-                         ctypes.c_uint(launch.shared_bytes), arguments, ctypes.c_uint(order))
+        error = function(
+            ctypes.c_uint(launch.blocks),
+            ctypes.c_uint(launch.threads),
+            ctypes.c_uint(launch.shared_bytes),
+            arguments,
+            ctypes.c_uint(order),
+        )
         if error is not None:
             raise CodegenError(f"{launch.function}: {error.decode()}")
 
 
 def translation_unit(sources: Sequence[CudaSource]) -> str:
     """The C++ of all sources, each in a namespace of its own, with the emulator."""
-    return "\n".join(["#include \"emulator.h\"", *map(_in_namespace, sources)])
+    return "\n".join(['#include "emulator.h"', *map(_in_namespace, sources)])
 
 
 def namespace_of(source: CudaSource) -> str:
@@ -136,6 +168,7 @@ def namespace_of(source: CudaSource) -> str:
 def _in_namespace(source: CudaSource) -> str:
     space = namespace_of(source)
     text = source.text.replace('extern "C" __global__', "__global__").replace(
-        DYNAMIC_SHARED, _EMULATED_SHARED)
+        DYNAMIC_SHARED, _EMULATED_SHARED
+    )
     calls = "\n".join(f"EMULATED({space}, {name})" for name in source.functions)
     return f"namespace {space} {{\n{text}\n}}\n{calls}"

@@ -25,12 +25,18 @@ def test_equal_expressions_are_one_object():
     assert load(ROW, (variable("i", 8),)) is load(Buffer("row", F32, (8,)), (variable("i", 8),))
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    (Const(0.0, F32), Const(-0.0, F32)), (Const(1.0, F32), Const(1.0, F64)),
-    (Const(1, I32), Const(1, INDEX)), (X, Var("x", F64)), (variable("i", 4), variable("i", 5)),
-    (Apply("sub", (X, Y), F32), Apply("sub", (Y, X), F32)),
-    (Load(ROW, (index.constant(0),)), Load(Buffer("row", F32, (9,)), (index.constant(0),))),
-])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Const(0.0, F32), Const(-0.0, F32)),
+        (Const(1.0, F32), Const(1.0, F64)),
+        (Const(1, I32), Const(1, INDEX)),
+        (X, Var("x", F64)),
+        (variable("i", 4), variable("i", 5)),
+        (Apply("sub", (X, Y), F32), Apply("sub", (Y, X), F32)),
+        (Load(ROW, (index.constant(0),)), Load(Buffer("row", F32, (9,)), (index.constant(0),))),
+    ],
+)
 def test_what_differs_is_two_objects(one, other):
     assert one is not other
 
@@ -124,8 +130,11 @@ def test_substituted_indices_are_simplified():
 
 def test_transform_goes_bottom_up():
     def halve(node):
-        return apply("mul", node.args[0], const(0.5, F32)) \
-            if isinstance(node, Apply) and node.op == "exp" else None
+        return (
+            apply("mul", node.args[0], const(0.5, F32))
+            if isinstance(node, Apply) and node.op == "exp"
+            else None
+        )
 
     e = apply("exp", apply("exp", X))
     assert transform(e, halve) is apply("mul", apply("mul", X, const(0.5, F32)), const(0.5, F32))
@@ -145,10 +154,19 @@ def test_loads_inside_of_indices_are_found():
 
 
 def test_text_is_equal_for_equal_and_differs_for_different():
-    expressions = [X, Y, const(0.0, F32), const(-0.0, F32), apply("sub", X, Y), apply("sub", Y, X),
-                   apply("sub", X, apply("sub", Y, X)), apply("sub", apply("sub", X, Y), X),
-                   apply("convert", X, dtype=F64), apply("convert", X, dtype=I32),
-                   load(ROW, (variable("i", 8),))]
+    expressions = [
+        X,
+        Y,
+        const(0.0, F32),
+        const(-0.0, F32),
+        apply("sub", X, Y),
+        apply("sub", Y, X),
+        apply("sub", X, apply("sub", Y, X)),
+        apply("sub", apply("sub", X, Y), X),
+        apply("convert", X, dtype=F64),
+        apply("convert", X, dtype=I32),
+        load(ROW, (variable("i", 8),)),
+    ]
     assert len({text(e) for e in expressions}) == len(expressions)
 
 

@@ -16,8 +16,9 @@ from hlo_mlc.expr.ops import compute
 
 def test_arrays_broadcast():
     x, y = Var("x", F32), Var("y", F32)
-    value = evaluate(apply("add", x, y), {x: np.ones((3, 1), np.float32),
-                                          y: np.arange(4, dtype=np.float32)})
+    value = evaluate(
+        apply("add", x, y), {x: np.ones((3, 1), np.float32), y: np.arange(4, dtype=np.float32)}
+    )
     np.testing.assert_array_equal(value, np.ones((3, 1)) + np.arange(4))
 
 
@@ -80,4 +81,5 @@ def test_f64_fma_at_the_ends_of_the_range():
     np.testing.assert_array_equal(actual[~finite], plain[~finite])
     # x * y overflows on its own, the sum does not.
     np.testing.assert_array_equal(
-        compute("fma", [np.array([1e308]), np.array([2.0]), np.array([-1e308])], F64), [1e308])
+        compute("fma", [np.array([1e308]), np.array([2.0]), np.array([-1e308])], F64), [1e308]
+    )

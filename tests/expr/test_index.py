@@ -64,15 +64,17 @@ def test_random_comparisons_hold_where_they_should(op: str) -> None:
         (x, x_value), (y, y_value) = random_index(rng, 3), random_index(rng, 2)
         expected = compute(op, [np.asarray(x_value(POINTS)), np.asarray(y_value(POINTS))], INDEX)
         np.testing.assert_array_equal(
-            evaluate(index.compare(op, x, y), POINTS), expected, f"{x!r} {op} {y!r}")
+            evaluate(index.compare(op, x, y), POINTS), expected, f"{x!r} {op} {y!r}"
+        )
 
 
 def test_places_in_a_tile_do_not_matter_to_its_bounds() -> None:
     """Where the bound is that of a tile."""
     place = index.add(index.multiply(I, index.constant(16)), K)
     for op in ("lt", "ge"):
-        assert index.compare(op, place, index.constant(64)) \
-            is index.compare(op, I, index.constant(4))
+        assert index.compare(op, place, index.constant(64)) is index.compare(
+            op, I, index.constant(4)
+        )
         assert K in index.compare(op, place, index.constant(65)).free
 
 
@@ -80,21 +82,27 @@ def _row_major(x: Expr, shape: tuple[int, ...]) -> Expr:
     """The address of the element whose number is `x`, from its indices."""
     address, step = index.constant(0), 1
     for extent in reversed(shape):
-        address = index.add(address, index.multiply(index.floormod(x, extent),
-                                                    index.constant(step)))
+        address = index.add(
+            address, index.multiply(index.floormod(x, extent), index.constant(step))
+        )
         x, step = index.floordiv(x, extent), step * extent
     return index.add(address, index.multiply(x, index.constant(step)))
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3), (5, 4), (2, 3, 5), (7, 1, 6, 2)])
-@pytest.mark.parametrize("number", [
-    variable("f", 1000),
-    index.add(index.multiply(variable("o", 9), index.constant(16)), variable("n", 16)),
-    index.add(index.multiply(variable("o", 9), index.constant(16)), index.constant(7)),
-    index.add(variable("f", 1000), index.constant(3)),
-], ids=repr)
+@pytest.mark.parametrize(
+    "number",
+    [
+        variable("f", 1000),
+        index.add(index.multiply(variable("o", 9), index.constant(16)), variable("n", 16)),
+        index.add(index.multiply(variable("o", 9), index.constant(16)), index.constant(7)),
+        index.add(variable("f", 1000), index.constant(3)),
+    ],
+    ids=repr,
+)
 def test_taking_a_number_apart_and_together_again_gives_the_number(
-        number: Expr, shape: tuple[int, ...]) -> None:
+    number: Expr, shape: tuple[int, ...]
+) -> None:
     assert _row_major(number, shape) is number
 
 
@@ -102,7 +110,8 @@ def test_quotients_and_remainders_have_one_form_in_either_order() -> None:
     f = variable("f", 1000)
     assert index.floordiv(index.floormod(f, 15), 5) is index.floormod(index.floordiv(f, 5), 3)
     assert index.floordiv(index.add(J, index.floordiv(f, 4)), 5) is index.floordiv(
-        index.add(index.multiply(J, index.constant(4)), f), 20)
+        index.add(index.multiply(J, index.constant(4)), f), 20
+    )
 
 
 def test_what_does_not_straddle_a_tile_stays_out_of_the_division() -> None:

@@ -31,8 +31,11 @@ BITWISE = ("and", "or", "xor", "not")
 INTEGERS_ONLY = ("shl", "shr_logical", "shr_arithmetic")
 # (start, extent) of loop counters: within the range of a byte, and beyond either end.
 COUNTERS = ((0, 1), (0, 5), (3, 120), (-4, 9), (0, 256), (0, 300), (-130, 7))
-FORMULAS = ({}, {"has_fma": False},
-            {"has_ldexp": True, "has_fast_division": True, "has_pick": True})
+FORMULAS = (
+    {},
+    {"has_fma": False},
+    {"has_ldexp": True, "has_fast_division": True, "has_pick": True},
+)
 
 
 def constants(dtype: DType) -> list[Const]:
@@ -41,9 +44,15 @@ def constants(dtype: DType) -> list[Const]:
     else:
         values = [0, 1, -1, 2, 7, dtype.bits - 1, dtype.bits]
         if dtype.is_float:
-            values += [-0.0, 0.3, *(s * 2.0**n for s in (1, -1) for n in range(-127, 128, 7)),
-                       *(2.0**n for n in (-14, -13, -12, 12, 13, 119, 120)),
-                       np.inf, -np.inf, np.nan]
+            values += [
+                -0.0,
+                0.3,
+                *(s * 2.0**n for s in (1, -1) for n in range(-127, 128, 7)),
+                *(2.0**n for n in (-14, -13, -12, 12, 13, 119, 120)),
+                np.inf,
+                -np.inf,
+                np.nan,
+            ]
     return list(dict.fromkeys(const(v, dtype) for v in values))
 
 
@@ -64,8 +73,14 @@ def varying(name: str, dtype: DType) -> list[Expr]:
 
 
 def counters(name: str, dtype: DType) -> list[Expr]:
-    return [Apply("convert", (index.add(variable(name, extent), index.constant(start)),), dtype)
-            for start, extent in COUNTERS] if dtype.is_integer else []
+    return (
+        [
+            Apply("convert", (index.add(variable(name, extent), index.constant(start)),), dtype)
+            for start, extent in COUNTERS
+        ]
+        if dtype.is_integer
+        else []
+    )
 
 
 def converted(op: str, dtype: DType) -> Iterator[Expr]:
@@ -97,10 +112,12 @@ def applications(op: str) -> Iterator[tuple[tuple[Expr, ...], DType]]:
         names = "xy" if dtype.bits <= 8 or dtype.bits > 16 else "x"
         pool = [e for name in names for e in varying(name, dtype)]
         numbers = constants(dtype)
-        pairs = [*itertools.product(pool, repeat=2),
-                 *itertools.product(counters("i", dtype), counters("j", dtype)),
-                 *itertools.product([*pool, *counters("i", dtype)], numbers),
-                 *itertools.product(numbers, [*pool, *counters("i", dtype)])]
+        pairs = [
+            *itertools.product(pool, repeat=2),
+            *itertools.product(counters("i", dtype), counters("j", dtype)),
+            *itertools.product([*pool, *counters("i", dtype)], numbers),
+            *itertools.product(numbers, [*pool, *counters("i", dtype)]),
+        ]
         if OPS[op].arity == 2:
             yield from ((pair, result) for pair in pairs)
             continue
@@ -148,8 +165,9 @@ def proved(rule: Rule, op: str, formulas: Sequence[Mapping[str, bool]]) -> int:
         env = inputs(before, after)
         for formula in formulas:
             with np.errstate(all="ignore"):
-                one, other = np.broadcast_arrays(value(after, env, formula),
-                                                 value(before, env, formula))
+                one, other = np.broadcast_arrays(
+                    value(after, env, formula), value(before, env, formula)
+                )
             assert same_bits(one, other), f"{before} -> {after}: {env}, {one}, not {other}"
     return applied
 

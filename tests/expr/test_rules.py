@@ -17,8 +17,26 @@ from hlo_mlc.expr.refine import refine
 
 TYPES = (F32, F64, BF16, F16, I8, I32, U8, U32, BOOL)
 FLOAT_OPS = ("add", "sub", "mul", "div", "max", "min", "neg", "abs", "floor", "sign")
-INTEGER_OPS = ("add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "and", "or", "xor",
-               "not", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz")
+INTEGER_OPS = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "rem",
+    "max",
+    "min",
+    "neg",
+    "abs",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr_logical",
+    "shr_arithmetic",
+    "popcnt",
+    "clz",
+)
 BOOL_OPS = ("and", "or", "xor", "not", "add", "mul", "max", "min")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 UNARY = frozenset(("neg", "abs", "floor", "sign", "not", "popcnt", "clz"))
@@ -45,8 +63,11 @@ class Generator:
     def pair(self, dtype: DType, depth: int) -> tuple[Expr, Expr]:
         """(never simplified, built by `apply`)"""
         if depth == 0 or self.rng.random() < 0.15:
-            leaf = self.constant(dtype) if self.rng.random() < 0.4 \
+            leaf = (
+                self.constant(dtype)
+                if self.rng.random() < 0.4
                 else self.pick(self.variables[dtype])
+            )
             return leaf, leaf
         choice = self.rng.random()
         if choice < 0.12:
@@ -84,8 +105,9 @@ class Generator:
                     info = np.iinfo(dtype.numpy)
                     edges = np.array([info.min, info.max, 0, 1, info.min + 1, 2], dtype.numpy)
                     small = self.rng.integers(0, 9, count).astype(dtype.numpy)
-                    result[v] = np.where(self.rng.random(count) < 0.5,
-                                         self.rng.choice(edges, count), small)
+                    result[v] = np.where(
+                        self.rng.random(count) < 0.5, self.rng.choice(edges, count), small
+                    )
         return result
 
 
@@ -117,38 +139,67 @@ X, Y, N, P = Var("x", F32), Var("y", F32), Var("n", I32), Var("p", BOOL)
 ONE, ZERO, MINUS_ZERO = const(1.0, F32), const(0.0, F32), const(-0.0, F32)
 
 
-@pytest.mark.parametrize(("op", "args", "expected"), [
-    ("add", (X, MINUS_ZERO), X), ("sub", (X, ZERO), X), ("mul", (ONE, X), X), ("div", (X, ONE), X),
-    ("add", (N, const(0, I32)), N), ("mul", (N, const(0, I32)), const(0, I32)),
-    ("sub", (N, N), const(0, I32)), ("max", (X, X), X), ("min", (X, const(math.inf, F32)), X),
-    ("max", (const(-math.inf, F32), X), X), ("div", (X, const(8.0, F32)),
-                                             apply("mul", X, const(0.125, F32))),
-    ("neg", (apply("neg", X),), X), ("not", (apply("not", P),), P),
-    ("select", (const(True, BOOL), X, ONE), X), ("select", (P, X, X), X),
-    ("select", (P, const(True, BOOL), const(False, BOOL)), P), ("ne", (P, const(False, BOOL)), P),
-    ("and", (P, const(False, BOOL)), const(False, BOOL)), ("or", (P, P), P),
-    ("add", (const(2.0, F32), const(3.0, F32)), const(5.0, F32)),
-    ("shl", (N, const(0, I32)), N), ("xor", (N, const(0, I32)), N),
-    ("add", (X, apply("neg", Y)), apply("sub", X, Y)),
-    ("add", (apply("neg", X), Y), apply("sub", Y, X)),
-    ("sub", (X, apply("neg", Y)), apply("add", X, Y)),
-    ("mul", (apply("neg", X), Y), apply("neg", apply("mul", X, Y))),
-    ("div", (apply("neg", X), apply("neg", Y)), apply("div", X, Y)),
-    ("erf", (apply("neg", X),), apply("neg", apply("erf", X))),
-    ("cos", (apply("neg", X),), apply("cos", X)), ("cosh", (apply("abs", X),), apply("cosh", X)),
-    ("abs", (apply("neg", X),), apply("abs", X)), ("abs", (apply("abs", X),), apply("abs", X)),
-])
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        ("add", (X, MINUS_ZERO), X),
+        ("sub", (X, ZERO), X),
+        ("mul", (ONE, X), X),
+        ("div", (X, ONE), X),
+        ("add", (N, const(0, I32)), N),
+        ("mul", (N, const(0, I32)), const(0, I32)),
+        ("sub", (N, N), const(0, I32)),
+        ("max", (X, X), X),
+        ("min", (X, const(math.inf, F32)), X),
+        ("max", (const(-math.inf, F32), X), X),
+        ("div", (X, const(8.0, F32)), apply("mul", X, const(0.125, F32))),
+        ("neg", (apply("neg", X),), X),
+        ("not", (apply("not", P),), P),
+        ("select", (const(True, BOOL), X, ONE), X),
+        ("select", (P, X, X), X),
+        ("select", (P, const(True, BOOL), const(False, BOOL)), P),
+        ("ne", (P, const(False, BOOL)), P),
+        ("and", (P, const(False, BOOL)), const(False, BOOL)),
+        ("or", (P, P), P),
+        ("add", (const(2.0, F32), const(3.0, F32)), const(5.0, F32)),
+        ("shl", (N, const(0, I32)), N),
+        ("xor", (N, const(0, I32)), N),
+        ("add", (X, apply("neg", Y)), apply("sub", X, Y)),
+        ("add", (apply("neg", X), Y), apply("sub", Y, X)),
+        ("sub", (X, apply("neg", Y)), apply("add", X, Y)),
+        ("mul", (apply("neg", X), Y), apply("neg", apply("mul", X, Y))),
+        ("div", (apply("neg", X), apply("neg", Y)), apply("div", X, Y)),
+        ("erf", (apply("neg", X),), apply("neg", apply("erf", X))),
+        ("cos", (apply("neg", X),), apply("cos", X)),
+        ("cosh", (apply("abs", X),), apply("cosh", X)),
+        ("abs", (apply("neg", X),), apply("abs", X)),
+        ("abs", (apply("abs", X),), apply("abs", X)),
+    ],
+)
 def test_rules_apply(op, args, expected):
     assert apply(op, *args) is expected
 
 
-@pytest.mark.parametrize(("op", "args"), [
-    ("add", (X, ZERO)), ("sub", (X, MINUS_ZERO)), ("mul", (X, ZERO)), ("sub", (X, X)),
-    ("div", (X, X)), ("div", (X, const(3.0, F32))), ("max", (X, const(math.inf, F32))),
-    ("div", (X, const(2.0**-127, F32))), ("mul", (X, const(-1.0, F32))),
-    ("exp", (apply("neg", X),)), ("tanh", (apply("neg", X),)), ("abs", (apply("neg", N),)),
-    ("div", (apply("neg", N), N)), ("erfc", (apply("neg", X),)), ("xor", (apply("neg", N), N)),
-])
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        ("add", (X, ZERO)),
+        ("sub", (X, MINUS_ZERO)),
+        ("mul", (X, ZERO)),
+        ("sub", (X, X)),
+        ("div", (X, X)),
+        ("div", (X, const(3.0, F32))),
+        ("max", (X, const(math.inf, F32))),
+        ("div", (X, const(2.0**-127, F32))),
+        ("mul", (X, const(-1.0, F32))),
+        ("exp", (apply("neg", X),)),
+        ("tanh", (apply("neg", X),)),
+        ("abs", (apply("neg", N),)),
+        ("div", (apply("neg", N), N)),
+        ("erfc", (apply("neg", X),)),
+        ("xor", (apply("neg", N), N)),
+    ],
+)
 def test_rules_do_not_apply_where_a_bit_would_change(op, args):
     node = apply(op, *args)
     assert isinstance(node, Apply)
@@ -161,8 +212,9 @@ def test_integers_that_count_are_index_arithmetic(dtype):
     i, j = variable("i", 1000), variable("j", 128)
     row, column = (apply("convert", v, dtype=dtype) for v in (i, j))
     flat = apply("add", apply("mul", row, const(128, dtype)), column)
-    assert flat is apply("convert", index.add(index.multiply(i, index.constant(128)), j),
-                         dtype=dtype)
+    assert flat is apply(
+        "convert", index.add(index.multiply(i, index.constant(128)), j), dtype=dtype
+    )
     assert apply("shr_logical", flat, const(17, dtype)) is const(0, dtype)
     upper = apply("shr_logical", flat, const(7, dtype))
     assert upper is row
@@ -175,17 +227,29 @@ def test_what_is_known_of_integers_that_count_is_decided(dtype):
     """Programs that wrap negative indices and clamp them ask such things in each trip of a loop."""
     i = variable("i", 1000)
     number = apply("convert", index.add(i, index.constant(2)), dtype=dtype)
-    for op, other, expected in (("lt", 2, False), ("lt", 1002, True), ("ge", 2, True),
-                                ("eq", 1, False), ("ne", 1002, True), ("gt", 1001, False),
-                                ("le", 1001, True), ("le", 1000, None), ("eq", 2, None)):
+    for op, other, expected in (
+        ("lt", 2, False),
+        ("lt", 1002, True),
+        ("ge", 2, True),
+        ("eq", 1, False),
+        ("ne", 1002, True),
+        ("gt", 1001, False),
+        ("le", 1001, True),
+        ("le", 1000, None),
+        ("eq", 2, None),
+    ):
         asked = apply(op, number, const(other, dtype))
         assert (asked.value if isinstance(asked, Const) else None) is expected, (op, other)
     assert apply("max", number, const(2, dtype)) is number
     assert apply("min", number, const(1001, dtype)) is number
     assert apply("max", number, const(1001, dtype)) is const(1001, dtype)
     assert apply("min", number, const(1000, dtype)).op == "min"
-    wrapped = apply("select", apply("lt", number, const(0, dtype)),
-                    apply("add", number, const(1002, dtype)), number)
+    wrapped = apply(
+        "select",
+        apply("lt", number, const(0, dtype)),
+        apply("add", number, const(1002, dtype)),
+        number,
+    )
     assert wrapped is number
 
 
@@ -208,8 +272,14 @@ def test_integers_that_may_wrap_stay_as_they_are():
     assert apply("mul", large, const(1 << 23, U32)).op == "mul"
     assert apply("add", small, const(200, U8)).op == "add"
     assert apply("add", apply("convert", i, dtype=U8), const(1, U8)).op == "add"
-    assert apply("shr_arithmetic", apply("sub", apply("convert", i, dtype=I32), const(5, I32)),
-                 const(1, I32)).op == "shr_arithmetic"
+    assert (
+        apply(
+            "shr_arithmetic",
+            apply("sub", apply("convert", i, dtype=I32), const(5, I32)),
+            const(1, I32),
+        ).op
+        == "shr_arithmetic"
+    )
 
 
 def test_round_trips_of_conversions_disappear_only_without_loss():
@@ -247,16 +317,22 @@ def test_refined_expressions_round_less_and_mean_the_same(dtype):
     x, y = generator.variables[dtype]
     one, half = const(1.0, dtype), const(0.5, dtype)
     roots = [
-        apply("add", apply("mul", x, y), y), apply("sub", apply("mul", x, y), y),
-        apply("sub", y, apply("mul", x, x)), apply("add", y, apply("mul", x, const(3.0, dtype))),
+        apply("add", apply("mul", x, y), y),
+        apply("sub", apply("mul", x, y), y),
+        apply("sub", y, apply("mul", x, x)),
+        apply("add", y, apply("mul", x, const(3.0, dtype))),
         apply("mul", apply("add", apply("tanh", x), one), half),
         apply("div", one, apply("add", apply("exp", apply("neg", x)), one)),
     ]
     refined = [refine([root])[0] for root in roots]
     assert [e.op for e in refined] == ["fma"] * 4 + ["logistic"] * 2
     for before, after in zip(roots, refined, strict=True):
-        np.testing.assert_allclose(evaluate(after, values), evaluate(before, values), rtol=0,
-                                   atol=32 * np.finfo(dtype.numpy).eps)
+        np.testing.assert_allclose(
+            evaluate(after, values),
+            evaluate(before, values),
+            rtol=0,
+            atol=32 * np.finfo(dtype.numpy).eps,
+        )
 
 
 def test_products_that_are_used_twice_are_not_fused():
@@ -284,10 +360,11 @@ def test_the_normal_distribution_is_one_function(dtype, sign):
     outer = apply("select", apply("gt", x, zero), apply("sub", two, tail), tail)
     near = apply("add", one, apply("erf", x))
     root = apply("select", apply("lt", size, const(0.7, dtype)), near, outer)
-    refined, = refine([root])
+    (refined,) = refine([root])
     assert refined is apply("erfc", apply("neg", v) if sign > 0 else v)
     values = {v: np.linspace(-6, 6, 1001).astype(dtype.numpy)}
-    np.testing.assert_allclose(evaluate(refined, values), evaluate(root, values),
-                               rtol=4 * float(np.finfo(dtype.numpy).eps))
+    np.testing.assert_allclose(
+        evaluate(refined, values), evaluate(root, values), rtol=4 * float(np.finfo(dtype.numpy).eps)
+    )
     other = apply("select", apply("lt", size, const(0.7, dtype)), near, apply("add", outer, one))
     assert refine([other]) == [other]

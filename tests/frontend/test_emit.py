@@ -82,13 +82,15 @@ def test_no_call_is_all_of_a_tuple(module: ir.Module) -> None:
     ):
         kernel = _kernel(graph.parameters, results)
         kernel = dataclasses.replace(
-            kernel, attributes={**kernel.attributes, "scratch_bytes": scratch})
+            kernel, attributes={**kernel.attributes, "scratch_bytes": scratch}
+        )
         emitted = emit_module(Graph(graph.parameters, (kernel,), kernel.results[:1]), module)
         assert _line(emitted, "custom_call").endswith(f"-> {types}")
 
 
-@pytest.mark.parametrize(("aliases", "what"), [
-    (((0, 0), (1, 0)), "each operand"), (((0, 0), (0, 1)), "each result")])
+@pytest.mark.parametrize(
+    ("aliases", "what"), [(((0, 0), (1, 0)), "each operand"), (((0, 0), (0, 1)), "each result")]
+)
 def test_aliases_are_one_to_one(module: ir.Module, aliases: tuple, what: str) -> None:
     graph = import_function(module)
     kernel = _kernel(graph.parameters, 2, aliases)

@@ -116,58 +116,99 @@ func.func @main(%x: tensor<?x2x3xf32>) -> tensor<?x5xf32> {
 
 
 def test_sizes_of_pytorch() -> None:
-    function = check(PYTORCH, lambda x: x.reshape(len(x), 6)[:, 1:] * np.float32(len(x)),
-                     random(4, 2, 3))
+    function = check(
+        PYTORCH, lambda x: x.reshape(len(x), 6)[:, 1:] * np.float32(len(x)), random(4, 2, 3)
+    )
     for rows in (7, 1):
         x = random(rows, 2, 3)
         np.testing.assert_allclose(function(x)[0], x.reshape(rows, 6)[:, 1:] * rows, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("op", "numpy"), [
-    ("add", np.add), ("subtract", np.subtract), ("divide", np.divide), ("power", np.power),
-    ("maximum", np.maximum), ("atan2", np.arctan2)])
-@pytest.mark.parametrize("shapes", [("2x3", "3", "2x3"), ("1x3", "2x1", "2x3"), ("", "4", "4"),
-                                    ("2x?", "?", "2x?"), ("?x1", "1x?", "?x?")])
+@pytest.mark.parametrize(
+    ("op", "numpy"),
+    [
+        ("add", np.add),
+        ("subtract", np.subtract),
+        ("divide", np.divide),
+        ("power", np.power),
+        ("maximum", np.maximum),
+        ("atan2", np.arctan2),
+    ],
+)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ("2x3", "3", "2x3"),
+        ("1x3", "2x1", "2x3"),
+        ("", "4", "4"),
+        ("2x?", "?", "2x?"),
+        ("?x1", "1x?", "?x?"),
+    ],
+)
 def test_operands_are_broadcast(op: str, numpy: Any, shapes: tuple[str, ...]) -> None:
     one, other, result = (f"tensor<{s}{'x' if s else ''}f32>" for s in shapes)
-    a, b = (np.abs(random(*(int(n) if n not in "?" else 5 for n in s.split("x") if s))) + 0.5
-            for s in shapes[:2])
-    check(f"func.func @main(%x: {one}, %y: {other}) -> {result} {{\n"
-          f"  %0 = chlo.broadcast_{op} %x, %y : ({one}, {other}) -> {result}\n"
-          f"  return %0 : {result}\n}}", numpy, a, b)
+    a, b = (
+        np.abs(random(*(int(n) if n not in "?" else 5 for n in s.split("x") if s))) + 0.5
+        for s in shapes[:2]
+    )
+    check(
+        f"func.func @main(%x: {one}, %y: {other}) -> {result} {{\n"
+        f"  %0 = chlo.broadcast_{op} %x, %y : ({one}, {other}) -> {result}\n"
+        f"  return %0 : {result}\n}}",
+        numpy,
+        a,
+        b,
+    )
 
 
 def test_dimensions_that_are_said() -> None:
-    check("""func.func @main(%x: tensor<2xf32>, %y: tensor<2x3xf32>) -> tensor<2x3xi1> {
+    check(
+        """func.func @main(%x: tensor<2xf32>, %y: tensor<2x3xf32>) -> tensor<2x3xi1> {
       %0 = chlo.broadcast_compare %x, %y {broadcast_dimensions = array<i64: 0>,
         comparison_direction = #chlo<comparison_direction LT>}
         : (tensor<2xf32>, tensor<2x3xf32>) -> tensor<2x3xi1>
       return %0 : tensor<2x3xi1>
-    }""", lambda x, y: x[:, None] < y, random(2), random(2, 3))
-    check("""func.func @main(%p: tensor<3xi1>, %x: tensor<2x3xf32>, %y: tensor<f32>)
+    }""",
+        lambda x, y: x[:, None] < y,
+        random(2),
+        random(2, 3),
+    )
+    check(
+        """func.func @main(%p: tensor<3xi1>, %x: tensor<2x3xf32>, %y: tensor<f32>)
         -> (tensor<2x3xf32>, tensor<2x3xcomplex<f32>>) {
       %0 = chlo.broadcast_select %p, %x, %y
         : (tensor<3xi1>, tensor<2x3xf32>, tensor<f32>) -> tensor<2x3xf32>
       %1 = chlo.broadcast_complex %x, %y : (tensor<2x3xf32>, tensor<f32>)
         -> tensor<2x3xcomplex<f32>>
       return %0, %1 : tensor<2x3xf32>, tensor<2x3xcomplex<f32>>
-    }""", lambda p, x, y: (np.where(p, x, y), x + 1j * y), np.array([True, False, True]),
-          random(2, 3), random())
+    }""",
+        lambda p, x, y: (np.where(p, x, y), x + 1j * y),
+        np.array([True, False, True]),
+        random(2, 3),
+        random(),
+    )
 
 
 def test_operations_that_stablehlo_has_given_up() -> None:
-    check("""func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>)
+    check(
+        """func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>)
         -> (tensor<2x4xf32>, tensor<2x2x3xf32>) {
       %0 = stablehlo.dot %x, %y : (tensor<2x3xf32>, tensor<3x4xf32>) -> tensor<2x4xf32>
       %1 = stablehlo.broadcast %x, sizes = [2] : (tensor<2x3xf32>) -> tensor<2x2x3xf32>
       return %0, %1 : tensor<2x4xf32>, tensor<2x2x3xf32>
-    }""", lambda x, y: (x @ y, np.broadcast_to(x, (2, 2, 3))), random(2, 3), random(3, 4))
+    }""",
+        lambda x, y: (x @ y, np.broadcast_to(x, (2, 2, 3))),
+        random(2, 3),
+        random(3, 4),
+    )
 
 
-def normalized(x: np.ndarray, scale: np.ndarray, offset: np.ndarray, mean: np.ndarray,
-               variance: np.ndarray) -> np.ndarray:
-    x, scale, offset, mean, variance = (a.astype(np.float64)
-                                        for a in (x, scale, offset, mean, variance))
+def normalized(
+    x: np.ndarray, scale: np.ndarray, offset: np.ndarray, mean: np.ndarray, variance: np.ndarray
+) -> np.ndarray:
+    x, scale, offset, mean, variance = (
+        a.astype(np.float64) for a in (x, scale, offset, mean, variance)
+    )
     return (x - mean) / np.sqrt(variance + 0.01) * scale + offset
 
 
@@ -185,18 +226,34 @@ def test_batch_normalizations(batch: str, element: str) -> None:
     dtype = {"f32": np.float32, "f64": np.float64, "f16": np.float16}[element]
     x, scale, offset, mean = (random(*s).astype(dtype) for s in ((6, 5, 3), (3,), (3,), (3,)))
     variance, rtol = np.abs(random(3)).astype(dtype), 1e-2 if element == "f16" else 1e-5
-    check(f"""func.func @main(%x: {operand}, %s: {vector}, %o: {vector}, %m: {vector},
+    check(
+        f"""func.func @main(%x: {operand}, %s: {vector}, %o: {vector}, %m: {vector},
         %v: {vector}) -> {operand} {{
       %0 = "stablehlo.batch_norm_inference"(%x, %s, %o, %m, %v) {note}
         : ({operand}, {vector}, {vector}, {vector}, {vector}) -> {operand}
       return %0 : {operand}
-    }}""", normalized, x, scale, offset, mean, variance, rtol=rtol)
-    check(f"""func.func @main(%x: {operand}, %s: {vector}, %o: {vector})
+    }}""",
+        normalized,
+        x,
+        scale,
+        offset,
+        mean,
+        variance,
+        rtol=rtol,
+    )
+    check(
+        f"""func.func @main(%x: {operand}, %s: {vector}, %o: {vector})
         -> ({operand}, {vector}, {vector}) {{
       %0:3 = "stablehlo.batch_norm_training"(%x, %s, %o) {note}
         : ({operand}, {vector}, {vector}) -> ({operand}, {vector}, {vector})
       return %0#0, %0#1, %0#2 : {operand}, {vector}, {vector}
-    }}""", trained, x, scale, offset, rtol=rtol)
+    }}""",
+        trained,
+        x,
+        scale,
+        offset,
+        rtol=rtol,
+    )
 
 
 def test_the_gradient_of_a_batch_normalization() -> None:
@@ -220,14 +277,22 @@ def test_the_gradient_of_a_batch_normalization() -> None:
         return found
 
     operand, vector = "tensor<6x5x3xf32>", "tensor<3xf32>"
-    check(f"""func.func @main(%x: {operand}, %s: {vector}, %m: {vector}, %v: {vector},
+    check(
+        f"""func.func @main(%x: {operand}, %s: {vector}, %m: {vector}, %v: {vector},
         %g: {operand}) -> ({operand}, {vector}, {vector}) {{
       %0:3 = "stablehlo.batch_norm_grad"(%x, %s, %m, %v, %g)
         {{epsilon = 0.01 : f32, feature_index = 2 : i64}}
         : ({operand}, {vector}, {vector}, {vector}, {operand}) -> ({operand}, {vector}, {vector})
       return %0#0, %0#1, %0#2 : {operand}, {vector}, {vector}
-    }}""", lambda *_: (slopes(0), slopes(1), slopes(2)), x, scale, mean.astype(np.float32),
-          variance.astype(np.float32), gradient, rtol=1e-4)
+    }}""",
+        lambda *_: (slopes(0), slopes(1), slopes(2)),
+        x,
+        scale,
+        mean.astype(np.float32),
+        variance.astype(np.float32),
+        gradient,
+        rtol=1e-4,
+    )
 
 
 def test_what_is_not_known_is_named() -> None:
@@ -247,16 +312,21 @@ def test_what_is_not_known_is_named() -> None:
 def test_slices_that_begin_anywhere(starts: tuple[int, int]) -> None:
     def sliced(x: np.ndarray, starts: np.ndarray) -> np.ndarray:
         i, j = starts
-        return x[i:i + 3, j:j + 4:2]
+        return x[i : i + 3, j : j + 4 : 2]
 
-    check("""func.func @main(%x: tensor<5x9xf32>, %s: tensor<2xi32>) -> tensor<3x2xf32> {
+    check(
+        """func.func @main(%x: tensor<5x9xf32>, %s: tensor<2xi32>) -> tensor<3x2xf32> {
       %n = stablehlo.constant dense<[3, 3]> : tensor<2xi32>
       %k = stablehlo.constant dense<[1, 2]> : tensor<2xi32>
       %l = stablehlo.add %s, %n : tensor<2xi32>
       %0 = stablehlo.real_dynamic_slice %x, %s, %l, %k
         : (tensor<5x9xf32>, tensor<2xi32>, tensor<2xi32>, tensor<2xi32>) -> tensor<3x2xf32>
       return %0 : tensor<3x2xf32>
-    }""", sliced, random(5, 9), np.array(starts, np.int32))
+    }""",
+        sliced,
+        random(5, 9),
+        np.array(starts, np.int32),
+    )
 
 
 @pytest.mark.parametrize("low", [-9, -5, -2, 0, 1, 4, 8, 20])
@@ -266,7 +336,8 @@ def test_arrays_that_are_padded_by_any_number(low: int) -> None:
         apart[::2] = x
         return np.array([apart[i - low[0]] if 0 <= i - low[0] < 5 else v for i in range(8)])
 
-    check("""func.func @main(%x: tensor<3xf32>, %v: tensor<f32>, %l: tensor<1xi64>)
+    check(
+        """func.func @main(%x: tensor<3xf32>, %v: tensor<f32>, %l: tensor<1xi64>)
         -> tensor<8xf32> {
       %i = stablehlo.constant dense<1> : tensor<1xi64>
       %n = stablehlo.constant dense<3> : tensor<1xi64>
@@ -275,7 +346,12 @@ def test_arrays_that_are_padded_by_any_number(low: int) -> None:
         : (tensor<3xf32>, tensor<f32>, tensor<1xi64>, tensor<1xi64>, tensor<1xi64>)
         -> tensor<8xf32>
       return %0 : tensor<8xf32>
-    }""", padded, random(3), random(), np.array([low]))
+    }""",
+        padded,
+        random(3),
+        random(),
+        np.array([low]),
+    )
 
 
 @pytest.mark.parametrize("before", [0, 1, 2, -1])
@@ -283,11 +359,13 @@ def test_convolutions_that_are_padded_by_any_number(before: int) -> None:
     def convolved(x: np.ndarray, w: np.ndarray, padding: np.ndarray) -> np.ndarray:
         apart = np.zeros(9, np.float32)
         apart[::2] = x[0, :, 0]
-        row = np.r_[np.zeros(20), apart, np.zeros(20)][20 - padding[0, 0]:]
-        return np.array([row[i] * w[0, 0, 0] + row[i + 1] * w[1, 0, 0]
-                         for i in range(0, 12, 3)]).reshape(1, 4, 1)
+        row = np.r_[np.zeros(20), apart, np.zeros(20)][20 - padding[0, 0] :]
+        return np.array(
+            [row[i] * w[0, 0, 0] + row[i + 1] * w[1, 0, 0] for i in range(0, 12, 3)]
+        ).reshape(1, 4, 1)
 
-    check("""func.func @main(%x: tensor<1x5x1xf32>, %w: tensor<2x1x1xf32>, %p: tensor<1x2xi64>)
+    check(
+        """func.func @main(%x: tensor<1x5x1xf32>, %w: tensor<2x1x1xf32>, %p: tensor<1x2xi64>)
         -> tensor<1x4x1xf32> {
       %0 = "stablehlo.dynamic_conv"(%x, %w, %p) {
         dimension_numbers = #stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>,
@@ -295,22 +373,34 @@ def test_convolutions_that_are_padded_by_any_number(before: int) -> None:
         feature_group_count = 1 : i64, batch_group_count = 1 : i64}
         : (tensor<1x5x1xf32>, tensor<2x1x1xf32>, tensor<1x2xi64>) -> tensor<1x4x1xf32>
       return %0 : tensor<1x4x1xf32>
-    }""", convolved, random(1, 5, 1), random(2, 1, 1), np.array([[before, 3 - before]]))
+    }""",
+        convolved,
+        random(1, 5, 1),
+        random(2, 1, 1),
+        np.array([[before, 3 - before]]),
+    )
 
 
 def test_gathers_whose_sizes_are_said_at_run_time() -> None:
-    check("""func.func @main(%x: tensor<2x4xf32>, %i: tensor<3xi64>, %n: tensor<2xi64>)
+    check(
+        """func.func @main(%x: tensor<2x4xf32>, %i: tensor<3xi64>, %n: tensor<2xi64>)
         -> tensor<3x2xf32> {
       %0 = "stablehlo.dynamic_gather"(%x, %i, %n) {dimension_numbers = #stablehlo.gather<
         offset_dims = [1], collapsed_slice_dims = [1], start_index_map = [1],
         index_vector_dim = 1>} : (tensor<2x4xf32>, tensor<3xi64>, tensor<2xi64>) -> tensor<3x2xf32>
       return %0 : tensor<3x2xf32>
-    }""", lambda x, i, n: x[:, i].T, random(2, 4), np.array([3, 0, 2]), np.array([2, 1]))
+    }""",
+        lambda x, i, n: x[:, i].T,
+        random(2, 4),
+        np.array([3, 0, 2]),
+        np.array([2, 1]),
+    )
 
 
 def test_sizes_that_are_rounded() -> None:
     """As torch.arange has them."""
-    function = check("""func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {
+    function = check(
+        """func.func @main(%x: tensor<?xf32>) -> tensor<?xf32> {
       %two = stablehlo.constant dense<2.0> : tensor<f64>
       %n = stablehlo.get_dimension_size %x, dim = 0 : (tensor<?xf32>) -> tensor<i32>
       %f = stablehlo.convert %n : (tensor<i32>) -> tensor<f64>
@@ -320,14 +410,34 @@ def test_sizes_that_are_rounded() -> None:
       %s = stablehlo.reshape %i : (tensor<i64>) -> tensor<1xi64>
       %r = stablehlo.dynamic_iota %s, dim = 0 : (tensor<1xi64>) -> tensor<?xf32>
       return %r : tensor<?xf32>
-    }""", lambda x: np.arange(-(-len(x) // 2), dtype=np.float32), random(7))
+    }""",
+        lambda x: np.arange(-(-len(x) // 2), dtype=np.float32),
+        random(7),
+    )
     assert function(random(4))[0].shape == (2,)
 
 
-@pytest.mark.parametrize("config", [
-    "ab,bc->ac", "ab,bc->ca", "ab,bc", "ab,cb->abc", "ab,cd->dbca", "abc,abd->adc", "abc,bd->d",
-    "aab,bc->ac", "aba,ab->b", "abab,b->a", "ab,ab->", ",ab->ba", "...ab,...bc->...ac",
-    "...a,a->...", "...a,...b", "a...,...b->b...a"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        "ab,bc->ac",
+        "ab,bc->ca",
+        "ab,bc",
+        "ab,cb->abc",
+        "ab,cd->dbca",
+        "abc,abd->adc",
+        "abc,bd->d",
+        "aab,bc->ac",
+        "aba,ab->b",
+        "abab,b->a",
+        "ab,ab->",
+        ",ab->ba",
+        "...ab,...bc->...ac",
+        "...a,a->...",
+        "...a,...b",
+        "a...,...b->b...a",
+    ],
+)
 @pytest.mark.parametrize("element", ["f32", "f64", "i32", "complex<f32>"])
 def test_sums_of_products_by_letters(config: str, element: str) -> None:
     dtype = {"f32": np.float32, "f64": np.float64, "i32": np.int32}.get(element, np.complex64)
@@ -336,47 +446,78 @@ def test_sums_of_products_by_letters(config: str, element: str) -> None:
     shapes = []
     for term in config.partition("->")[0].split(","):
         before, dots, behind = term.partition("...")
-        shapes.append((*(size[c] for c in before), *(next(rest) if dots else ()),
-                       *(size[c] for c in behind)))
-    x, y = ((4 * random(*shape) + (1j if dtype is np.complex64 else 0)).astype(dtype)
-            for shape in shapes)
+        shapes.append(
+            (*(size[c] for c in before), *(next(rest) if dots else ()), *(size[c] for c in behind))
+        )
+    x, y = (
+        (4 * random(*shape) + (1j if dtype is np.complex64 else 0)).astype(dtype)
+        for shape in shapes
+    )
     wanted = np.einsum(config, x, y)
     one, other, result = ("x".join((*map(str, a.shape), element)) for a in (x, y, wanted))
-    check(f"""func.func @main(%x: tensor<{one}>, %y: tensor<{other}>) -> tensor<{result}> {{
+    check(
+        f"""func.func @main(%x: tensor<{one}>, %y: tensor<{other}>) -> tensor<{result}> {{
       %0 = stablehlo.einsum %x, %y, config = "{config}"
         : (tensor<{one}>, tensor<{other}>) -> tensor<{result}>
       return %0 : tensor<{result}>
-    }}""", lambda x, y: np.einsum(config, x, y), x, y, rtol=1e-4)
+    }}""",
+        lambda x, y: np.einsum(config, x, y),
+        x,
+        y,
+        rtol=1e-4,
+    )
 
 
 @pytest.mark.parametrize("config", ["abc->ca", "abc->b", "abb->ba", "aaa->a", "a...->...a", "bb"])
 def test_sums_by_letters(config: str) -> None:
-    shape = {"abc->ca": (3, 4, 2), "abc->b": (3, 4, 2), "a...->...a": (3, 4, 2),
-             "abb->ba": (3, 4, 4), "aaa->a": (3, 3, 3), "bb": (4, 4)}[config]
+    shape = {
+        "abc->ca": (3, 4, 2),
+        "abc->b": (3, 4, 2),
+        "a...->...a": (3, 4, 2),
+        "abb->ba": (3, 4, 4),
+        "aaa->a": (3, 3, 3),
+        "bb": (4, 4),
+    }[config]
     x = random(*shape)
     x[..., 0] = np.nan  # which stays where it is
     one, result = ("x".join((*map(str, a.shape), "f32")) for a in (x, np.einsum(config, x)))
-    check(f"""func.func @main(%x: tensor<{one}>) -> tensor<{result}> {{
+    check(
+        f"""func.func @main(%x: tensor<{one}>) -> tensor<{result}> {{
       %0 = stablehlo.unary_einsum %x, config = "{config}" : (tensor<{one}>) -> tensor<{result}>
       return %0 : tensor<{result}>
-    }}""", lambda x: np.einsum(config, x), x)
+    }}""",
+        lambda x: np.einsum(config, x),
+        x,
+    )
 
 
 def test_a_batch_of_any_size_by_letters() -> None:
-    function = check("""func.func @main(%x: tensor<?x5x4xf32>, %y: tensor<3x4xf32>)
+    function = check(
+        """func.func @main(%x: tensor<?x5x4xf32>, %y: tensor<3x4xf32>)
         -> tensor<3x?x5xf32> {
       %0 = stablehlo.einsum %x, %y, config = "abc,dc->dab"
         : (tensor<?x5x4xf32>, tensor<3x4xf32>) -> tensor<3x?x5xf32>
       return %0 : tensor<3x?x5xf32>
-    }""", lambda x, y: np.einsum("abc,dc->dab", x, y), random(2, 5, 4), random(3, 4))
+    }""",
+        lambda x, y: np.einsum("abc,dc->dab", x, y),
+        random(2, 5, 4),
+        random(3, 4),
+    )
     x, y = random(7, 5, 4), random(3, 4)
-    np.testing.assert_allclose(function(x, y)[0], np.einsum("abc,dc->dab", x, y), rtol=1e-5,
-                               atol=1e-5)
+    np.testing.assert_allclose(
+        function(x, y)[0], np.einsum("abc,dc->dab", x, y), rtol=1e-5, atol=1e-5
+    )
 
 
-@pytest.mark.parametrize(("config", "said"), [
-    ("ab,bc->ad", "result only"), ("ab->ab", "of 1 operands"), ("abc,bc->a", "2 dimensions"),
-    ("a1,bc->a", "2 dimensions")])
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("ab,bc->ad", "result only"),
+        ("ab->ab", "of 1 operands"),
+        ("abc,bc->a", "2 dimensions"),
+        ("a1,bc->a", "2 dimensions"),
+    ],
+)
 def test_letters_that_say_nothing(config: str, said: str) -> None:
     with pytest.raises(UnsupportedOpError, match=said):
         compile_stablehlo(f"""func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>)
@@ -392,17 +533,23 @@ def test_selections_of_rows(rows: str) -> None:
     def selected(x: np.ndarray, i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, ...]:
         inside = np.clip(j, 0, 2)
         return np.take(x, i, axis=1, mode="clip"), np.stack(
-            [a[..., k] for a, k in zip(x, inside, strict=True)])
+            [a[..., k] for a, k in zip(x, inside, strict=True)]
+        )
 
-    check(f"""func.func @main(%x: tensor<{rows}x5x3xf32>, %i: tensor<2x4xi32>,
+    check(
+        f"""func.func @main(%x: tensor<{rows}x5x3xf32>, %i: tensor<2x4xi32>,
         %j: tensor<{rows}x2xi64>) -> (tensor<{rows}x2x4x3xf32>, tensor<{rows}x5x2xf32>) {{
       %0 = "stablehlo.torch_index_select"(%x, %i) {{dim = 1 : i64, batch_dims = 0 : i64}}
         : (tensor<{rows}x5x3xf32>, tensor<2x4xi32>) -> tensor<{rows}x2x4x3xf32>
       %1 = "stablehlo.torch_index_select"(%x, %j) {{dim = 2 : i64, batch_dims = 1 : i64}}
         : (tensor<{rows}x5x3xf32>, tensor<{rows}x2xi64>) -> tensor<{rows}x5x2xf32>
       return %0, %1 : tensor<{rows}x2x4x3xf32>, tensor<{rows}x5x2xf32>
-    }}""", selected, random(6, 5, 3), np.array([[0, 4, 2, 2], [9, -1, 1, 0]], np.int32),
-          np.array([[0, 2], [1, 1], [2, 0], [-5, 7], [0, 0], [1, 2]]))
+    }}""",
+        selected,
+        random(6, 5, 3),
+        np.array([[0, 4, 2, 2], [9, -1, 1, 0]], np.int32),
+        np.array([[0, 2], [1, 1], [2, 0], [-5, 7], [0, 0], [1, 2]]),
+    )
 
 
 def test_artifacts_are_read_as_texts_are() -> None:
@@ -411,6 +558,5 @@ def test_artifacts_are_read_as_texts_are() -> None:
         : (tensor<2x3xf32>, tensor<3x4xf32>) -> tensor<2x4xf32>
       return %0 : tensor<2x4xf32>
     }"""
-    artifact = stablehlo.serialize_portable_artifact_str(
-        text, stablehlo.get_minimum_version())
+    artifact = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_minimum_version())
     check(artifact, np.matmul, random(2, 3), random(3, 4))

@@ -151,8 +151,11 @@ def test_enums_and_foreign_attributes_are_text() -> None:
 @pytest.mark.parametrize(
     ("op", "argument", "reason"),
     [
-        ("stablehlo.add %a, %a : tensor<2xf8E8M0FNU>", "tensor<2xf8E8M0FNU>",
-         "type tensor<2xf8E8M0"),
+        (
+            "stablehlo.add %a, %a : tensor<2xf8E8M0FNU>",
+            "tensor<2xf8E8M0FNU>",
+            "type tensor<2xf8E8M0",
+        ),
         (
             "stablehlo.custom_call @there(%a) : (tensor<2xf32>) -> tensor<2xf32>",
             "tensor<2xf32>",
@@ -206,7 +209,9 @@ def test_a_line_of_the_users_is_better_than_one_of_a_package_that_is_installed()
         "%a: tensor<f32>",
     )
     assert [node.location for node in graph.nodes] == [
-        "me.py:3 dot", "/usr/lib/python3/site-packages/nn/linear.py:9 dot"]
+        "me.py:3 dot",
+        "/usr/lib/python3/site-packages/nn/linear.py:9 dot",
+    ]
 
 
 def test_what_names_no_line_has_that_of_the_call_that_it_is_inside_of() -> None:
@@ -218,7 +223,8 @@ def test_what_names_no_line_has_that_of_the_call_that_it_is_inside_of() -> None:
         "func.func private @twice(%a: tensor<f32>) -> tensor<f32> {\n"
         '%0 = stablehlo.sine %a : tensor<f32> loc("sin")\n'
         '%1 = stablehlo.sine %0 : tensor<f32> loc("sin"("g.py":5:1))\n'
-        "func.return %1 : tensor<f32>\n}\n}")
+        "func.return %1 : tensor<f32>\n}\n}"
+    )
     graph = import_function(module)
     assert [node.location for node in graph.nodes] == ["me.py:3 sin", "g.py:5 sin"]
 

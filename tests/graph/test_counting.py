@@ -12,8 +12,15 @@ from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.counting import Counting, Progression, counting
 
 
-def _loop(dtype: str, start: object, step: object, limit: object, body: str = "",
-          extra: str = "%i", direction: str = "LT") -> tuple[Node, Callable[[Value], int | None]]:
+def _loop(
+    dtype: str,
+    start: object,
+    step: object,
+    limit: object,
+    body: str = "",
+    extra: str = "%i",
+    direction: str = "LT",
+) -> tuple[Node, Callable[[Value], int | None]]:
     """A loop that carries a counter and `extra`, and the literals outside of it."""
     signedness = "UNSIGNED" if dtype.startswith("u") else "SIGNED"
     text = f"""
@@ -42,21 +49,28 @@ def _found(*arguments: object, **keywords: str) -> Counting | None:
     return counting(*_loop(*arguments, **keywords))
 
 
-@pytest.mark.parametrize(("start", "step", "limit", "trips"), [
-    (0, 1, 10, 10), (3, 1, 10, 7), (0, 3, 10, 4), (-5, 2, 0, 3), (10, 1, 10, 0), (11, 1, 10, 0),
-])
+@pytest.mark.parametrize(
+    ("start", "step", "limit", "trips"),
+    [(0, 1, 10, 10), (3, 1, 10, 7), (0, 3, 10, 4), (-5, 2, 0, 3), (10, 1, 10, 0), (11, 1, 10, 0)],
+)
 def test_trips(start: int, step: int, limit: int, trips: int) -> None:
     found = _found("i32", start, step, limit)
     assert found is not None
     assert found.trips == trips
 
 
-@pytest.mark.parametrize(("dtype", "start", "step", "limit"), [
-    ("i32", 0, 0, 10), ("i32", 0, -1, 10), ("ui8", 250, 10, 251), ("i8", 120, 5, 126),
-    ("ui32", 5, 2**32 - 1, 10),
-])
+@pytest.mark.parametrize(
+    ("dtype", "start", "step", "limit"),
+    [
+        ("i32", 0, 0, 10),
+        ("i32", 0, -1, 10),
+        ("ui8", 250, 10, 251),
+        ("i8", 120, 5, 126),
+        ("ui32", 5, 2**32 - 1, 10),
+    ],
+)
 def test_counters_that_stand_still_or_wrap_around_do_not_count(
-    dtype: str, start: int, step: int, limit: int,
+    dtype: str, start: int, step: int, limit: int
 ) -> None:
     assert _found(dtype, start, step, limit) is None
 
@@ -66,11 +80,18 @@ def test_other_conditions_do_not_count() -> None:
 
 
 def test_sums_and_differences_count_too() -> None:
-    loop, known = _loop("i32", 0, 1, 10, """
+    loop, known = _loop(
+        "i32",
+        0,
+        1,
+        10,
+        """
       %last = stablehlo.constant dense<9> : tensor<i32>
       %back = stablehlo.subtract %last, %i : tensor<i32>
       %twice = stablehlo.add %i, %i : tensor<i32>
-      %square = stablehlo.multiply %i, %i : tensor<i32>""", "%back")
+      %square = stablehlo.multiply %i, %i : tensor<i32>""",
+        "%back",
+    )
     found = counting(loop, known)
     body = loop.regions[1]
     by_op = {node.op: node.results[0] for node in body.nodes}

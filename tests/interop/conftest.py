@@ -27,8 +27,12 @@ class Replacing:
         self.entries: list[str] = []
 
     def __call__(
-        self, module: ir.Module, options: Options, *, entry: str = "main",
-        backend: Backend | None = None
+        self,
+        module: ir.Module,
+        options: Options,
+        *,
+        entry: str = "main",
+        backend: Backend | None = None,
     ) -> CompiledModule:
         self.modules.append(str(module))
         self.entries.append(entry)
@@ -70,16 +74,23 @@ class Bounded:
             process.kill()
             process.wait()
             del self._processes[file]
-            said = f"ended with status {process.returncode}" if ready else \
-                f"did not end within {seconds} s"
+            said = (
+                f"ended with status {process.returncode}"
+                if ready
+                else f"did not end within {seconds} s"
+            )
             raise AssertionError(f"{function.__name__}{args} {said}")
         outcome = json.loads(answer)
         assert "failure" not in outcome, outcome["failure"]
         return outcome["result"]
 
     def _start(self, file: str) -> subprocess.Popen:
-        process = subprocess.Popen([sys.executable, "-P", "-c", _CALLER, file], text=True,
-                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _CALLER, file],
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self._processes[file] = process
         return process
 

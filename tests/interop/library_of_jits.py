@@ -47,7 +47,8 @@ def as_factory():
 
 def by_partial():
     doubled = functools.partial(jax.jit, static_argnames="count")(
-        lambda x, count: jnp.tanh(x) * count)
+        lambda x, count: jnp.tanh(x) * count
+    )
     return functools.partial(doubled, count=2)
 
 
@@ -86,5 +87,15 @@ def of_what_is_jitted():
     return jax.jit(jax.jit(at_import))
 
 
-USES = (by_attribute, by_name, as_decorator, as_factory, by_partial, by_partial_of_the_module,
-        of_a_callable, of_a_method, of_a_bound_method, of_what_is_jitted)
+USES = (
+    by_attribute,
+    by_name,
+    as_decorator,
+    as_factory,
+    by_partial,
+    by_partial_of_the_module,
+    of_a_callable,
+    of_a_method,
+    of_a_bound_method,
+    of_what_is_jitted,
+)

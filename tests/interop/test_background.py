@@ -107,8 +107,9 @@ def close(found: jax.Array) -> None:
     np.testing.assert_allclose(found, X @ X.T + 1, rtol=1e-5, atol=1e-6)
 
 
-def test_a_kernel_is_tuned_while_it_is_called(eager: Background,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_is_tuned_while_it_is_called(
+    eager: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = Traced()
     function = mlc_jit(counted, tune="background")
     function(X)
@@ -138,14 +139,20 @@ def test_swaps_under_load(patient: Background, monkeypatch: pytest.MonkeyPatch) 
     ((fingerprint, first),) = program.kernels.items()
     kernel, options, backend = first.kernel, program.job.options, program.backend
     records = open_records(options)
-    rows = next(p for p in TemplateGenerator().space(kernel.program, backend.target).parameters
-                if p.key == "rows" and p.template == first.nests[0].template)
+    rows = next(
+        p
+        for p in TemplateGenerator().space(kernel.program, backend.target).parameters
+        if p.key == "rows" and p.template == first.nests[0].template
+    )
     assert len(rows.values) > 1
 
     def recorded(value: int) -> None:
-        record = Record(fingerprint, backend.target.key,
-                        {rows.position: (rows.template, {rows.key: value})},
-                        Measured(2.0, 1.0, 2.0))
+        record = Record(
+            fingerprint,
+            backend.target.key,
+            {rows.position: (rows.template, {rows.key: value})},
+            Measured(2.0, 1.0, 2.0),
+        )
         assert records.put(record, replaces=records.get(fingerprint, record.target)) == record
 
     for value in rows.values:  # as the process that tunes does
@@ -228,8 +235,9 @@ def test_a_crash_is_only_told(eager: Background, monkeypatch: pytest.MonkeyPatch
     close(function(X))
 
 
-def test_whatever_fails_here_is_only_told(eager: Background,
-                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_fails_here_is_only_told(
+    eager: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def failing(*args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("planted")
 
@@ -239,10 +247,13 @@ def test_whatever_fails_here_is_only_told(eager: Background,
     assert called_until_tuned(function) == "1 kernel as before: RuntimeError: planted"
 
 
-@pytest.mark.parametrize(("variable", "why"), [
-    ("HLO_MLC_DETERMINISTIC", "deterministic=True"), ("HLO_MLC_CHECK", "kernels check")])
+@pytest.mark.parametrize(
+    ("variable", "why"),
+    [("HLO_MLC_DETERMINISTIC", "deterministic=True"), ("HLO_MLC_CHECK", "kernels check")],
+)
 def test_it_is_off_where_nothing_tuned_may_run(
-        patient: Background, monkeypatch: pytest.MonkeyPatch, variable: str, why: str) -> None:
+    patient: Background, monkeypatch: pytest.MonkeyPatch, variable: str, why: str
+) -> None:
     monkeypatch.setenv(variable, "1")
     monkeypatch.setenv("HLO_MLC_TUNE", "background")
     function = mlc_jit(Traced())
@@ -293,9 +304,14 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.mark.parametrize("how", ["end", "kill"])
 def test_it_ends_with_the_program(how: str) -> None:
-    with subprocess.Popen([sys.executable, "-P", "-c", PROGRAM], stdin=subprocess.PIPE, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          env=os.environ | {"XLA_FLAGS": ""}) as process:  # one device
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"XLA_FLAGS": ""},
+    ) as process:  # one device
         tuner = int(process.stdout.readline())
         if how == "kill":
             process.kill()

@@ -27,8 +27,10 @@ X, Y = np.ones((2, 3), np.float32), np.float32(1)
     [
         ("func.func @main() {\n  nonsense\n}", "custom op 'nonsense' is unknown"),
         ("{", "unexpected|expected"),
-        ("func.func @main(%x: tensor<2xf32>) -> tensor<3xf32> {\n  return %x : tensor<2xf32>\n}",
-         "doesn't match function result type"),
+        (
+            "func.func @main(%x: tensor<2xf32>) -> tensor<3xf32> {\n  return %x : tensor<2xf32>\n}",
+            "doesn't match function result type",
+        ),
         ("func.func @main() {\n  %0 = other.op\n}", "unknown|unregistered|expected"),
         (b"", "got an empty text"),
         (b"ML\xefR\x0dnot bytecode", "bytecode|string"),

@@ -44,16 +44,23 @@ def test_it_measures_once_and_again_when_asked_to(tmp_path: Path, measured: list
 
 
 def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Better figures replace it, and are not replaced."""
-    left = [(Rates(xla_exp=2.0), 0.8), (Rates(xla_exp=3.0), 0.9), (Rates(xla_exp=4.0), 0.03),
-            (Rates(xla_exp=5.0), 0.7)]
+    left = [
+        (Rates(xla_exp=2.0), 0.8),
+        (Rates(xla_exp=3.0), 0.9),
+        (Rates(xla_exp=4.0), 0.03),
+        (Rates(xla_exp=5.0), 0.7),
+    ]
     monkeypatch.setattr(calibration, "observed", lambda measure: left.pop(0))
     options = Options(cache_dir=tmp_path)
 
     def found(refresh: bool = False) -> tuple[float, float]:
-        return (calibrated(options, refresh=refresh).xla_exp,
-                others_share(tmp_path, target_of(options)))
+        return (
+            calibrated(options, refresh=refresh).xla_exp,
+            others_share(tmp_path, target_of(options)),
+        )
 
     assert [found(), found(), found()] == [(2.0, 0.8), (2.0, 0.8), (4.0, 0.03)]
     assert found(refresh=True) == (4.0, 0.03)
@@ -62,14 +69,16 @@ def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
 
 @pytest.mark.parametrize("changes", [{"calibrate": False}, {"target": "x86-64-v3"}])
 def test_it_measures_nothing_that_is_not_wanted(
-        tmp_path: Path, measured: list[int], changes: dict) -> None:
+    tmp_path: Path, measured: list[int], changes: dict
+) -> None:
     assert calibrated(Options(cache_dir=tmp_path, **changes)) == Rates()
     assert measured == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_compiling_measures_nothing(
-        tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
     mlc_jit(lambda x: jnp.sin(x) * 2)(jnp.ones(1000))
@@ -78,7 +87,8 @@ def test_compiling_measures_nothing(
 
 
 def test_compiling_predicts_with_what_was_measured(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
 
@@ -87,8 +97,11 @@ def test_compiling_predicts_with_what_was_measured(
 
     remember_rates(tmp_path, host(), Rates(xla_exp=50.0))
     assert kernels() == 1
-    remember_rates(tmp_path, host(), Rates(xla_exp=0.01, xla_near=0.01, xla_far=0.01,
-                                           start_us=0.01, xla_fork_us=0.01))
+    remember_rates(
+        tmp_path,
+        host(),
+        Rates(xla_exp=0.01, xla_near=0.01, xla_far=0.01, start_us=0.01, xla_fork_us=0.01),
+    )
     assert kernels() == 0
 
 
@@ -108,8 +121,7 @@ def test_what_takes_too_long_keeps_its_typical_figure(longest_s: float) -> None:
     assert found.call_us == Rates().call_us
 
 
-def test_a_probe_that_fails_costs_only_its_own_figures(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_fails_costs_only_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def compare(function: Callable, *args: jax.Array) -> None:
         raise RuntimeError("no such machine")
 

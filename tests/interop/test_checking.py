@@ -38,8 +38,7 @@ def _shifted(program: LoopProgram, name: str) -> LoopProgram:
             return build.load(node.source, (*rows, index.add(last, index.constant(1))))
         return None
 
-    return with_body(program, map_expressions(
-        program.body, lambda e: build.transform(e, swap)))
+    return with_body(program, map_expressions(program.body, lambda e: build.transform(e, swap)))
 
 
 @pytest.fixture
@@ -95,6 +94,7 @@ def test_a_fault_says_where_and_the_process_goes_on(plant) -> None:
 
 def test_the_line_is_that_of_what_is_computed(plant) -> None:
     """Two results of one kernel, computed in two lines of which one reads the operand wrongly."""
+
     def two(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         first = jnp.exp(x) + 1.0
         second = jnp.exp(y) * first
@@ -139,6 +139,7 @@ def test_faults_on_many_threads_and_from_several_callers(plant) -> None:
 
 def test_a_fault_inside_of_loops_of_ours_and_of_xla(plant) -> None:
     """The loop ends, although what it waits for is never computed."""
+
     def whole(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda c: c[0] < 8, lambda c: c + jnp.abs(jnp.sin(c)) + 1.0, x)
 
@@ -151,6 +152,7 @@ def test_a_fault_inside_of_loops_of_ours_and_of_xla(plant) -> None:
 
 def test_fault_in_what_takes_over_an_argument(plant) -> None:
     """A donated array is not touched by a call that fails."""
+
     def add(x: jax.Array, y: jax.Array) -> jax.Array:
         return x * 2.0 + y
 
@@ -159,8 +161,9 @@ def test_fault_in_what_takes_over_an_argument(plant) -> None:
     assert "its extent is 33" in _fails(compiled, jnp.ones((20, 33)), jnp.ones((20, 33)))
     plant("")
     right = mlc_jit(lambda x, y: x * 3.0 + y, choose="ours", donate_argnums=(1,))
-    np.testing.assert_array_equal(right(jnp.ones((20, 33)), jnp.ones((20, 33))),
-                                  np.full((20, 33), 4.0, np.float32))
+    np.testing.assert_array_equal(
+        right(jnp.ones((20, 33)), jnp.ones((20, 33))), np.full((20, 33), 4.0, np.float32)
+    )
 
 
 PROGRAMS = {
@@ -175,10 +178,12 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "int8", "uint16",
-                                   "bool"])
-def test_bit_equal_to_kernels_without_checks(name: str, dtype: str, arrays, monkeypatch, tmp_path
-                                             ) -> None:
+@pytest.mark.parametrize(
+    "dtype", ["float32", "bfloat16", "float16", "int32", "int8", "uint16", "bool"]
+)
+def test_bit_equal_to_kernels_without_checks(
+    name: str, dtype: str, arrays, monkeypatch, tmp_path
+) -> None:
     if dtype == "bool" and name in ("product", "scanned", "added to"):
         pytest.skip("JAX computes these in another type")
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
@@ -226,7 +231,11 @@ ctypes.string_at(0)
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_faults_of_others_end_the_process_as_ever(enabled: bool, tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", _CRASH.format(enabled=enabled)], cwd=tmp_path,
-                           capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", _CRASH.format(enabled=enabled)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert ended.returncode == -11, ended.stderr
     assert ("Segmentation fault" in ended.stderr) is enabled

@@ -49,12 +49,14 @@ def test_it_is_a_short_table_and_data() -> None:
     assert content["report"]["kernels"][0]["name"] == found.report.kernels[0].name
 
 
-def test_kernels_that_are_known_are_no_first_call(tmp_path: Path,
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_are_known_are_no_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     x = jnp.ones((64, 33))
-    first, again = (str(compare(mlc_jit(lambda x: jnp.sin(x) * 3.25, choose="ours"), x))
-                    for _ in range(2))
+    first, again = (
+        str(compare(mlc_jit(lambda x: jnp.sin(x) * 3.25, choose="ours"), x)) for _ in range(2)
+    )
     assert "known from before" not in first and "its kernels were known from before" in again
 
 
@@ -66,7 +68,7 @@ def test_what_xla_runs_is_said() -> None:
 def test_arguments_of_all_kinds() -> None:
     @functools.partial(mlc_jit, choose="ours", static_argnames="power")
     def f(tree: dict[str, jax.Array], key: jax.Array, *, power: int) -> dict[str, jax.Array]:
-        return {"y": tree["x"]**power + jax.random.normal(key, tree["x"].shape), "key": key}
+        return {"y": tree["x"] ** power + jax.random.normal(key, tree["x"].shape), "key": key}
 
     found = compare(f, {"x": X}, jax.random.key(0), power=3)
     assert not found.difference and found.report.kernels
@@ -79,8 +81,10 @@ def test_donated_arguments_are_kept() -> None:
 
 
 def test_values_are_made_up_for_types() -> None:
-    table, places = (jax.ShapeDtypeStruct((100, 8), jnp.float32),
-                     jax.ShapeDtypeStruct((50,), jnp.int32))
+    table, places = (
+        jax.ShapeDtypeStruct((100, 8), jnp.float32),
+        jax.ShapeDtypeStruct((50,), jnp.int32),
+    )
     found = compare(mlc_jit(lambda t, i: jnp.sin(t[i]), choose="ours"), table, places)
     assert "its arguments are made up" in str(found) and not found.difference
 

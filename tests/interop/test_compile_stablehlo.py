@@ -148,8 +148,10 @@ def test_element_types(spelled: str) -> None:
     np.testing.assert_array_equal(np.asarray(out), x.T)
 
 
-@pytest.mark.parametrize(("shape", "dense"), [
-    ((2,), "(1.0, -2.0)"), ((2,), "[(1.0, -2.0), (0.0, 3.0)]"), ((), "(1.0, -2.0)"), ((0,), "")])
+@pytest.mark.parametrize(
+    ("shape", "dense"),
+    [((2,), "(1.0, -2.0)"), ((2,), "[(1.0, -2.0), (0.0, 3.0)]"), ((), "(1.0, -2.0)"), ((0,), "")],
+)
 def test_complex_constants(shape: tuple[int, ...], dense: str) -> None:
     tensor = f"tensor<{''.join(f'{e}x' for e in shape)}complex<f32>>"
     (out,) = compile_stablehlo(
@@ -158,7 +160,7 @@ def test_complex_constants(shape: tuple[int, ...], dense: str) -> None:
         f"  %1 = stablehlo.multiply %x, %0 : {tensor}\n  return %1 : {tensor}\n}}"
     )(np.full(shape, 1j, np.complex64))
     expected = np.array([1 - 2j, 3j if "[" in dense else 1 - 2j], np.complex64) * 1j
-    np.testing.assert_array_equal(out, expected[:out.size].reshape(shape))
+    np.testing.assert_array_equal(out, expected[: out.size].reshape(shape))
 
 
 def test_no_arguments_and_no_results() -> None:
@@ -167,9 +169,12 @@ def test_no_arguments_and_no_results() -> None:
         "  %0 = stablehlo.constant dense<3.0> : tensor<f32>\n  return %0 : tensor<f32>\n}"
     )
     assert constant()[0] == 3
-    assert compile_stablehlo("func.func @main(%x: tensor<2xf32>) {\n  return\n}")(
-        np.ones(2, np.float32)
-    ) == ()
+    assert (
+        compile_stablehlo("func.func @main(%x: tensor<2xf32>) {\n  return\n}")(
+            np.ones(2, np.float32)
+        )
+        == ()
+    )
 
 
 def test_constants_that_were_hoisted_out_of_the_body_that_uses_them() -> None:
@@ -200,8 +205,12 @@ def test_what_jax_exports_for_symbolic_sizes() -> None:
         return jnp.tanh(x) * 2, jnp.concatenate([x[:, 0], y])
 
     exported = export.export(jax.jit(function))(*types)
-    for module in (exported.mlir_module(), exported.mlir_module_serialized, exported,
-                   exported.serialize()):
+    for module in (
+        exported.mlir_module(),
+        exported.mlir_module_serialized,
+        exported,
+        exported.serialize(),
+    ):
         compiled = compile_stablehlo(module, choose="ours")
         for rows, columns in ((3, 4), (6, 2)):
             args = (np.ones((rows, columns), np.float32), np.ones(columns // 2, np.float32))
@@ -228,8 +237,10 @@ def test_modes_of_jax_change_nothing() -> None:
 def exported_layers() -> Any:
     """Two layers and a softmax, for any number of rows."""
     (b,) = export.symbolic_shape("b")
-    w, v = (np.random.default_rng(0).standard_normal(s).astype(np.float32) / 8
-            for s in ((64, 96), (96, 10)))
+    w, v = (
+        np.random.default_rng(0).standard_normal(s).astype(np.float32) / 8
+        for s in ((64, 96), (96, 10))
+    )
 
     def layers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         y = jax.nn.gelu(x @ w) @ v
@@ -243,7 +254,8 @@ def test_rows_of_integers_of_less_than_a_byte(columns: int) -> None:
     """Some of which end within a byte."""
     (b,) = export.symbolic_shape("b")
     exported = export.export(jax.jit(lambda x: (x + 1, x.astype(jnp.float32) * 2)))(
-        jax.ShapeDtypeStruct((b, columns), jnp.int4))
+        jax.ShapeDtypeStruct((b, columns), jnp.int4)
+    )
     compiled = compile_stablehlo(exported, choose="ours")
     for rows in (3, 7, 64, 131, 1000):
         x = np.random.default_rng(rows).integers(-8, 8, (rows, columns)).astype(jnp.int4)
@@ -295,6 +307,7 @@ def test_rows_that_recur_get_kernels_of_their_own() -> None:
 def test_what_recurs_is_looked_at_where_predictions_may_be_wrong(monkeypatch) -> None:
     """On the arguments of a call, which may be others when that is done."""
     monkeypatch.setenv("HLO_MLC_SETTLE", "1")
+
     def function(x: jax.Array) -> jax.Array:
         return lax.while_loop(lambda v: v[0, 0] < 9, lambda v: v + jnp.tanh(x @ x) ** 2 + 1, x)
 
@@ -324,8 +337,10 @@ def test_nothing_is_looked_at_where_that_is_off(monkeypatch) -> None:
 def test_kernels_are_not_shared_where_every_run_has_the_same_bits(monkeypatch) -> None:
     monkeypatch.setenv("HLO_MLC_DETERMINISTIC", "1")
     exported = exported_layers()
-    alone = {rows: compile_stablehlo(exported, choose="ours")(rows_of_numbers(rows))
-             for rows in (5, 66, 130)}
+    alone = {
+        rows: compile_stablehlo(exported, choose="ours")(rows_of_numbers(rows))
+        for rows in (5, 66, 130)
+    }
     compiled = compile_stablehlo(exported, choose="ours")
     for rows, results in alone.items():
         for one, other in zip(compiled(rows_of_numbers(rows)), results, strict=True):
@@ -349,12 +364,17 @@ def test_many_threads_call_for_rows_of_their_own() -> None:
 def test_exported_functions_are_called_in_others() -> None:
     """Their symbolic sizes are those of what they are called with; so in their derivatives."""
     b, c = export.symbolic_shape("b, c")
-    called = export.deserialize(export.export(jax.jit(lambda x, w: jnp.tanh(x @ w).sum(0)))(
-        jax.ShapeDtypeStruct((b, c), jnp.float32), jax.ShapeDtypeStruct((c, 8), jnp.float32),
-    ).serialize(vjp_order=1)).call
+    called = export.deserialize(
+        export.export(jax.jit(lambda x, w: jnp.tanh(x @ w).sum(0)))(
+            jax.ShapeDtypeStruct((b, c), jnp.float32), jax.ShapeDtypeStruct((c, 8), jnp.float32)
+        ).serialize(vjp_order=1)
+    ).call
     x, w = np.ones((3, 4), np.float32) / 3, np.ones((4, 8), np.float32) / 2
-    for function in (called, lambda x, w: (called(x, w) * 2, called(x[:2], w)),
-                     jax.grad(lambda x, w: called(x, w).sum())):
+    for function in (
+        called,
+        lambda x, w: (called(x, w) * 2, called(x[:2], w)),
+        jax.grad(lambda x, w: called(x, w).sum()),
+    ):
         ours = mlc_jit(function, choose="ours")
         expected = jax.tree.leaves(jax.jit(function)(x, w))
         for one, other in zip(jax.tree.leaves(ours(x, w)), expected, strict=True):

@@ -15,10 +15,32 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 
 DTYPES = (
-    "bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32",
-    "uint32", "int64", "uint64", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "bfloat16", "float16",
-    "float32", "float64", "complex64", "complex128",
+    "bool",
+    "int2",
+    "uint2",
+    "int4",
+    "uint4",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "int32",
+    "uint32",
+    "int64",
+    "uint64",
+    "float8_e3m4",
+    "float8_e4m3",
+    "float8_e4m3b11fnuz",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
 )
 PAYLOADS = {
     "different": np.array([[0, 1, 1], [1, 0, 1]]),
@@ -48,8 +70,11 @@ def test_constants(name: str, payload: str, choose: str) -> None:
     dtype = np.dtype(getattr(ml_dtypes, name, name))
     with jax.enable_x64(True):
         constant = jnp.asarray(PAYLOADS[payload].astype(dtype))
-        _same(lambda x: (constant, jnp.flip(constant), jnp.stack([constant, constant]), x + 1),
-              np.float32(1), choose=choose)
+        _same(
+            lambda x: (constant, jnp.flip(constant), jnp.stack([constant, constant]), x + 1),
+            np.float32(1),
+            choose=choose,
+        )
 
 
 @pytest.mark.parametrize("choose", ["auto", "ours"])
@@ -62,18 +87,25 @@ def test_huge_constants(dtype: str, choose: str) -> None:
 @pytest.mark.parametrize("choose", ["auto", "ours"])
 def test_keys(choose: str) -> None:
     key, old = jax.random.key(3), jax.random.PRNGKey(3)
-    _same(lambda x: (key, jax.random.bits(key, (5,)), jax.random.split(old), x + 1),
-          np.float32(1), choose=choose)
+    _same(
+        lambda x: (key, jax.random.bits(key, (5,)), jax.random.split(old), x + 1),
+        np.float32(1),
+        choose=choose,
+    )
 
 
 def test_complex_arithmetic() -> None:
     constant = jnp.asarray(np.array([1 + 2j, 3 - 1j], np.complex64))
-    _same(lambda x: (constant * 2, jnp.abs(constant) + x, (constant * (1 + 1j)).imag),
-          np.float32(1), choose="auto")
+    _same(
+        lambda x: (constant * 2, jnp.abs(constant) + x, (constant * (1 + 1j)).imag),
+        np.float32(1),
+        choose="auto",
+    )
 
 
 def test_each_constant_has_its_own_code() -> None:
     """Calls that differ in nothing but a constant do not share what was compiled for it."""
+
     @mlc_jit(choose="ours")
     def f(c: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.real(c * 2) + jnp.cumsum(x)

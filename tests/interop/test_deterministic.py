@@ -64,6 +64,7 @@ def test_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> No
 
 def test_what_was_tuned_has_no_say() -> None:
     """It has where nobody asks for the same bits, in the same process."""
+
     def row_sums(x: jax.Array) -> jax.Array:
         return x.sum(1)
 
@@ -74,8 +75,9 @@ def test_what_was_tuned_has_no_say() -> None:
     (kernel,) = fixed.report(X).kernels
     (nest,) = kernel.nests
     schedule = (nest.template, OTHER)
-    open_records(usual).put(Record(kernel.id, target_of(usual).key, {0: schedule},
-                                   Measured(2.0, 1.0, 2.0)))
+    open_records(usual).put(
+        Record(kernel.id, target_of(usual).key, {0: schedule}, Measured(2.0, 1.0, 2.0))
+    )
     forget()
     tuned = mlc_jit(lambda x: row_sums(x), choose="ours")
     assert bits(tuned, X) != before

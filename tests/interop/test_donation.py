@@ -77,8 +77,19 @@ def many(x):
 
 
 FUNCTIONS: dict[Callable, int] = {
-    adam: 3, swap: 2, reverse: 1, neighbours: 1, read_again: 1, returned_too: 1, one_for_two: 1,
-    replaced: 2, normalized: 1, later: 2, in_a_loop: 1, many: 1}
+    adam: 3,
+    swap: 2,
+    reverse: 1,
+    neighbours: 1,
+    read_again: 1,
+    returned_too: 1,
+    one_for_two: 1,
+    replaced: 2,
+    normalized: 1,
+    later: 2,
+    in_a_loop: 1,
+    many: 1,
+}
 
 
 def arguments(function: Callable) -> list[np.ndarray]:
@@ -112,9 +123,11 @@ def test_an_optimizer_works_in_place():
     assert " copy(" not in lowered.compile().as_text()
 
 
-@pytest.mark.parametrize(("function", "most"), [
-    (reverse, 0), (neighbours, 0), (returned_too, 0), (normalized, 0), (later, 0), (swap, 1)],
-    ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "most"),
+    [(reverse, 0), (neighbours, 0), (returned_too, 0), (normalized, 0), (later, 0), (swap, 1)],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
 def test_memory_is_not_taken_while_it_is_needed(function, most):
     assert aliases(function, tuple(range(FUNCTIONS[function]))) <= most
 
@@ -125,13 +138,15 @@ def test_a_loop_that_stays_with_xla_carries_in_place():
             x, y = carry
             x = jnp.tanh(x) * 0.5 + y
             return (x, jnp.sort(x + y, 0)), x[0, 0]
+
         return lax.scan(step, (x, y), None, length=4)
 
     arrays = arguments(swap)
     ours = mlc_jit(function, choose="ours")
     assert "output_operand_alias<" in ours.lower(*arrays).as_text()
-    for got, expected in zip(jax.tree.leaves(ours(*arrays)),
-                             jax.tree.leaves(jax.jit(function)(*arrays)), strict=True):
+    for got, expected in zip(
+        jax.tree.leaves(ours(*arrays)), jax.tree.leaves(jax.jit(function)(*arrays)), strict=True
+    ):
         np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
@@ -154,9 +169,11 @@ def captured(x):
     return lax.cond(x[0, 0] > 0, lambda z: jnp.sort(z - y, 0), lambda z: z + y, y * 2)
 
 
-@pytest.mark.parametrize(("function", "expected"), [
-    (returned_and_read, 0), (read_twice, 1), (only_read, 2), (captured, 0)],
-    ids=lambda v: getattr(v, "__name__", ""))
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [(returned_and_read, 0), (read_twice, 1), (only_read, 2), (captured, 0)],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
 def test_results_take_over_what_only_they_read(function, expected):
     """Of operations of XLA's too; without a copy."""
     assert aliases(function, ()) == expected
@@ -216,9 +233,11 @@ FAMILIES: dict[str, Callable] = {
     "slice": lambda x, y: lax.dynamic_update_slice(y, y[1:3] + x[:2], (x.shape[0] // 2, 0)),
     "carried": lambda x, y: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + x + c[i], y),
     "carried_in_part": lambda x, y: lax.fori_loop(
-        0, 3, lambda i, c: c.at[i].set(c[i + 1] + x[i]), y),
+        0, 3, lambda i, c: c.at[i].set(c[i + 1] + x[i]), y
+    ),
     "carried_transpose": lambda x, y: lax.fori_loop(
-        0, 3, lambda i, c: c + jnp.sin(x * 2 + i).T[: c.shape[1], : c.shape[0]].T, y),
+        0, 3, lambda i, c: c + jnp.sin(x * 2 + i).T[: c.shape[1], : c.shape[0]].T, y
+    ),
 }
 TRANSPOSED = ("transpose", "transpose_of_every_other", "two_of_a_transpose")
 

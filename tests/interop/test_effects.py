@@ -61,7 +61,8 @@ def test_one_call_where_nothing_waits_for_an_effect() -> None:
     assert [left.op for left in report.left] == ["jax.debug_callback"] * 2
     assert all("test_effects.py" in left.location for left in report.left)
     assert {"stablehlo.tanh", "stablehlo.exponential", "stablehlo.sine"} <= {
-        op for kernel in report.kernels for op in kernel.ops}
+        op for kernel in report.kernels for op in kernel.ops
+    }
 
 
 def test_what_waits_for_an_effect_comes_after_it() -> None:
@@ -70,14 +71,16 @@ def test_what_waits_for_an_effect_comes_after_it() -> None:
     def function(x: jax.Array) -> jax.Array:
         y = jnp.tanh(x)
         first = io_callback(said.doubled, jax.ShapeDtypeStruct(y.shape, y.dtype), y, ordered=True)
-        second = io_callback(said.doubled, jax.ShapeDtypeStruct((), y.dtype),
-                             jnp.cos(first).sum(), ordered=True)
+        second = io_callback(
+            said.doubled, jax.ShapeDtypeStruct((), y.dtype), jnp.cos(first).sum(), ordered=True
+        )
         return jnp.sin(first) * second + jnp.exp(x)
 
     report, _ = both(function, said, X)
     assert len(said.lines) == 2
     assert {"stablehlo.tanh", "stablehlo.cosine", "stablehlo.sine"} <= {
-        op for kernel in report.kernels for op in kernel.ops}
+        op for kernel in report.kernels for op in kernel.ops
+    }
 
 
 def _loop(said: Said) -> Callable[[jax.Array], Any]:
@@ -123,8 +126,11 @@ def _rematerialized(said: Said) -> Callable[[jax.Array], Any]:
     return jax.checkpoint(_inner_jit(said))
 
 
-@pytest.mark.parametrize("write", [_loop, _while, _branch, _inner_jit, _inner_ours, _rematerialized
-                                   ], ids=lambda write: write.__name__.strip("_"))
+@pytest.mark.parametrize(
+    "write",
+    [_loop, _while, _branch, _inner_jit, _inner_ours, _rematerialized],
+    ids=lambda write: write.__name__.strip("_"),
+)
 def test_bodies_are_taken_apart(write: Callable[[Said], Callable[..., Any]]) -> None:
     said = Said()
     report, _ = both(write(said), said, X)
@@ -135,6 +141,7 @@ def test_bodies_are_taken_apart(write: Callable[[Said], Callable[..., Any]]) -> 
 
 def test_references() -> None:
     """One that a function makes is no effect of it; one that it is given is."""
+
     def function(x: jax.Array) -> jax.Array:
         total = jax.new_ref(jnp.sin(x))
         total[...] += jnp.tanh(x)
@@ -164,8 +171,10 @@ def test_calls_inside_of_one_are_one_program() -> None:
         return jnp.tanh(x)
 
     report, _ = both(lambda x: jnp.sin(speaking(jnp.exp(x))), said, X)
-    assert any({"stablehlo.tanh", "stablehlo.sine", "stablehlo.exponential"} <= set(kernel.ops)
-               for kernel in report.kernels)
+    assert any(
+        {"stablehlo.tanh", "stablehlo.sine", "stablehlo.exponential"} <= set(kernel.ops)
+        for kernel in report.kernels
+    )
 
 
 def test_gradients_and_batches() -> None:
@@ -177,14 +186,19 @@ def test_gradients_and_batches() -> None:
         return (final * rows).sum()
 
     both(jax.value_and_grad(loss), said, X)
-    unordered = mlc_jit(lambda x: (jax.debug.callback(said.say, x[0]), jnp.tanh(x))[1],
-                        choose="ours")
+    unordered = mlc_jit(
+        lambda x: (jax.debug.callback(said.say, x[0]), jnp.tanh(x))[1], choose="ours"
+    )
     said.lines = []
     assert jnp.allclose(jax.vmap(unordered)(X), jnp.tanh(X), rtol=1e-6)
     jax.effects_barrier()
     assert sorted(said.lines) == sorted((float(row[0]),) for row in X)
-    assert jnp.allclose(jax.grad(lambda x: mlc_jit(loss, choose="ours")(x))(X), jax.grad(loss)(X),
-                        rtol=1e-5, atol=1e-6)
+    assert jnp.allclose(
+        jax.grad(lambda x: mlc_jit(loss, choose="ours")(x))(X),
+        jax.grad(loss)(X),
+        rtol=1e-5,
+        atol=1e-6,
+    )
 
 
 def test_a_second_call_in_the_same_program() -> None:
@@ -244,8 +258,9 @@ def test_breakpoints() -> None:
 
         def activated(x: jax.Array) -> jax.Array:
             y = jnp.tanh(x) * 3
-            jax.debug.breakpoint(backend="cli", num_frames=2, stdin=io.StringIO(asked),
-                                 stdout=shown)
+            jax.debug.breakpoint(
+                backend="cli", num_frames=2, stdin=io.StringIO(asked), stdout=shown
+            )
             return jnp.exp(y) + x
 
         def function(x: jax.Array) -> jax.Array:
@@ -265,7 +280,8 @@ def test_breakpoints() -> None:
     report = called.report(X)
     assert [left.op for left in report.left] == ["jax.debug_callback"]
     assert {"stablehlo.tanh", "stablehlo.exponential", "stablehlo.sine"} <= {
-        op for kernel in report.kernels for op in kernel.ops}
+        op for kernel in report.kernels for op in kernel.ops
+    }
 
 
 def test_breakpoints_in_loops_and_branches() -> None:
@@ -276,8 +292,13 @@ def test_breakpoints_in_loops_and_branches() -> None:
             new = jnp.tanh(carry + row)
 
             def stop(value: jax.Array) -> jax.Array:
-                jax.debug.breakpoint(backend="cli", num_frames=1, ordered=True, stdout=shown,
-                                     stdin=io.StringIO("p value.round(4)\nc\n" * 6))
+                jax.debug.breakpoint(
+                    backend="cli",
+                    num_frames=1,
+                    ordered=True,
+                    stdout=shown,
+                    stdin=io.StringIO("p value.round(4)\nc\n" * 6),
+                )
                 return jnp.sin(value)
 
             return jax.lax.cond(new[0] > 0, stop, jnp.cos, new), jnp.exp(new)
@@ -309,11 +330,13 @@ def test_choices(choose: str) -> None:
 
 def test_tuning_takes_the_parts() -> None:
     said = Said()
-    ours = mlc_jit(lambda x: (jax.debug.callback(said.say, x[0, 0]), jnp.tanh(x) * x)[1],
-                   choose="ours")
+    ours = mlc_jit(
+        lambda x: (jax.debug.callback(said.say, x[0, 0]), jnp.tanh(x) * x)[1], choose="ours"
+    )
     assert "tanh" in str(ours.tune(X, trials=1))
     assert not said.lines
-    pure = mlc_jit(lambda x: jnp.tanh(jax.pure_callback(said.doubled, x, jnp.sin(x))),
-                   choose="ours")
+    pure = mlc_jit(
+        lambda x: jnp.tanh(jax.pure_callback(said.doubled, x, jnp.sin(x))), choose="ours"
+    )
     text = str(pure.tune(X, trials=1))
     assert "tanh" in text and "sin" in text and "made-up operands" in text

@@ -28,8 +28,10 @@ from hlo_mlc.runtime.records import Records
 from hlo_mlc.support.errors import ArchiveError, UnknownTargetError, UsageError
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
-PARAMETERS = {"w": np.linspace(-1, 1, 48 * 32, dtype=np.float32).reshape(48, 32),
-              "b": np.arange(32, dtype=np.float32)}
+PARAMETERS = {
+    "w": np.linspace(-1, 1, 48 * 32, dtype=np.float32).reshape(48, 32),
+    "b": np.arange(32, dtype=np.float32),
+}
 X = np.linspace(0, 1, 16 * 48, dtype=np.float32).reshape(16, 48)
 
 
@@ -64,8 +66,12 @@ def fresh(path: Path, tmp_path: Path):
             f = hlo_mlc.load({str(path)!r}, entry={entry!r})
         """) + textwrap.dedent(lines)
         environment = {"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""}
-        ran = subprocess.run([sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
-                             capture_output=True, text=True, env=environment)
+        ran = subprocess.run(
+            [sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         assert ran.returncode == 0, ran.stderr
         assert not (tmp_path / "empty").exists()
         return ran.stdout
@@ -78,30 +84,35 @@ def kernels_of(path: Path) -> list[str]:
 
 
 def test_pytrees_and_keywords_in_a_fresh_process(path: Path, fresh, tmp_path: Path) -> None:
-    report = hlo_mlc.export(mlc_jit(layer, choose="ours"), PARAMETERS, X, path=path,
-                            scale=np.float32(2))
+    report = hlo_mlc.export(
+        mlc_jit(layer, choose="ours"), PARAMETERS, X, path=path, scale=np.float32(2)
+    )
     assert report.entries[0].report.coverage == 1 and len(report.entries[0].kernels) > 0
     np.savez(tmp_path / "in.npz", x=X, **PARAMETERS)
     fresh(f"""
-        given = np.load({str(tmp_path / 'in.npz')!r})
+        given = np.load({str(tmp_path / "in.npz")!r})
         out = f({{"w": given["w"], "b": given["b"]}}, given["x"], scale=np.float32(2))
         assert out["best"][1] is None
-        np.savez({str(tmp_path / 'out.npz')!r}, hidden=out["hidden"], best=out["best"][0])
+        np.savez({str(tmp_path / "out.npz")!r}, hidden=out["hidden"], best=out["best"][0])
     """)
     out = np.load(tmp_path / "out.npz")
-    same({"hidden": out["hidden"], "best": (out["best"], None)},
-         layer(PARAMETERS, X, scale=np.float32(2)))
+    same(
+        {"hidden": out["hidden"], "best": (out["best"], None)},
+        layer(PARAMETERS, X, scale=np.float32(2)),
+    )
 
 
 @pytest.mark.parametrize("targets", [("host",), ("host", "x86-64-v2")])
 @pytest.mark.parametrize("how", ["deterministic", "records"])
-def test_kernels_are_built_as_the_function_says(path: Path, tmp_path: Path, how: str,
-                                                targets: tuple[str, ...]) -> None:
+def test_kernels_are_built_as_the_function_says(
+    path: Path, tmp_path: Path, how: str, targets: tuple[str, ...]
+) -> None:
     lock = tmp_path / "lock.json"
     lock.write_text(Records(tmp_path / "none").export_text())
     said = {"deterministic": True, "records": lock}[how]
-    hlo_mlc.export(mlc_jit(layer, choose="ours", **{how: said}), PARAMETERS, X, path=path,
-                   targets=targets)
+    hlo_mlc.export(
+        mlc_jit(layer, choose="ours", **{how: said}), PARAMETERS, X, path=path, targets=targets
+    )
     kernels = kernels_of(path)
     assert kernels and all("-" in kernel for kernel in kernels), "else this shows nothing"
     same(load(path)(PARAMETERS, X), layer(PARAMETERS, X))
@@ -133,11 +144,17 @@ def test_errors_count_the_arguments_of_the_caller(path: Path, embed: tuple[int, 
     weights = "" if embed else r"{'b': float32\[32\], 'w': float32\[48,32\]}, "
     signature = rf"layer was exported for \({weights}float32\[16,48\], scale=float32\[\]\), and"
     for call in (function, jax.jit(function), function.lower):
-        with pytest.raises(UsageError, match=rf"{signature} is called with \({weights}float32\[16,"
-                                             r"48\]\)(\n|$)"):
+        with pytest.raises(
+            UsageError,
+            match=rf"{signature} is called with \({weights}float32\[16,"
+            r"48\]\)(\n|$)",
+        ):
             call(*given, X)
-        with pytest.raises(UsageError, match=rf"argument {len(given)} is to be float32\[16,48\], "
-                                             r"and is float32\[48,16\]"):
+        with pytest.raises(
+            UsageError,
+            match=rf"argument {len(given)} is to be float32\[16,48\], "
+            r"and is float32\[48,16\]",
+        ):
             call(*given, X.T, scale=np.float32(2))
         with pytest.raises(UsageError, match=r"scale is to be float32\[\], and is int32\[\]"):
             call(*given, X, scale=np.int32(2))
@@ -153,16 +170,24 @@ def test_errors_count_the_arguments_of_the_caller(path: Path, embed: tuple[int, 
 def test_embedded_types(path: Path, dtype: str) -> None:
     kind = jnp.dtype(dtype)
     weights = [np.arange(6).reshape(2, 3).astype(kind), np.zeros((0, 3), kind), jnp.ones((), kind)]
-    hlo_mlc.export(lambda w, x: [v.astype(jnp.float32).sum() + x for v in w], weights,
-                   jnp.float32(1), path=path, embed=(0,))
+    hlo_mlc.export(
+        lambda w, x: [v.astype(jnp.float32).sum() + x for v in w],
+        weights,
+        jnp.float32(1),
+        path=path,
+        embed=(0,),
+    )
     assert [float(v) for v in load(path)(jnp.float32(1))] == [
-        float(w.astype(np.float32).sum()) + 1 for w in weights]
+        float(w.astype(np.float32).sum()) + 1 for w in weights
+    ]
 
 
 def test_several_entries_share_kernels(path: Path, fresh) -> None:
-    entries = {"one": hlo_mlc.entry(mlc_jit(jax.nn.softmax, choose="ours"), X),
-               "two": hlo_mlc.entry(mlc_jit(lambda x: jax.nn.softmax(x), choose="ours"), X),
-               "gelu": hlo_mlc.entry(mlc_jit(jax.nn.gelu, choose="ours"), X)}
+    entries = {
+        "one": hlo_mlc.entry(mlc_jit(jax.nn.softmax, choose="ours"), X),
+        "two": hlo_mlc.entry(mlc_jit(lambda x: jax.nn.softmax(x), choose="ours"), X),
+        "gelu": hlo_mlc.entry(mlc_jit(jax.nn.gelu, choose="ours"), X),
+    }
     report = hlo_mlc.export(entries, path=path)
     assert [e.name for e in report.entries] == ["one", "two", "gelu"]
     assert len(read_archive(path).description["targets"][0]["kernels"]) == 2
@@ -201,17 +226,22 @@ def centred(parameters, x):
     return hidden(parameters, x) - hidden(parameters, x).mean(0)
 
 
-@pytest.mark.parametrize(("hidden", "sizes"), [
-    (hidden, (1, 4, 21, 22, 100, 149)), (centred, (1, 21, 22, 100, 128, 149, 5000))])
+@pytest.mark.parametrize(
+    ("hidden", "sizes"),
+    [(hidden, (1, 4, 21, 22, 100, 149)), (centred, (1, 21, 22, 100, 128, 149, 5000))],
+)
 def test_symbolic_batch(path: Path, tmp_path: Path, hidden: Callable, sizes: Sequence[int]) -> None:
     """In another process no kernel is compiled: those in the file are for any number of rows."""
-    report = hlo_mlc.export(mlc_jit(hidden, choose="ours"), PARAMETERS, rows_of_48("b"), path=path,
-                            embed=0)
+    report = hlo_mlc.export(
+        mlc_jit(hidden, choose="ours"), PARAMETERS, rows_of_48("b"), path=path, embed=0
+    )
     (one,) = report.entries
     assert one.report.coverage == 1 and len(one.kernels) >= 4
     assert one.signature == "(float32[b,48]) -> (float32[b,32])"
-    xs = {f"x{rows}": np.random.default_rng(rows).normal(size=(rows, 48)).astype(np.float32)
-          for rows in sizes}
+    xs = {
+        f"x{rows}": np.random.default_rng(rows).normal(size=(rows, 48)).astype(np.float32)
+        for rows in sizes
+    }
     np.savez(tmp_path / "in.npz", **xs)
     script = textwrap.dedent(f"""
         import numpy as np
@@ -219,12 +249,16 @@ def test_symbolic_batch(path: Path, tmp_path: Path, hidden: Callable, sizes: Seq
         def refuse(*_): raise AssertionError("a kernel is compiled")
         cpu.compile_ir = refuse
         f = hlo_mlc.load({str(path)!r})
-        given = np.load({str(tmp_path / 'in.npz')!r})
-        np.savez({str(tmp_path / 'out.npz')!r}, **{{name: f(given[name]) for name in given}})
+        given = np.load({str(tmp_path / "in.npz")!r})
+        np.savez({str(tmp_path / "out.npz")!r}, **{{name: f(given[name]) for name in given}})
     """)
-    ran = subprocess.run([sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
-                         capture_output=True, text=True, timeout=300,
-                         env={"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""})
+    ran = subprocess.run(
+        [sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""},
+    )
     assert ran.returncode == 0, ran.stderr
     out = np.load(tmp_path / "out.npz")
     for name, x in xs.items():
@@ -249,19 +283,22 @@ def test_gradients_for_symbolic_sizes(path: Path) -> None:
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.tanh(x @ w) ** 2).sum()
 
-    hlo_mlc.export(mlc_jit(loss, choose="ours"), PARAMETERS["w"], rows_of_48("b"), path=path,
-                   vjp_order=1)
+    hlo_mlc.export(
+        mlc_jit(loss, choose="ours"), PARAMETERS["w"], rows_of_48("b"), path=path, vjp_order=1
+    )
     loaded = load(path)
     for rows in (1, 16):
-        same(jax.grad(loaded)(PARAMETERS["w"], X[:rows]),
-             jax.grad(loss)(PARAMETERS["w"], X[:rows]))
+        same(jax.grad(loaded)(PARAMETERS["w"], X[:rows]), jax.grad(loss)(PARAMETERS["w"], X[:rows]))
     stack = X.reshape(2, 8, 48)
-    same(jax.vmap(loaded, (None, 0))(PARAMETERS["w"], stack),
-         jnp.stack([loss(PARAMETERS["w"], x) for x in stack]))
+    same(
+        jax.vmap(loaded, (None, 0))(PARAMETERS["w"], stack),
+        jnp.stack([loss(PARAMETERS["w"], x) for x in stack]),
+    )
 
 
-def test_kernels_of_a_file_are_for_what_they_were_made_for(path: Path, tmp_path: Path,
-                                                             monkeypatch) -> None:
+def test_kernels_of_a_file_are_for_what_they_were_made_for(
+    path: Path, tmp_path: Path, monkeypatch
+) -> None:
     """Not for another target that is exported for in the process that has loaded them."""
     function = mlc_jit(jax.nn.gelu, choose="ours")
     hlo_mlc.export(function, rows_of_48("b"), path=path)
@@ -272,8 +309,10 @@ def test_kernels_of_a_file_are_for_what_they_were_made_for(path: Path, tmp_path:
 
     def codes(path: Path) -> dict[str, bytes]:
         archive = read_archive(path)
-        return {name: bytes(archive.blocks[kernel["block"]]) for name, kernel
-                in archive.description["targets"][0]["kernels"].items()}
+        return {
+            name: bytes(archive.blocks[kernel["block"]])
+            for name, kernel in archive.description["targets"][0]["kernels"].items()
+        }
 
     ours, others = codes(path), codes(other)
     assert ours.keys() == others.keys()
@@ -282,8 +321,9 @@ def test_kernels_of_a_file_are_for_what_they_were_made_for(path: Path, tmp_path:
 
 def test_symbolic_sizes_where_no_level_fits(path: Path, monkeypatch, recwarn) -> None:
     """Kernels are generated here."""
-    hlo_mlc.export(mlc_jit(jax.nn.gelu, choose="ours"), rows_of_48("b"), path=path,
-                   targets=LEVELS[-1:])
+    hlo_mlc.export(
+        mlc_jit(jax.nn.gelu, choose="ours"), rows_of_48("b"), path=path, targets=LEVELS[-1:]
+    )
     monkeypatch.setattr(bundle_reader, "present_features", frozenset)
     loaded = load(path)
     same(loaded(X), jax.nn.gelu(X))
@@ -323,8 +363,9 @@ def test_the_best_level_that_fits(levels: Path, count: int, monkeypatch) -> None
     monkeypatch.setattr(bundle_reader, "present_features", lambda: present)
     loaded = []
     load_object = variants.load_object
-    monkeypatch.setattr(variants, "load_object",
-                        lambda code, *rest: loaded.append(code) or load_object(code, *rest))
+    monkeypatch.setattr(
+        variants, "load_object", lambda code, *rest: loaded.append(code) or load_object(code, *rest)
+    )
     same(load(levels)(X), jax.nn.gelu(X))
     archive = read_archive(levels)
     assert f"target {LEVELS[count - 1]}" in describe(levels).replace(" (what", "\n", 1)
@@ -358,9 +399,16 @@ def test_code_of_another_architecture_under_a_false_name(path: Path, tmp_path: P
         load(path)
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [
-    ("format", 99, "has format 99"), ("abi", 99, "runtime version 99"), ("entries", 3, "malformed"),
-    ("platform", "tpu", "is for tpu"), ("targets", [{}], "malformed")])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("format", 99, "has format 99"),
+        ("abi", 99, "runtime version 99"),
+        ("entries", 3, "malformed"),
+        ("platform", "tpu", "is for tpu"),
+        ("targets", [{}], "malformed"),
+    ],
+)
 def test_files_of_other_versions(path: Path, name: str, value, message: str) -> None:
     hlo_mlc.export(jnp.tanh, X, path=path)
     archive = read_archive(path)
@@ -372,8 +420,9 @@ def test_files_of_other_versions(path: Path, name: str, value, message: str) -> 
 def test_a_program_that_jax_cannot_read(path: Path) -> None:
     hlo_mlc.export(jnp.tanh, X, path=path)
     archive = read_archive(path)
-    blocks = {n: b"\x10\0\0\0nonsense" if n.endswith("program") else b
-              for n, b in archive.blocks.items()}
+    blocks = {
+        n: b"\x10\0\0\0nonsense" if n.endswith("program") else b for n, b in archive.blocks.items()
+    }
     write_archive(path, Archive(archive.description, blocks))
     with pytest.raises(ArchiveError, match="cannot read"):
         load(path)
@@ -384,8 +433,10 @@ def test_every_damaged_byte(path: Path) -> None:
     content = path.read_bytes()
     rng = np.random.default_rng(0)
     places = [*range(200), *rng.integers(0, len(content), 300)]
-    damaged = [content[:n] + bytes([content[n] ^ (1 << int(rng.integers(8)))]) + content[n + 1:]
-               for n in places]
+    damaged = [
+        content[:n] + bytes([content[n] ^ (1 << int(rng.integers(8)))]) + content[n + 1 :]
+        for n in places
+    ]
     damaged += [content[:n] for n in rng.integers(0, len(content), 100)] + [content + b"\0", b""]
     for wrong in damaged:
         path.write_bytes(wrong)
@@ -438,10 +489,24 @@ def test_static_arguments_and_what_xla_runs_alone(path: Path) -> None:
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported_model.py").write_text(
-        "import jax\ndef f(x):\n    return jax.nn.gelu(x)\n")
+        "import jax\ndef f(x):\n    return jax.nn.gelu(x)\n"
+    )
     runner = CliRunner()
-    result = runner.invoke(main, ["export", "exported_model:f", "--arg", "f32[16,48]", "-o",
-                                  "f.mlc", "--choose", "ours", "--vjp-order", "1"])
+    result = runner.invoke(
+        main,
+        [
+            "export",
+            "exported_model:f",
+            "--arg",
+            "f32[16,48]",
+            "-o",
+            "f.mlc",
+            "--choose",
+            "ours",
+            "--vjp-order",
+            "1",
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert "100% of the operations in 3 kernels" in result.output  # two of them for gradients
     same(load("f.mlc")(X), jax.nn.gelu(X))
@@ -455,7 +520,8 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_several_functions_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "exported_models.py").write_text(textwrap.dedent("""
+    (tmp_path / "exported_models.py").write_text(
+        textwrap.dedent("""
         import jax, numpy as np
         def f(w, x):
             return jax.nn.gelu(x @ w)
@@ -463,18 +529,20 @@ def test_several_functions_on_the_command_line(tmp_path: Path, monkeypatch) -> N
         def g(w, x):
             return x @ w
         g.example_args = f.example_args
-    """))
+    """)
+    )
     runner = CliRunner()
     command = ["export", "exported_models:f", "exported_models:g", "-o", "both.mlc", "--embed", "0"]
     result = runner.invoke(main, command)
     assert result.exit_code == 0, result.output
     assert load("both.mlc", entry="f")(X).shape == load("both.mlc", entry="g")(X).shape == (16, 8)
     for wrong, message in (
-            ([*command, "--arg", "f32[1]"], "come from their `example_args`"),
-            ([*command, "--format", "c"], "one function and one target"),
-            (["export", "both.mlc", "-o", "x"], "both.mlc is a file"),
-            (["export", "gone.mlir", "-o", "x"], "There is no file 'gone.mlir'"),
-            (["export", "exported_models:f", "exported_models:f", "-o", "x"], "called 'f'")):
+        ([*command, "--arg", "f32[1]"], "come from their `example_args`"),
+        ([*command, "--format", "c"], "one function and one target"),
+        (["export", "both.mlc", "-o", "x"], "both.mlc is a file"),
+        (["export", "gone.mlir", "-o", "x"], "There is no file 'gone.mlir'"),
+        (["export", "exported_models:f", "exported_models:f", "-o", "x"], "called 'f'"),
+    ):
         result = runner.invoke(main, wrong)
         assert result.exit_code == 2 and message in result.output, result.output
 
@@ -482,8 +550,19 @@ def test_several_functions_on_the_command_line(tmp_path: Path, monkeypatch) -> N
 def test_symbolic_sizes_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "exported_sizes.py").write_text("def f(w, x):\n    return x @ w\n")
-    result = CliRunner().invoke(main, ["export", "exported_sizes:f", "-o", "f.mlc", "--arg",
-                                       "f32[48,8]", "--arg", "f32[batch,48]"])
+    result = CliRunner().invoke(
+        main,
+        [
+            "export",
+            "exported_sizes:f",
+            "-o",
+            "f.mlc",
+            "--arg",
+            "f32[48,8]",
+            "--arg",
+            "f32[batch,48]",
+        ],
+    )
     assert result.exit_code == 0 and "float32[batch,8]" in result.output, result.output
     for rows in (1, 16):
         assert load("f.mlc")(np.ones((48, 8), np.float32), X[:rows]).shape == (rows, 8)
@@ -491,12 +570,24 @@ def test_symbolic_sizes_on_the_command_line(tmp_path: Path, monkeypatch) -> None
 
 def test_the_script(path: Path, fresh, tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "scripts" / "aot_export.py"
-    (tmp_path / "by_script.py").write_text(
-        "import jax\ndef f(x):\n    return jax.nn.gelu(x) * 2\n")
+    (tmp_path / "by_script.py").write_text("import jax\ndef f(x):\n    return jax.nn.gelu(x) * 2\n")
     ran = subprocess.run(
-        [sys.executable, str(script), "by_script:f", "--arg", "f32[16,48]", "--output", str(path),
-         "--choose", "ours"], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")})
+        [
+            sys.executable,
+            str(script),
+            "by_script:f",
+            "--arg",
+            "f32[16,48]",
+            "--output",
+            str(path),
+            "--choose",
+            "ours",
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")},
+    )
     assert ran.returncode == 0, ran.stderr
     assert "100% of the operations in 1 kernel" in ran.stdout
     fresh("np.testing.assert_allclose(f(jnp.ones((16, 48))), 2 * jax.nn.gelu(1.0), rtol=1e-5)")

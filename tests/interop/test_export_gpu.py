@@ -36,8 +36,11 @@ X = np.random.default_rng(0).standard_normal((20, 300)).astype(np.float32)
 def function(x: jax.Array) -> dict[str, jax.Array]:
     """A loop in one kernel, a chain along rows, and a sum of several launches with scratch."""
     looped = lax.fori_loop(0, 3, lambda i, c: c * 0.5 + jnp.roll(c, 1), x[0])
-    return {"rows": jax.nn.softmax(x), "looped": looped,
-            "total": jnp.sum(jnp.tile(x, (8, 20)), axis=None)}
+    return {
+        "rows": jax.nn.softmax(x),
+        "looped": looped,
+        "total": jnp.sum(jnp.tile(x, (8, 20)), axis=None),
+    }
 
 
 def long_rows(x: jax.Array) -> jax.Array:
@@ -51,8 +54,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_machine_code_for_each_architecture(path: Path) -> None:
-    report = hlo_mlc.export(mlc_jit(function, choose="ours"), X, path=path,
-                            targets=("sm_80", "sm_90"))
+    report = hlo_mlc.export(
+        mlc_jit(function, choose="ours"), X, path=path, targets=("sm_80", "sm_90")
+    )
     assert report.targets == ("sm_80", "sm_90")
     assert report.entries[0].report.coverage == 1
     archive = read_archive(path)
@@ -73,8 +77,9 @@ def test_nothing_of_it_becomes_known_to_xla_here(path: Path, monkeypatch) -> Non
     """Kernels of another architecture must not run in the place of those for the GPU here."""
     published = []
     monkeypatch.setattr("hlo_mlc.runtime.cuda.publish", lambda *given: published.append(given))
-    hlo_mlc.export(mlc_jit(lambda x: jnp.tanh(x) * 5, choose="ours"), X, path=path,
-                   targets=("sm_80",))
+    hlo_mlc.export(
+        mlc_jit(lambda x: jnp.tanh(x) * 5, choose="ours"), X, path=path, targets=("sm_80",)
+    )
     assert not published
     mlc_jit(lambda x: jnp.tanh(x) * 5, choose="ours").trace(X).lower(lowering_platforms=("cuda",))
     assert len(published) == 1
@@ -92,16 +97,19 @@ def _scratch_is_that_of_the_least(path: Path) -> None:
         kernels = mlc_jit(long_rows, choose="ours").choosing("ours", name).kernels(rows)
         needed[name] = sum(kernel.source.scratch_bytes for kernel in kernels)
     assert needed["sm_80"] > needed["sm_90"], "else this shows nothing"
-    hlo_mlc.export(mlc_jit(long_rows, choose="ours"), rows, path=path,
-                   targets=("sm_90", "sm_80"))
+    hlo_mlc.export(mlc_jit(long_rows, choose="ours"), rows, path=path, targets=("sm_90", "sm_80"))
     archive = read_archive(path)
     program = jax.export.deserialize(bytearray(archive.blocks["e0.program"])).mlir_module()
     assert f"tensor<{needed['sm_80']}xui8>" in program
 
 
 def test_nothing_that_was_tuned_goes_into_what_is_deterministic(path: Path) -> None:
-    report = hlo_mlc.export(mlc_jit(function, choose="ours", deterministic=True), X, path=path,
-                            targets=("sm_80", "sm_90"))
+    report = hlo_mlc.export(
+        mlc_jit(function, choose="ours", deterministic=True),
+        X,
+        path=path,
+        targets=("sm_80", "sm_90"),
+    )
     assert report.entries[0].report.coverage == 1
     for target in read_archive(path).description["targets"]:
         assert target["kernels"]
@@ -121,12 +129,16 @@ def test_without_a_gpu_it_says_so(path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize(("capability", "fits"), [
-    ("9.0", ["sm_90"]), ("8.0", ["sm_80"]), ("8.9", []), ("12.0", [])])
+@pytest.mark.parametrize(
+    ("capability", "fits"), [("9.0", ["sm_90"]), ("8.0", ["sm_80"]), ("8.9", []), ("12.0", [])]
+)
 def test_which_code_a_gpu_runs(path: Path, monkeypatch, capability: str, fits: list[str]) -> None:
     hlo_mlc.export(mlc_jit(jnp.tanh, choose="ours"), X, path=path, targets=("sm_90", "sm_80"))
-    monkeypatch.setattr(devices, "first_gpu", lambda: type("Gpu", (), {
-        "compute_capability": capability, "device_kind": ""}))
+    monkeypatch.setattr(
+        devices,
+        "first_gpu",
+        lambda: type("Gpu", (), {"compute_capability": capability, "device_kind": ""}),
+    )
     targets = read_archive(path).description["targets"]
     fitting = bundle_reader.PLATFORMS["cuda"].fitting(targets)
     assert [target["name"] for target in fitting] == fits
@@ -134,15 +146,29 @@ def test_which_code_a_gpu_runs(path: Path, monkeypatch, capability: str, fits: l
     if not fits:
         with pytest.warns(RuntimeWarning, match="kernels for sm_90, sm_80, which this machine can"):
             original = load(path)
-        assert "hlo_mlc_kernel" not in original.trace(X).lower(
-            lowering_platforms=("cuda",)).as_text()
+        assert (
+            "hlo_mlc_kernel" not in original.trace(X).lower(lowering_platforms=("cuda",)).as_text()
+        )
 
 
 def test_the_command(path: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)  # which the command puts in front of the path
     monkeypatch.syspath_prepend(tmp_path)
-    result = CliRunner().invoke(main, ["export", "jax.numpy:tanh", "--arg", "f32[64,300]",
-                                       "--choose", "ours", "--target", "sm_80", "-o", str(path)])
+    result = CliRunner().invoke(
+        main,
+        [
+            "export",
+            "jax.numpy:tanh",
+            "--arg",
+            "f32[64,300]",
+            "--choose",
+            "ours",
+            "--target",
+            "sm_80",
+            "-o",
+            str(path),
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert "code for sm_80" in result.output
     shown = CliRunner().invoke(main, ["inspect", str(path)])
@@ -183,8 +209,9 @@ ELSEWHERE = textwrap.dedent("""
 """)
 
 
-def test_it_runs_in_a_process_without_a_compiler(path: Path, tmp_path: Path, emulator,
-                                                 monkeypatch) -> None:
+def test_it_runs_in_a_process_without_a_compiler(
+    path: Path, tmp_path: Path, emulator, monkeypatch
+) -> None:
     def emulated(source, target) -> Compiled:
         usage = {name: Usage(32, 0, 0, 0) for name in source.functions}
         return Compiled(emulator.image(source), usage)
@@ -196,9 +223,22 @@ def test_it_runs_in_a_process_without_a_compiler(path: Path, tmp_path: Path, emu
     assert report.entries[0].report.coverage == 1
     driver = emulator.build(DRIVER.read_text(), "-std=c++17", "-O1", "-fPIC", "-shared")
     np.save(tmp_path / "x.npy", X)
-    ran = subprocess.run([sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", ELSEWHERE,
-                          str(driver), str(path), str(tmp_path / "x.npy"), str(tmp_path / "out")],
-                         capture_output=True, text=True)
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-W",
+            "error::RuntimeWarning",
+            "-c",
+            ELSEWHERE,
+            str(driver),
+            str(path),
+            str(tmp_path / "x.npy"),
+            str(tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode == 0, ran.stderr
     for turn in range(2):
         actual, expected = np.load(tmp_path / f"out{turn}.npz"), jax.jit(function)(X + turn)
@@ -212,13 +252,26 @@ def test_code_that_is_damaged_is_named(path: Path, tmp_path: Path, emulator) -> 
     """The file itself is whole, the driver refuses what is in it."""
     hlo_mlc.export(mlc_jit(function, choose="ours"), X, path=path, targets=("sm_90",))
     archive = read_archive(path)
-    blocks = {name: b"no machine code\0" if name.startswith("sm_90.") else block
-              for name, block in archive.blocks.items()}
+    blocks = {
+        name: b"no machine code\0" if name.startswith("sm_90.") else block
+        for name, block in archive.blocks.items()
+    }
     write_archive(path, Archive(json.loads(json.dumps(archive.description)), blocks))
     driver = emulator.build(DRIVER.read_text(), "-std=c++17", "-O1", "-fPIC", "-shared")
     np.save(tmp_path / "x.npy", X)
-    ran = subprocess.run([sys.executable, "-P", "-c", ELSEWHERE, str(driver), str(path),
-                          str(tmp_path / "x.npy"), str(tmp_path / "out")],
-                         capture_output=True, text=True)
+    ran = subprocess.run(
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            ELSEWHERE,
+            str(driver),
+            str(path),
+            str(tmp_path / "x.npy"),
+            str(tmp_path / "out"),
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert ran.returncode != 0
     assert "CUDA_ERROR_INVALID_IMAGE" in ran.stderr and "for kernel " in ran.stderr

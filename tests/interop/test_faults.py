@@ -36,25 +36,51 @@ W = np.sin(np.arange(64 * 64, dtype=np.float32)).reshape(64, 64)
 
 # Where each stage of a compilation begins, and what the functions are called by those before.
 BEFORE_COMPILING = [
-    (primitive, "_why_not"), (primitive, "_body_cache"), (primitive, "_constants"),
-    (primitive, "_call"), (primitive, "extract"), (primitive, "donate"), (primitive, "write_in"),
+    (primitive, "_why_not"),
+    (primitive, "_body_cache"),
+    (primitive, "_constants"),
+    (primitive, "_call"),
+    (primitive, "extract"),
+    (primitive, "donate"),
+    (primitive, "write_in"),
 ]
 OF_THE_FUNCTION = [
-    (primitive, "compile_function"), (compiling, "_compile"), (cpu, "target_of"),
-    (compiler.Recorder, "open"), (compiler, "import_function"), (compiler, "simplify"),
-    (compiler, "read_donations"), (compiler, "partition"), (compiler, "build_kernels"),
-    (building, "object_cache"), (compiler, "emit_module"), (compiler, "_report_on"),
-    (cpu, "predict"), (compiler, "_say"), (compiling, "_checked"),
-    (compiling, "register_handler"), (function.Ledger, "record"), (primitive, "splice"),
-    (extraction, "donate"), (extraction, "rename_to_main"),
+    (primitive, "compile_function"),
+    (compiling, "_compile"),
+    (cpu, "target_of"),
+    (compiler.Recorder, "open"),
+    (compiler, "import_function"),
+    (compiler, "simplify"),
+    (compiler, "read_donations"),
+    (compiler, "partition"),
+    (compiler, "build_kernels"),
+    (building, "object_cache"),
+    (compiler, "emit_module"),
+    (compiler, "_report_on"),
+    (cpu, "predict"),
+    (compiler, "_say"),
+    (compiling, "_checked"),
+    (compiling, "register_handler"),
+    (function.Ledger, "record"),
+    (primitive, "splice"),
+    (extraction, "donate"),
+    (extraction, "rename_to_main"),
 ]
 OF_A_KERNEL = [
-    (cpu.CpuBackend, "schedules"), (building, "object_key"), (cache.ObjectCache, "get"),
-    (cpu, "schedule_as_recorded"), (cpu, "print_program"),
+    (cpu.CpuBackend, "schedules"),
+    (building, "object_key"),
+    (cache.ObjectCache, "get"),
+    (cpu, "schedule_as_recorded"),
+    (cpu, "print_program"),
 ]
 # What is promised may fail when the program is compiled (tests/compiler/test_promises.py).
-OF_CODE = [(cpu, "compile_ir"), (base.KernelObject, "pack"), (cache.ObjectCache, "put"),
-           (variants, "load_object"), (variants, "publish")]
+OF_CODE = [
+    (cpu, "compile_ir"),
+    (base.KernelObject, "pack"),
+    (cache.ObjectCache, "put"),
+    (variants, "load_object"),
+    (variants, "publish"),
+]
 STAGES = [*BEFORE_COMPILING, *OF_THE_FUNCTION, *OF_A_KERNEL]
 
 
@@ -110,10 +136,14 @@ def kept_in(warning: warnings.WarningMessage) -> Path:
     return Path(found[1])
 
 
-@pytest.mark.parametrize("stage,choose", [
-    *((stage, "auto") for stage in (*STAGES, (cpu, "Promise"))),
-    *((stage, "measure") for stage in (*STAGES, *OF_CODE)),
-], ids=lambda one: one if isinstance(one, str) else named(one))
+@pytest.mark.parametrize(
+    "stage,choose",
+    [
+        *((stage, "auto") for stage in (*STAGES, (cpu, "Promise"))),
+        *((stage, "measure") for stage in (*STAGES, *OF_CODE)),
+    ],
+    ids=lambda one: one if isinstance(one, str) else named(one),
+)
 def test_a_fault_leaves_the_function_to_xla(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str], choose: str
 ) -> None:
@@ -162,10 +192,18 @@ def test_with_ours_only_it_is_raised(
     assert error in causes
 
 
-@pytest.mark.parametrize("error", [
-    MemoryError("planted"), RecursionError("planted"), VerifyError("planted"),
-    CodegenError("planted"), StopIteration("planted"), UnicodeDecodeError("utf-8", b"", 0, 1, ""),
-], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("planted"),
+        RecursionError("planted"),
+        VerifyError("planted"),
+        CodegenError("planted"),
+        StopIteration("planted"),
+        UnicodeDecodeError("utf-8", b"", 0, 1, ""),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     plant(monkeypatch, (compiler, "partition"), error)
     with pytest.warns(RuntimeWarning, match=type(error).__name__) as caught:
@@ -178,8 +216,7 @@ def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception
 def test_interrupts_pass(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, choose: str
 ) -> None:
-    for stage in ((compiler, "simplify"), (cpu, "schedule_as_recorded"),
-                  (primitive, "splice")):
+    for stage in ((compiler, "simplify"), (cpu, "schedule_as_recorded"), (primitive, "splice")):
         with monkeypatch.context() as patch:
             plant(patch, stage, error)
             with warnings.catch_warnings(), pytest.raises(type(error)) as caught:
@@ -209,7 +246,8 @@ def test_errors_of_the_user_pass(choose: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [(compiler, "simplify"), (cpu, "schedule_as_recorded")], ids=named)
+    "stage", [(compiler, "simplify"), (cpu, "schedule_as_recorded")], ids=named
+)
 def test_a_warning_that_was_made_an_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str]
 ) -> None:
@@ -248,6 +286,7 @@ def test_what_is_spliced_in_half_is_taken_out_again(
     monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """The module that XLA gets is whole: it is the one that came, with nothing beside it."""
+
     def merge(module: ir.Module, name: str, compiled: ir.Module, dst_symtab: Any) -> str:
         if after:
             mlir.merge_mlir_modules(module, name, compiled, dst_symtab=dst_symtab)
@@ -260,8 +299,9 @@ def test_what_is_spliced_in_half_is_taken_out_again(
     text = lowered.as_text()
     assert KERNEL_TARGET not in text and "mlc_step" not in text
     lowered.compiler_ir().operation.verify()
-    np.testing.assert_allclose(lowered.compile()(X), jax.jit(
-        lambda x: step(x)[0] + step(x * 2)[1])(X), rtol=1e-5)
+    np.testing.assert_allclose(
+        lowered.compile()(X), jax.jit(lambda x: step(x)[0] + step(x * 2)[1])(X), rtol=1e-5
+    )
 
 
 def test_after_a_fault_other_functions_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +314,7 @@ def test_after_a_fault_other_functions_are_compiled(monkeypatch: pytest.MonkeyPa
         splice(*args)
 
     monkeypatch.setattr(primitive, "splice", once)
+
     @mlc_jit
     def a(x: jax.Array) -> jax.Array:
         return jax.nn.softmax(x @ W)
@@ -313,20 +354,26 @@ def test_of_a_long_error_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options.from_environment()
-    large = hlo_mlc.frontend.parse.parse_module("""
+    large = hlo_mlc.frontend.parse.parse_module(
+        """
         func.func @main() -> tensor<1000000xf32> {
-          %0 = stablehlo.constant dense<"0x""" + np.arange(1e6, dtype="f").tobytes().hex() + """">
+          %0 = stablehlo.constant dense<"0x"""
+        + np.arange(1e6, dtype="f").tobytes().hex()
+        + """">
             : tensor<1000000xf32>
           return %0 : tensor<1000000xf32>
-        }""")
+        }"""
+    )
     folder = reproducer.keep(Fault(ZeroDivisionError("large")), lambda: large, options)
     assert (folder / "module.mlir").stat().st_size < 10_000
     hlo_mlc.compile_stablehlo(folder / "module.mlirbc")
     monkeypatch.setattr(reproducer, "_LARGEST_BYTES", 1000)
     folder = reproducer.keep(Fault(ZeroDivisionError("larger")), lambda: large, options)
     assert sorted(p.name for p in folder.iterdir()) == ["fault.txt", "module.mlir"]
-    folders = [reproducer.keep(Fault(ZeroDivisionError(str(n))), lambda: "program", options)
-               for n in range(30)]
+    folders = [
+        reproducer.keep(Fault(ZeroDivisionError(str(n))), lambda: "program", options)
+        for n in range(30)
+    ]
     left = list((tmp_path / reproducer.FOLDER).iterdir())
     assert len(left) == reproducer._MOST_FOLDERS and folders[-1] in left
 
@@ -343,6 +390,7 @@ def test_modules_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     text = jax.jit(step).lower(X).as_text()
     plant(monkeypatch, (compiler, "simplify"), ZeroDivisionError("planted"))
     with pytest.warns(RuntimeWarning, match="leaves main to XLA") as caught:
-        compiled = hlo_mlc.compile_stablehlo(text); line = sys._getframe().f_lineno  # noqa: E702
+        compiled = hlo_mlc.compile_stablehlo(text)
+        line = sys._getframe().f_lineno - 1
     assert (caught[0].filename, caught[0].lineno, len(caught)) == (__file__, line, 1)
     agree(compiled(X), jax.jit(step)(X))

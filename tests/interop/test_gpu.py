@@ -43,8 +43,9 @@ def test_kernels_are_custom_calls() -> None:
     report = softmax.report()
     assert report.coverage == 1
     assert "rows(team=32" in report.explain()
-    assert re.search(r"_0: \d+ registers, \d+ bytes of shared memory, 0 bytes spilled",
-                     report.explain())
+    assert re.search(
+        r"_0: \d+ registers, \d+ bytes of shared memory, 0 bytes spilled", report.explain()
+    )
 
 
 def cumulative(x: jax.Array) -> jax.Array:
@@ -56,8 +57,9 @@ def test_without_being_asked_it_takes_what_should_be_much_faster() -> None:
     scan = mlc_jit(cumulative)
     wide = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
     assert len(calls(lowered(scan, wide))) == 1
-    assert "a scan: ours is expected to be much faster, by a model" \
-        in scan.report().kernels[0].reason
+    assert (
+        "a scan: ours is expected to be much faster, by a model" in scan.report().kernels[0].reason
+    )
     assert re.search(r"predicted [\d.]+ us, XLA [\d.]+ us", scan.report().explain())
 
 
@@ -87,8 +89,13 @@ def test_what_is_measured_on_a_gpu_is_kept(monkeypatch, tmp_path, ours: bool, ch
     monkeypatch.setattr(compat, "compile_for", lambda platform, module: compile_for("cpu", module))
     monkeypatch.setattr(compat, "place_on", lambda platform, array: place_on("cpu", array))
     xla_us = 20.0 if ours else 5.0
-    monkeypatch.setattr(measuring, "_time", lambda original, run, seconds: PairedTimes(
-        Timing(xla_us, 0.0, xla_us), Timing(10.0, 0.0, 10.0), xla_us / 10.0, 0.0))
+    monkeypatch.setattr(
+        measuring,
+        "_time",
+        lambda original, run, seconds: PairedTimes(
+            Timing(xla_us, 0.0, xla_us), Timing(10.0, 0.0, 10.0), xla_us / 10.0, 0.0
+        ),
+    )
 
     def function(x: jax.Array) -> jax.Array:
         return jax.nn.softmax(x) * 3
@@ -137,8 +144,10 @@ def test_large_complex_products_stay_whole_with_cublas() -> None:
     text = lowered(function, complex_numbers(128, 128), complex_numbers(128, 128))
     assert len(re.findall(r"dot_general .*tensor<128x128xcomplex<f32>>", text)) == 1
     assert len(calls(text)) == 1
-    assert "complex matrix products of this size stay with XLA's library" \
+    assert (
+        "complex matrix products of this size stay with XLA's library"
         in function.report().explain()
+    )
     assert "dot_general" not in lowered(function, complex_numbers(64, 64), complex_numbers(64, 64))
     assert function.report().coverage == 1
 
@@ -146,11 +155,12 @@ def test_large_complex_products_stay_whole_with_cublas() -> None:
 @pytest.mark.parametrize("length", [16, 1024])
 def test_fourier_transforms_stay_with_cufft(length: int) -> None:
     """However short; what is around them is in kernels."""
+
     def transformed(x: jax.Array) -> jax.Array:
         return abs(jnp.fft.ifft(jnp.fft.fft(x * 2j) * x.conj()))
 
     text = lowered(mlc_jit(transformed, choose="ours"), complex_numbers(8, length))
-    left = text[text.index("func.func private @mlc_transformed"):]
+    left = text[text.index("func.func private @mlc_transformed") :]
     assert len(re.findall("stablehlo.fft ", left)) == 2
     assert len(calls(left)) == 3
     assert set(re.findall(r"stablehlo\.(\w+) ", left)) == {"fft", "custom_call"}
@@ -167,28 +177,43 @@ def evolved(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 100, lambda i, x: x - 0.1j * (jnp.roll(x, 1) - x), x)
 
 
-@pytest.mark.parametrize("function", [
-    evolved, lambda x: jnp.cumprod(x),
-    lambda x: lax.scan(lambda s, y: (s * 0.9j + y, s.real), x[0], x)[1],
-], ids=["loop", "product", "scan"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        evolved,
+        lambda x: jnp.cumprod(x),
+        lambda x: lax.scan(lambda s, y: (s * 0.9j + y, s.real), x[0], x)[1],
+    ],
+    ids=["loop", "product", "scan"],
+)
 def test_without_being_asked_it_takes_complex_loops_and_scans(function: Any) -> None:
     compiled = mlc_jit(function)
     assert calls(lowered(compiled, complex_numbers(3000)))
     assert all(1.5 * k.ours_us < k.xla_us for k in compiled.report().kernels)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: jnp.exp(x) * 2j, lambda x: x.sum(1), lambda x: x.T * 2j, lambda x: x @ x,
-    lambda x: lax.fori_loop(0, 3, lambda i, x: x @ x / 9, x), lambda x: jnp.cumsum(x, 1),
-    lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.fft.fft(x * 0.1j), x),
-], ids=["map", "sums", "transpose", "product", "products", "running sums", "transforms"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.exp(x) * 2j,
+        lambda x: x.sum(1),
+        lambda x: x.T * 2j,
+        lambda x: x @ x,
+        lambda x: lax.fori_loop(0, 3, lambda i, x: x @ x / 9, x),
+        lambda x: jnp.cumsum(x, 1),
+        lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.fft.fft(x * 0.1j), x),
+    ],
+    ids=["map", "sums", "transpose", "product", "products", "running sums", "transforms"],
+)
 def test_without_being_asked_it_leaves_other_complex_numbers_whole(function: Any) -> None:
     compiled = mlc_jit(function)
     text = lowered(compiled, complex_numbers(512, 512))
     assert not calls(text)
     assert "stablehlo.real" not in text
-    assert "complex arithmetic of this kind stays with XLA" in compiled.report().explain() \
+    assert (
+        "complex arithmetic of this kind stays with XLA" in compiled.report().explain()
         or "complex matrix products" in compiled.report().explain()
+    )
 
 
 def test_sums_whose_order_is_open_are_pointed_out() -> None:
@@ -221,8 +246,11 @@ def test_what_is_lowered_for_several_platforms_stays_with_xla() -> None:
 
 
 def test_without_a_compiler_it_says_what_to_install(monkeypatch) -> None:
-    monkeypatch.setattr(compile, "_nvrtc", lambda: "NVRTC cannot be used (no module named cupy); "
-                                                   "pip install 'hlo-mlc[cuda]'")
+    monkeypatch.setattr(
+        compile,
+        "_nvrtc",
+        lambda: "NVRTC cannot be used (no module named cupy); pip install 'hlo-mlc[cuda]'",
+    )
     asked = mlc_jit(lambda x: x * 3, choose="ours")
     with pytest.raises(CodegenError, match=r"pip install 'hlo-mlc\[cuda\]'"):
         lowered(asked, X)
@@ -271,6 +299,7 @@ def test_scans_of_few_elements_are_proved(shape: tuple[int, ...]) -> None:
 
 def test_what_is_not_proved_stays_with_xla() -> None:
     """Rows that are written at a place that is known at run time, whose ends are not of vectors."""
+
     def update(x: jax.Array, rows: jax.Array, i: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(x, rows[:11], i, 0)
 

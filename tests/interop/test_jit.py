@@ -31,7 +31,13 @@ def test_takes_all_that_jax_jit_takes() -> None:
     theirs = inspect.signature(jax.jit).parameters
     ours = inspect.signature(mlc_jit).parameters
     assert set(ours) - set(theirs) == {
-        "choose", "target", "deterministic", "records", "tune", "any_rows"}
+        "choose",
+        "target",
+        "deterministic",
+        "records",
+        "tune",
+        "any_rows",
+    }
     assert not set(theirs) - set(ours)
     assert all(ours[name].kind == theirs[name].kind for name in theirs)
     assert all(ours[name].default == theirs[name].default for name in theirs)
@@ -51,9 +57,7 @@ def test_decorator_forms() -> None:
     assert jnp.array_equal(mlc_jit(lambda x: x + 1)(X), X + 1)
 
 
-def test_options_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, replacing: Any
-) -> None:
+def test_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, replacing: Any) -> None:
     monkeypatch.setenv("HLO_MLC_CHOOSE", "xla")
     mlc_jit(lambda x: x + 1)(X)
     assert not replacing.modules
@@ -162,32 +166,34 @@ def test_signatures_of_functions_in_others() -> None:
     assert list(inspect.signature(other).parameters) == ["x", "y"]
 
 
-
 def plain(x: jax.Array, *, scale: float = 1.0) -> jax.Array:
     """What it does."""
     return x * scale
 
 
-@pytest.mark.parametrize("look", [
-    lambda f: isinstance(f, jax.stages.Wrapped),
-    lambda f: [hasattr(f, name) for name in ("lower", "trace", "eval_shape", "clear_cache")],
-    lambda f: f.__wrapped__ is plain,
-    lambda f: inspect.unwrap(f) is plain,
-    inspect.signature,
-    lambda f: inspect.signature(functools.wraps(f)(lambda *args: f(*args))),
-    lambda f: (f.__name__, f.__qualname__, f.__module__, f.__doc__, inspect.getdoc(f)),
-    lambda f: (callable(f), inspect.isfunction(f), inspect.ismethod(f)),
-    lambda f: "What it does." in pydoc.render_doc(f),
-    lambda f: (weakref.ref(f)() is f, f == f, f != jax.jit(plain), {f: 1}[f]),
-    lambda f: (f(X), f._cache_size(), f.clear_cache(), f._cache_size())[1:],
-    lambda f: jax.tree.map(lambda x: x + 1, jax.tree_util.Partial(f, X))().tolist(),
-    lambda f: functools.partial(f, scale=2.0)(X).tolist(),
-    lambda f: type(f.lower(X)) is type(jax.jit(plain).lower(X)),
-    lambda f: copy.copy(f)(X).tolist() == copy.deepcopy(f)(X).tolist(),
-    lambda f: setattr(f, "note", 1) or f.note,
-    lambda f: getattr(f, "nothing", "lacks it"),
-    repr,
-])
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda f: isinstance(f, jax.stages.Wrapped),
+        lambda f: [hasattr(f, name) for name in ("lower", "trace", "eval_shape", "clear_cache")],
+        lambda f: f.__wrapped__ is plain,
+        lambda f: inspect.unwrap(f) is plain,
+        inspect.signature,
+        lambda f: inspect.signature(functools.wraps(f)(lambda *args: f(*args))),
+        lambda f: (f.__name__, f.__qualname__, f.__module__, f.__doc__, inspect.getdoc(f)),
+        lambda f: (callable(f), inspect.isfunction(f), inspect.ismethod(f)),
+        lambda f: "What it does." in pydoc.render_doc(f),
+        lambda f: (weakref.ref(f)() is f, f == f, f != jax.jit(plain), {f: 1}[f]),
+        lambda f: (f(X), f._cache_size(), f.clear_cache(), f._cache_size())[1:],
+        lambda f: jax.tree.map(lambda x: x + 1, jax.tree_util.Partial(f, X))().tolist(),
+        lambda f: functools.partial(f, scale=2.0)(X).tolist(),
+        lambda f: type(f.lower(X)) is type(jax.jit(plain).lower(X)),
+        lambda f: copy.copy(f)(X).tolist() == copy.deepcopy(f)(X).tolist(),
+        lambda f: setattr(f, "note", 1) or f.note,
+        lambda f: getattr(f, "nothing", "lacks it"),
+        repr,
+    ],
+)
 def test_it_looks_like_what_jax_jit_returns(look: Callable) -> None:
     assert look(mlc_jit(plain)) == look(jax.jit(plain))
 
@@ -229,8 +235,9 @@ def test_warnings_of_jax_jit_are_about_the_users_line(use: Callable) -> None:
         warnings.filterwarnings("default", category=DeprecationWarning, module=f"{__name__}$")
         for _ in range(2):
             assert jnp.array_equal(use(mlc_jit)(X), X)
-    assert [(w.filename, w.lineno, w.category) for w in caught] == \
-        [(__file__, line, DeprecationWarning)]
+    assert [(w.filename, w.lineno, w.category) for w in caught] == [
+        (__file__, line, DeprecationWarning)
+    ]
     with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="backend and device"):
         warnings.simplefilter("error")
         use(mlc_jit)
@@ -259,11 +266,10 @@ def test_pickles() -> None:
             pickle.dumps(jit(lambda x: x))
 
 
-def test_pickles_by_name_what_a_module_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_by_name_what_a_module_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Decorated functions and methods, which processes of a pool find as they find others."""
-    (tmp_path / "decorated_functions.py").write_text(textwrap.dedent("""
+    (tmp_path / "decorated_functions.py").write_text(
+        textwrap.dedent("""
         from hlo_mlc import mlc_jit
 
         @mlc_jit(choose="ours")
@@ -274,7 +280,8 @@ def test_pickles_by_name_what_a_module_has(
             @mlc_jit(static_argnums=0)
             def apply(self, x):
                 return x * 3
-        """))
+        """)
+    )
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("decorated_functions")
     assert pickle.loads(pickle.dumps(module.function)) is module.function
@@ -293,8 +300,13 @@ def test_errors_are_those_of_jax_jit() -> None:
     def generator(x: jax.Array) -> Iterator[jax.Array]:
         yield x
 
-    for wrong, options in ((3, {}), (generator, {}), (plain, {"static_argnums": 7}),
-                           (plain, {"donate_argnames": "y"}), (None, {})):
+    for wrong, options in (
+        (3, {}),
+        (generator, {}),
+        (plain, {"static_argnums": 7}),
+        (plain, {"donate_argnames": "y"}),
+        (None, {}),
+    ):
         with pytest.raises((TypeError, ValueError)) as theirs:
             jax.jit(wrong, **options)
         with pytest.raises(theirs.type) as ours:
@@ -302,8 +314,9 @@ def test_errors_are_those_of_jax_jit() -> None:
         assert str(ours.value).partition(" at 0x")[0] == str(theirs.value).partition(" at 0x")[0]
 
 
-def test_jax_export_gets_a_program_that_xla_runs_alone(capsys: pytest.CaptureFixture[str],
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_export_gets_a_program_that_xla_runs_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HLO_MLC_DEBUG", "1")
     for choose in ("auto", "ours", "measure"):
         function = mlc_jit(lambda x: jnp.tanh(x) * 2, choose=choose)

@@ -37,8 +37,15 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
     def export(vjp_order: int = 0) -> Any:
         path = tmp_path / "layer.mlc"
-        hlo_mlc.export(mlc_jit(layer, choose="ours"), {"w": W}, X, scale=2.0, path=path,
-                       embed=0 if request.param else (), vjp_order=vjp_order)
+        hlo_mlc.export(
+            mlc_jit(layer, choose="ours"),
+            {"w": W},
+            X,
+            scale=2.0,
+            path=path,
+            embed=0 if request.param else (),
+            vjp_order=vjp_order,
+        )
         function = load(path)
         given = () if request.param else ({"w": W},)
         return function, lambda x: function(*given, x, scale=2.0)["y"]
@@ -67,21 +74,25 @@ def test_gradients(exported: Any) -> None:
         def loss(x: jax.Array) -> jax.Array:
             return (function(x) ** 2).sum()
 
-        return [jax.grad(loss)(X), jax.jit(jax.grad(loss))(X), jax.vmap(jax.grad(loss))(XS),
-                jax.grad(lambda xs: jax.vmap(loss)(xs).sum())(XS)]
+        return [
+            jax.grad(loss)(X),
+            jax.jit(jax.grad(loss))(X),
+            jax.vmap(jax.grad(loss))(XS),
+            jax.grad(lambda xs: jax.vmap(loss)(xs).sum())(XS),
+        ]
 
     for ours, theirs in zip(of(apply), of(plain), strict=True):
         same(ours, theirs)
 
 
-@pytest.mark.parametrize("order, can", [(0, "cannot be differentiated"),
-                                        (1, "can be differentiated once only")])
+@pytest.mark.parametrize(
+    "order, can", [(0, "cannot be differentiated"), (1, "can be differentiated once only")]
+)
 def test_a_derivative_that_the_file_has_not(exported: Any, order: int, can: str) -> None:
     _, apply = exported(order)
 
     def derived(x: jax.Array, times: int) -> jax.Array:
-        return apply(x).sum() if times == 0 else \
-            jax.grad(lambda x: derived(x, times - 1).sum())(x)
+        return apply(x).sum() if times == 0 else jax.grad(lambda x: derived(x, times - 1).sum())(x)
 
     assert derived(X, order).size
     with pytest.raises(UsageError, match=rf"layer of .*layer\.mlc {can}.*vjp_order={order + 1}"):
@@ -91,8 +102,11 @@ def test_a_derivative_that_the_file_has_not(exported: Any, order: int, can: str)
 def test_it_reads_well(exported: Any) -> None:
     function, _ = exported()
     embedded = "parameters" not in inspect.signature(function).parameters
-    assert list(inspect.signature(function).parameters) == \
-        [*([] if embedded else ["parameters"]), "x", "scale"]
+    assert list(inspect.signature(function).parameters) == [
+        *([] if embedded else ["parameters"]),
+        "x",
+        "scale",
+    ]
     assert inspect.signature(function).parameters["x"].annotation == "float32[5,4]"
     assert (function.__name__, inspect.getdoc(function)) == ("layer", "One layer.")
     assert repr(function).startswith("<LoadedFunction layer of ")

@@ -88,7 +88,8 @@ def a_counter_with_a_static_bound(wrap: Wrap) -> Callable:
 def a_counter_that_the_program_keeps(wrap: Wrap) -> Callable:
     update = wrap(lambda a, b: (a * 0.5, b + a))
     return lambda x, y: lax.while_loop(
-        lambda c: c[0] < 5, lambda c: (c[0] + 1, *update(*c[1:])), (0, x, y))[1:]
+        lambda c: c[0] < 5, lambda c: (c[0] + 1, *update(*c[1:])), (0, x, y)
+    )[1:]
 
 
 @program
@@ -126,7 +127,8 @@ def nested(wrap: Wrap) -> Callable:
     inner = wrap(lambda i, c: (c[1] * 0.5, c[0] + c[1]))
     outer = wrap(lambda a, b: (b + 1, a * 0.5))
     return lambda x, y: lax.fori_loop(
-        0, 3, lambda i, c: outer(*lax.fori_loop(0, 4, inner, c)), (x, y))
+        0, 3, lambda i, c: outer(*lax.fori_loop(0, 4, inner, c)), (x, y)
+    )
 
 
 @program
@@ -143,8 +145,11 @@ def branches_that_pass_on(wrap: Wrap) -> Callable:
 
 @program
 def a_switch_in_a_loop(wrap: Wrap) -> Callable:
-    ways = [wrap(lambda a, b: (b, a * 0.5 + b)), wrap(lambda a, b: (a - 1, b * 0.5)),
-            lambda a, b: (a, b)]
+    ways = [
+        wrap(lambda a, b: (b, a * 0.5 + b)),
+        wrap(lambda a, b: (a - 1, b * 0.5)),
+        lambda a, b: (a, b),
+    ]
     return lambda x, y: lax.fori_loop(0, 7, lambda i, c: lax.switch(i % 3, ways, *c), (x, y))
 
 
@@ -152,13 +157,22 @@ def a_switch_in_a_loop(wrap: Wrap) -> Callable:
 def a_loop_in_a_branch(wrap: Wrap) -> Callable:
     body = wrap(lambda i, c: (c[1] * 0.5, c[0] + c[1]))
     return lambda x, y: lax.cond(
-        x[0, 0] > 0, lambda c: lax.fori_loop(0, 4, body, c), lambda c: c[::-1], (x, y))
+        x[0, 0] > 0, lambda c: lax.fori_loop(0, 4, body, c), lambda c: c[::-1], (x, y)
+    )
 
 
 # Trips that the data decides have no reverse mode.
-_ONLY_FORWARD = {"until_the_data_says_so", "the_same_carried_twice", "swapped", "unchanged",
-                 "unchanged_outside_of_the_kernel", "a_counter_with_a_static_bound",
-                 "a_counter_that_the_program_keeps", "a_counter_behind_the_arrays", "no_trips"}
+_ONLY_FORWARD = {
+    "until_the_data_says_so",
+    "the_same_carried_twice",
+    "swapped",
+    "unchanged",
+    "unchanged_outside_of_the_kernel",
+    "a_counter_with_a_static_bound",
+    "a_counter_that_the_program_keeps",
+    "a_counter_behind_the_arrays",
+    "no_trips",
+}
 WAYS = ("plain", "donated", "jvp", "vjp", "vmap")
 
 
@@ -167,12 +181,15 @@ def _way(name: str, function: Callable) -> Callable:
     if name == "jvp":
         return jax.jit(lambda x, y: jax.jvp(function, (x, y), (y, x)))
     if name == "vmap":
-        return jax.jit(lambda x, y: jax.vmap(function)(
-            jnp.stack([x, x + 0.25, y]), jnp.stack([y, x, y * 0.5])))
+        return jax.jit(
+            lambda x, y: jax.vmap(function)(jnp.stack([x, x + 0.25, y]), jnp.stack([y, x, y * 0.5]))
+        )
     if name == "vjp":
+
         def pulled(x, y):
             results, pull = jax.vjp(function, x, y)
             return results, pull(results)
+
         return jax.jit(pulled)
     return jax.jit(function, donate_argnums=(0, 1) if name == "donated" else ())
 
@@ -183,10 +200,12 @@ def agrees(name: str, way: str) -> int:
     y = np.cos(np.arange(48 * 48, dtype=np.float32)).reshape(48, 48)
     args = jnp.asarray(x), jnp.asarray(y)
     ours = _way(way, PROGRAMS[name](lambda f: mlc_jit(f, choose="ours"))).lower(*args)
-    expected = jax.tree.map(np.asarray, _way(way, PROGRAMS[name](lambda f: f))(*map(
-        jnp.array, args)))
-    for actual, wanted in zip(jax.tree.leaves(ours.compile()(*args)), jax.tree.leaves(expected),
-                              strict=True):
+    expected = jax.tree.map(
+        np.asarray, _way(way, PROGRAMS[name](lambda f: f))(*map(jnp.array, args))
+    )
+    for actual, wanted in zip(
+        jax.tree.leaves(ours.compile()(*args)), jax.tree.leaves(expected), strict=True
+    ):
         np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
     return ours.as_text().count("@hlo_mlc_kernel(")
 

@@ -34,8 +34,9 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A compiler that takes nothing, and the modules it was given."""
     given = []
 
-    def compile_module(module: ir.Module, options: Options, *, entry: str, backend: Backend
-                       ) -> CompiledModule:
+    def compile_module(
+        module: ir.Module, options: Options, *, entry: str, backend: Backend
+    ) -> CompiledModule:
         given.append(str(module))
         return CompiledModule(module, Report.untouched("nothing is worth it"))
 
@@ -132,10 +133,16 @@ def test_several_devices_are_compiled_for(replacing: Any) -> None:
 
 
 def test_several_devices_of_several_meshes_are_left_to_xla(replacing: Any) -> None:
-    meshes = [jax.make_mesh(shape, ("i", "j"), axis_types=(AxisType.Auto,) * 2)
-              for shape in ((8, 1), (2, 4))]
-    g = mlc_jit(lambda x: x * 2, choose="ours", in_shardings=NamedSharding(meshes[0], P("i")),
-                out_shardings=NamedSharding(meshes[1], P("i")))
+    meshes = [
+        jax.make_mesh(shape, ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+        for shape in ((8, 1), (2, 4))
+    ]
+    g = mlc_jit(
+        lambda x: x * 2,
+        choose="ours",
+        in_shardings=NamedSharding(meshes[0], P("i")),
+        out_shardings=NamedSharding(meshes[1], P("i")),
+    )
     assert jnp.array_equal(g(X), X * 2)
     assert not replacing.modules
     assert "8 devices outside shard_map" in str(g.explain(X))
@@ -174,13 +181,13 @@ def test_symbolic_shapes_are_left_to_xla(replacing: Any) -> None:
     assert not replacing.modules
 
 
-def failing(module: ir.Module, options: Options, *, entry: str, backend: Backend
-            ) -> CompiledModule:
+def failing(module: ir.Module, options: Options, *, entry: str, backend: Backend) -> CompiledModule:
     raise ZeroDivisionError("a fault in the compiler")
 
 
-def of_other_type(module: ir.Module, options: Options, *, entry: str, backend: Backend
-            ) -> CompiledModule:
+def of_other_type(
+    module: ir.Module, options: Options, *, entry: str, backend: Backend
+) -> CompiledModule:
     with module.context:
         other = ir.Module.parse(f"func.func @{entry}(%x: tensor<2xf32>) {{ return }}")
     return CompiledModule(other, Report.untouched(""))

@@ -69,8 +69,9 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     compile_module = compiling.compile_module
 
-    def watched(module: ir.Module, options: Options, *, entry: str, backend: Backend
-                ) -> CompiledModule:
+    def watched(
+        module: ir.Module, options: Options, *, entry: str, backend: Backend
+    ) -> CompiledModule:
         asked.append(options.choose)
         return compile_module(module, options, entry=entry, backend=backend)
 
@@ -111,8 +112,9 @@ def test_what_takes_longer_than_there_is_time_for_is_run_once(seconds: float, ro
         assert times.speedup == pytest.approx(times.a.median_us / times.b.median_us)
 
 
-@pytest.mark.parametrize(("speedup", "kept"), [(1.5, True), (1.02, True), (1.01, False),
-                                               (0.5, False)])
+@pytest.mark.parametrize(
+    ("speedup", "kept"), [(1.5, True), (1.02, True), (1.01, False), (0.5, False)]
+)
 def test_ours_is_kept_if_it_is_faster(clock: Clock, speedup: float, kept: bool) -> None:
     clock.speedups = [speedup]
     text, report = lowered()
@@ -139,9 +141,7 @@ def test_the_faster_candidate_is_kept(clock: Clock, monkeypatch: pytest.MonkeyPa
     assert "stablehlo.sine" in report.kernels[0].ops
 
 
-def test_the_choice_is_remembered(
-    clock: Clock, compilations: list[str], cache: Path
-) -> None:
+def test_the_choice_is_remembered(clock: Clock, compilations: list[str], cache: Path) -> None:
     clock.speedups = [1.5]
     _, first = lowered()
     assert compilations == ["ours", "auto"]
@@ -190,8 +190,15 @@ def test_that_xla_wins_is_remembered_without_compiling(
     assert report.coverage == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"choose": "both", "comparisons": [],'
-                                     b' "reasons": []}', b'{"choose": "ours", "comparisons": 3}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"choose": "both", "comparisons": [], "reasons": []}',
+        b'{"choose": "ours", "comparisons": 3}',
+    ],
+)
 def test_a_damaged_choice_is_measured_again(clock: Clock, cache: Path, content: bytes) -> None:
     clock.speedups = [1.5]
     lowered()
@@ -300,9 +307,11 @@ def test_a_call_is_measured_on_its_own_arguments(
     for rows in (16, 8):
         x = np.asarray(X[:rows])
         tried.clear()
-        np.testing.assert_allclose(f(jnp.array(x), tree, power=2, key=key),
-                                   np.tanh(x) ** 2 * 2.5 + np.arange(32.0)
-                                   + jax.random.uniform(key, x.shape), rtol=1e-5)
+        np.testing.assert_allclose(
+            f(jnp.array(x), tree, power=2, key=key),
+            np.tanh(x) ** 2 * 2.5 + np.arange(32.0) + jax.random.uniform(key, x.shape),
+            rtol=1e-5,
+        )
         expected = [x, np.arange(32, dtype=np.float32), np.float32(2.5), jax.random.key_data(key)]
         assert len(tried) >= 2
         for given in tried:
@@ -341,11 +350,14 @@ def test_arguments_of_another_call_are_none(clock: Clock, tried: list[list[np.nd
     assert not any(np.array_equal(given[0], X[:5]) for given in tried)
 
 
-@pytest.mark.parametrize(("function", "reason"), [
-    (halve, "repeats itself depends on the arguments"),
-    (sort_in_a_loop, "how often a loop runs"),
-    (callback, "what xla_.*callback does is unknown"),
-])
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (halve, "repeats itself depends on the arguments"),
+        (sort_in_a_loop, "how often a loop runs"),
+        (callback, "what xla_.*callback does is unknown"),
+    ],
+)
 def test_what_may_not_be_run_on_made_up_arguments_is_predicted(
     clock: Clock, function: Callable, reason: str, cache: Path
 ) -> None:

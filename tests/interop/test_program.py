@@ -53,8 +53,10 @@ def test_inside_of_jit_and_of_ours() -> None:
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 1), (2, 0)])
 def test_vmap(axes: Any) -> None:
-    given = [a if axis is None else np.stack([a, a + 1, a * 2], axis)
-             for a, axis in zip((X, Y), axes, strict=True)]
+    given = [
+        a if axis is None else np.stack([a, a + 1, a * 2], axis)
+        for a, axis in zip((X, Y), axes, strict=True)
+    ]
     expected = jax.vmap(g, axes)(*given)
     assert_equal_results(jax.vmap(traceable(), axes)(*given), expected)
     assert_equal_results(jax.jit(jax.vmap(traceable(), axes))(*given), expected)
@@ -64,8 +66,11 @@ def test_vmap(axes: Any) -> None:
 
 def test_there_is_no_derivative() -> None:
     h = traceable()
-    for derive in (jax.grad(lambda x: h(x, Y)[1]), jax.jit(jax.grad(lambda x: h(x, Y)[1])),
-                   jax.jacfwd(lambda x: h(x, Y)[1])):
+    for derive in (
+        jax.grad(lambda x: h(x, Y)[1]),
+        jax.jit(jax.grad(lambda x: h(x, Y)[1])),
+        jax.jacfwd(lambda x: h(x, Y)[1]),
+    ):
         with pytest.raises(UsageError, match=r"@main is a StableHLO program.*no derivative"):
             derive(X)
     # What it gives may be a constant of what is differentiated.

@@ -145,7 +145,7 @@ def test_what_is_not_proved_to_be_inside_is_guarded(plant, tmp_path, choose) -> 
     plant(unclamped)
     f = mlc_jit(picked, choose=choose)
     np.testing.assert_array_equal(f(X, ROWS), jax.jit(picked)(X, ROWS))
-    kernel, = f.report(X, ROWS).kernels
+    (kernel,) = f.report(X, ROWS).kernels
     assert "is within" in kernel.proof
     assert counts(tmp_path) == {"proved": 0, "guarded": 1, "refused": 0}
     outside = f(X, ROWS.at[3].set(1 << 30).at[5].set(-(1 << 30)))

@@ -18,15 +18,18 @@ from hlo_mlc.interop.widening import widened, widened_array
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(("actual", "expected", "same"), [
-    ([1.0, 2.0], [1.0, 2.0 + 1e-6], True),
-    ([1.0, 2.0], [1.0, 2.1], False),
-    ([np.nan, np.inf], [np.nan, np.inf], True),
-    ([np.nan, 1.0], [1.0, 1.0], False),
-    ([np.inf, 1.0], [-np.inf, 1.0], False),
-    ([0.0, 1e8], [1e-3, 1e8], True),
-    ([], [], True),
-])
+@pytest.mark.parametrize(
+    ("actual", "expected", "same"),
+    [
+        ([1.0, 2.0], [1.0, 2.0 + 1e-6], True),
+        ([1.0, 2.0], [1.0, 2.1], False),
+        ([np.nan, np.inf], [np.nan, np.inf], True),
+        ([np.nan, 1.0], [1.0, 1.0], False),
+        ([np.inf, 1.0], [-np.inf, 1.0], False),
+        ([0.0, 1e8], [1e-3, 1e8], True),
+        ([], [], True),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_disagreement_of_floats(
     actual: list[float], expected: list[float], same: bool, dtype: str
@@ -41,8 +44,9 @@ def test_disagreement_of_integers_allows_for_ties() -> None:
     few[3] += 1
     many[:20] += 1
     assert not disagreement([few], [expected])
-    assert disagreement([expected, many], [expected, expected]).startswith("2% of the elements of "
-                                                                           "result 1")
+    assert disagreement([expected, many], [expected, expected]).startswith(
+        "2% of the elements of result 1"
+    )
 
 
 def test_bfloat16_is_compared_as_coarsely_as_it_is() -> None:
@@ -60,21 +64,24 @@ def off(by: float, share: float = 1.0) -> np.ndarray:
     return (EXACT + where * by * RNG.standard_normal(EXACT.shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize(("actual", "expected", "near"), [
-    (off(1.0), off(1.0), True),  # a chaotic map's
-    (off(2.0), off(1.0), True),
-    (off(3.0), off(1.0), False),
-    (3 * off(1.0), off(0.1), False),
-    (off(1.0, 0.5), off(1.0, 0.4), True),
-    (off(1.0, 0.5), off(1.0, 0.1), False),
-    (off(1.0, 0.005), off(0.0), False),  # few, but so far off that the mean shows it
-    (off(1e-7), off(0.0), True),
-    (np.where(EXACT > 0, np.float32(np.nan), off(0.0)), off(0.0), False),
-    (np.where(EXACT > 2, np.float32(np.inf), off(0.0)), off(0.0), False),
-    (np.zeros(0, np.float32), np.zeros(0, np.float32), True),
-])
+@pytest.mark.parametrize(
+    ("actual", "expected", "near"),
+    [
+        (off(1.0), off(1.0), True),  # a chaotic map's
+        (off(2.0), off(1.0), True),
+        (off(3.0), off(1.0), False),
+        (3 * off(1.0), off(0.1), False),
+        (off(1.0, 0.5), off(1.0, 0.4), True),
+        (off(1.0, 0.5), off(1.0, 0.1), False),
+        (off(1.0, 0.005), off(0.0), False),  # few, but so far off that the mean shows it
+        (off(1e-7), off(0.0), True),
+        (np.where(EXACT > 0, np.float32(np.nan), off(0.0)), off(0.0), False),
+        (np.where(EXACT > 2, np.float32(np.inf), off(0.0)), off(0.0), False),
+        (np.zeros(0, np.float32), np.zeros(0, np.float32), True),
+    ],
+)
 def test_as_near_as_the_other(actual: np.ndarray, expected: np.ndarray, near: bool) -> None:
-    exact = EXACT[:len(actual)]
+    exact = EXACT[: len(actual)]
     assert as_near([actual], [expected], [exact]) is near
     assert not as_near([actual], [expected], None)
     assert as_near([expected], [expected], [exact])
@@ -120,8 +127,18 @@ def all_kinds(x: jax.Array, z: jax.Array, h: jax.Array) -> Sequence[jax.Array]:
     branched = jax.lax.cond(x.sum() > 0, jnp.exp, jnp.log1p, abs(x))
     constant = jnp.asarray(np.arange(4) * (0.1 + 0.3j), jnp.complex64)
     rounded = jnp.asarray([1.5, 2.5, np.inf, -0.0], ml_dtypes.bfloat16)
-    return (y @ y, branched, z * constant, (h * rounded)[:2].sum(), jnp.sort(x)[::-1],
-            jnp.argmax(x), x > 0.5, jnp.var(x, keepdims=True), jax.nn.softmax(h), jnp.zeros((0, 3)))
+    return (
+        y @ y,
+        branched,
+        z * constant,
+        (h * rounded)[:2].sum(),
+        jnp.sort(x)[::-1],
+        jnp.argmax(x),
+        x > 0.5,
+        jnp.var(x, keepdims=True),
+        jax.nn.softmax(h),
+        jnp.zeros((0, 3)),
+    )
 
 
 X = np.asarray([0.3, -0.7, 1.9, 0.1], np.float32)
@@ -144,13 +161,16 @@ def test_all_is_computed_in_f64() -> None:
     assert np.asarray(results[0]) != np.float32(results[0])
 
 
-@pytest.mark.parametrize("function", [
-    normal,
-    lambda key, x: jax.lax.bitcast_convert_type(x, jnp.int32) & key[0],
-    lambda key, x: jax.lax.reduce_precision(x, 5, 7) + key.sum(),
-    lambda key, x: jnp.linalg.qr(x[:, None] * x + jnp.eye(4))[1] + key.sum(),
-    lambda key, x: jnp.linalg.eigh(x[:, None] * x + jnp.eye(4))[0] + key.sum(),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        normal,
+        lambda key, x: jax.lax.bitcast_convert_type(x, jnp.int32) & key[0],
+        lambda key, x: jax.lax.reduce_precision(x, 5, 7) + key.sum(),
+        lambda key, x: jnp.linalg.qr(x[:, None] * x + jnp.eye(4))[1] + key.sum(),
+        lambda key, x: jnp.linalg.eigh(x[:, None] * x + jnp.eye(4))[0] + key.sum(),
+    ],
+)
 def test_what_is_of_one_type_stays_so(function: Callable[..., Any]) -> None:
     key = jax.random.PRNGKey(1)
     module = jax.jit(function).lower(key, X).compiler_ir()

@@ -102,8 +102,9 @@ def test_uninstall_restores(library, compiled: list[str]) -> None:
     hlo_mlc.uninstall()
     assert [dict(n) for n in names] == found
     assert before.jit_with_count.func is after.jit_with_count.func is after.jit is compat.jit
-    assert not any(is_routed(use(), compiled) for module in (before, after)
-                   for use in module.USES[:-1])
+    assert not any(
+        is_routed(use(), compiled) for module in (before, after) for use in module.USES[:-1]
+    )
     assert not is_routed(kept(lambda x: jnp.tanh(x) * 2), compiled)
     assert is_routed(made, compiled)
     hlo_mlc.uninstall()
@@ -220,11 +221,16 @@ if __name__ == "__main__":
 
 def ran(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess:
     cache = str(Options.from_environment().cache_dir)
-    paths = os.pathsep.join([str(Path(hlo_mlc.__file__).parents[1]),
-                             os.environ.get("PYTHONPATH", "")])
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True,
-                          env=os.environ | {"HLO_MLC_CACHE": cache, "PYTHONPATH": paths}
-                          | environment)
+    paths = os.pathsep.join(
+        [str(Path(hlo_mlc.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"HLO_MLC_CACHE": cache, "PYTHONPATH": paths} | environment,
+    )
 
 
 def test_a_script(tmp_path: Path) -> None:
@@ -297,7 +303,8 @@ def test_flax_and_optax(compiled: list[str]) -> None:
         @jax.jit
         def step(parameters: Any, state: Any) -> tuple[Any, Any, jax.Array]:
             loss, gradient = jax.value_and_grad(
-                lambda p: jnp.mean((model.apply(p, INPUTS) - TARGETS) ** 2))(parameters)
+                lambda p: jnp.mean((model.apply(p, INPUTS) - TARGETS) ** 2)
+            )(parameters)
             updates, state = optimizer.update(gradient, state, parameters)
             return optax.apply_updates(parameters, updates), state, loss
 
@@ -315,8 +322,9 @@ def test_flax_nnx(compiled: list[str]) -> None:
 
         @nnx.jit
         def step(model: Any) -> jax.Array:
-            loss, gradient = nnx.value_and_grad(
-                lambda m: jnp.mean((m(INPUTS) - TARGETS) ** 2))(model)
+            loss, gradient = nnx.value_and_grad(lambda m: jnp.mean((m(INPUTS) - TARGETS) ** 2))(
+                model
+            )
             changed = jax.tree.map(lambda p, g: p - 0.05 * g, nnx.state(model, nnx.Param), gradient)
             nnx.update(model, changed)
             return loss
@@ -333,7 +341,8 @@ def test_equinox(compiled: list[str]) -> None:
         @equinox.filter_jit
         def step(model: Any) -> tuple[Any, jax.Array]:
             loss, gradient = equinox.filter_value_and_grad(
-                lambda m: jnp.mean((jax.vmap(m)(INPUTS) - TARGETS) ** 2))(model)
+                lambda m: jnp.mean((jax.vmap(m)(INPUTS) - TARGETS) ** 2)
+            )(model)
             return equinox.apply_updates(model, jax.tree.map(lambda g: -0.01 * g, gradient)), loss
 
         return train(step, equinox.nn.MLP(8, 1, 16, 1, key=jax.random.key(0)))
@@ -351,8 +360,9 @@ def test_numpyro(compiled: list[str]) -> None:
         numpyro.sample("y", distributions.Normal(INPUTS @ w, 0.1), obs=TARGETS[:, 0])
 
     def run() -> list[float]:
-        svi = infer.SVI(model, guides.AutoNormal(model), numpyro.optim.Adam(1e-2),
-                        infer.Trace_ELBO())
+        svi = infer.SVI(
+            model, guides.AutoNormal(model), numpyro.optim.Adam(1e-2), infer.Trace_ELBO()
+        )
         return train(jax.jit(svi.update), svi.init(jax.random.key(0)))
 
     same_with_and_without(run, compiled)

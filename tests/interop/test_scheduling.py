@@ -40,8 +40,12 @@ def place(x: jax.Array) -> jax.Array:
     """The row of the first of the largest elements, in an order that matters."""
     x = x[:, ::2]
     row = jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)
-    return jax.lax.reduce((x, row), (jnp.array(-99, x.dtype), jnp.int32(0)), lambda a, b: tuple(
-        jnp.where(b[0] > a[0], q, p) for p, q in zip(a, b, strict=True)), (0, 1))[1]
+    return jax.lax.reduce(
+        (x, row),
+        (jnp.array(-99, x.dtype), jnp.int32(0)),
+        lambda a, b: tuple(jnp.where(b[0] > a[0], q, p) for p, q in zip(a, b, strict=True)),
+        (0, 1),
+    )[1]
 
 
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -83,22 +87,38 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
     buffer, number = str(rng.choice(buffers)), int(rng.integers(1, 9))
     arguments = {
         "split": (first, number, str(rng.choice(TAILS))),
-        "fuse": (first, second), "fuse_loops": (first, second), "distribute": (first, second),
-        "fuse_first": (first, second, str(rng.choice(loops))), "hoist": (first, second),
-        "reorder": ((first, second),), "bind": (first, "block"), "rfactor": (first, number, 2),
-        "cascade": (number + 1,), "contract": (buffer,), "specialize": (first, second),
+        "fuse": (first, second),
+        "fuse_loops": (first, second),
+        "distribute": (first, second),
+        "fuse_first": (first, second, str(rng.choice(loops))),
+        "hoist": (first, second),
+        "reorder": ((first, second),),
+        "bind": (first, "block"),
+        "rfactor": (first, number, 2),
+        "cascade": (number + 1,),
+        "contract": (buffer,),
+        "specialize": (first, second),
         "expand": (first, "register", number, str(rng.choice(["first", "last"]))),
-        "cache_read": (buffer, first, str(rng.choice(["rows", "loops"]))), "stream": (buffer,),
+        "cache_read": (buffer, first, str(rng.choice(["rows", "loops"]))),
+        "stream": (buffer,),
         "cache_write": (buffer, first, str(rng.choice(["rows", "transposed"]))),
-        "prefetch": (buffer, first, number), "prefetch_next": (buffer, (first,), second),
-        "fuse_last": (first, (second,)), "pad": (buffer, number), "atomic": (buffer,),
+        "prefetch": (buffer, first, number),
+        "prefetch_next": (buffer, (first,), second),
+        "fuse_last": (first, (second,)),
+        "pad": (buffer, number),
+        "atomic": (buffer,),
         "transform_layout": (buffer, (number,), ("0",)),
-        "set_apart": (first, number // 2, number), "cut": (first, number),
-        "rename": (first, second, f"{second}.again"), "coalesce": (buffer,),
-        "persist": (first, number), "jam": ((first,), *((second,) if number > 4 else ())),
+        "set_apart": (first, number // 2, number),
+        "cut": (first, number),
+        "rename": (first, second, f"{second}.again"),
+        "coalesce": (buffer,),
+        "persist": (first, number),
+        "jam": ((first,), *((second,) if number > 4 else ())),
         "fold_apart": (first, str(rng.choice(["", second]))),
-        "add_loops": (("t",), (number,), first), "inline": (buffer,),
-        "replicate": (buffer, (first,))}
+        "add_loops": (("t",), (number,), first),
+        "inline": (buffer,),
+        "replicate": (buffer, (first,)),
+    }
     return Step(name, arguments.get(name, (first,)))
 
 
@@ -116,8 +136,9 @@ def test_chains_at_random(name: str, dtype: str) -> None:
             while len(s.steps) < length and refused < 300:
                 step = drawn(s, rng)
                 try:
-                    s = getattr(s, step.name)(*(step.arguments[0] if step.name == "reorder"
-                                                else step.arguments))
+                    s = getattr(s, step.name)(
+                        *(step.arguments[0] if step.name == "reorder" else step.arguments)
+                    )
                 except ScheduleError:
                     refused += 1
             assert len(s.steps) >= 3
@@ -141,7 +162,8 @@ def test_it_begins_with_what_the_template_does() -> None:
         "      s0.i2[] = 0.0:f32",
         "      for i1 in 0..13:",
         "        s0.i2[] <- add a0[i1, i0] * a0[i1, i0]",
-        "      r0[i0] = s0.i2[]"]
+        "      r0[i0] = s0.i2[]",
+    ]
     assert s.history.count("kernel nest(") == len(s.steps) + 1
     assert {*PRIMITIVES, "run", "steps"} <= {*dir(s)}
     assert s.split.__doc__ == s.schedule.split.__doc__
@@ -162,16 +184,28 @@ def test_the_costliest_nest_unless_another_is_named() -> None:
         ours.schedule("scater", X)
 
 
-@pytest.mark.parametrize(("function", "attempt", "reason"), [
-    (FUNCTIONS["columns"], lambda s: s.parallel("i1"), "parallel: .*s0.i2"),
-    (FUNCTIONS["update"], lambda s: s.parallel("i0"), "parallel: "),
-    (FUNCTIONS["cumulative"], lambda s: s.reorder("i1", "i0"), "reorder: "),
-    (FUNCTIONS["map"], lambda s: s.fuse("i0", "i1").vectorize("i0.i1"), "vectorize: .*split it"),
-    (FUNCTIONS["places"], lambda s: s.vectorize("i1"), "vectorize: .*does not commute; rfactor"),
-    (FUNCTIONS["place"], lambda s: s.reorder("i1", "i0"), "reorder: .*would change the order"),
-    (FUNCTIONS["map"], lambda s: s.unroll("i9"), "no loop is called 'i9'"),
-    (FUNCTIONS["map"], lambda s: s.bind("i0", "block"), "for GPUs"),
-], ids=["fold", "update", "scan", "long", "ties", "order", "unknown", "gpu"])
+@pytest.mark.parametrize(
+    ("function", "attempt", "reason"),
+    [
+        (FUNCTIONS["columns"], lambda s: s.parallel("i1"), "parallel: .*s0.i2"),
+        (FUNCTIONS["update"], lambda s: s.parallel("i0"), "parallel: "),
+        (FUNCTIONS["cumulative"], lambda s: s.reorder("i1", "i0"), "reorder: "),
+        (
+            FUNCTIONS["map"],
+            lambda s: s.fuse("i0", "i1").vectorize("i0.i1"),
+            "vectorize: .*split it",
+        ),
+        (
+            FUNCTIONS["places"],
+            lambda s: s.vectorize("i1"),
+            "vectorize: .*does not commute; rfactor",
+        ),
+        (FUNCTIONS["place"], lambda s: s.reorder("i1", "i0"), "reorder: .*would change the order"),
+        (FUNCTIONS["map"], lambda s: s.unroll("i9"), "no loop is called 'i9'"),
+        (FUNCTIONS["map"], lambda s: s.bind("i0", "block"), "for GPUs"),
+    ],
+    ids=["fold", "update", "scan", "long", "ties", "order", "unknown", "gpu"],
+)
 def test_what_would_change_the_meaning_is_refused(function, attempt, reason) -> None:
     s = schedule_of(function, X).with_steps(())
     with pytest.raises(ScheduleError, match=reason):
@@ -226,9 +260,15 @@ print(kernel.by_hand, "|", kernel.reason, "|", smallest.explain(x))
 
 def tiled(s: KernelSchedule) -> KernelSchedule:
     """The naive loops of `smallest`, with a tile of accumulators."""
-    return (s.with_steps(()).split("i0", 4).split("i1", 8)
-            .expand("i1.i", "register").distribute("i1.i", "i2").reorder("i2", "i1.i")
-            .vectorize("i1.i"))
+    return (
+        s.with_steps(())
+        .split("i0", 4)
+        .split("i1", 8)
+        .expand("i1.i", "register")
+        .distribute("i1.i", "i2")
+        .reorder("i2", "i1.i")
+        .vectorize("i1.i")
+    )
 
 
 def test_what_is_pinned_is_run_in_every_process(tmp_path: Path) -> None:
@@ -246,8 +286,9 @@ def test_what_is_pinned_is_run_in_every_process(tmp_path: Path) -> None:
     assert again.steps == s.steps, "one goes on where one was"
     np.save(tmp_path / "x.npy", X)
     (tmp_path / "script.py").write_text(SCRIPT)
-    said = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True,
-                          text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert said.startswith("scheduled by hand: 6 steps | scheduled by hand | ")
     assert said.count("scheduled by hand: 6 steps") == 2
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), before)
@@ -273,15 +314,26 @@ def test_tuning_leaves_alone_what_is_pinned() -> None:
 
 def record_of(s: KernelSchedule, *steps: Step) -> Record:
     target = target_of(Options.from_environment())
-    return Record(s.place.alone.cluster.kernel.fingerprint, target.key,
-                  {s.nest: (s.template, steps)}, Measured(2.0, 1.0, 2.0), OURS, name=s.name)
+    return Record(
+        s.place.alone.cluster.kernel.fingerprint,
+        target.key,
+        {s.nest: (s.template, steps)},
+        Measured(2.0, 1.0, 2.0),
+        OURS,
+        name=s.name,
+    )
 
 
-@pytest.mark.parametrize(("step", "reason"), [
-    (Step("split", ("gone", 4)), "no loop is called 'gone'"),
-    (Step("weave", ("i0",)), "no schedule primitive is called 'weave'"),
-    (Step("split", ("i0",)), "missing a required argument: 'factor'"),
-    (Step("parallel", ("i2",)), "parallel: ")], ids=["loop", "primitive", "argument", "illegal"])
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (Step("split", ("gone", 4)), "no loop is called 'gone'"),
+        (Step("weave", ("i0",)), "no schedule primitive is called 'weave'"),
+        (Step("split", ("i0",)), "missing a required argument: 'factor'"),
+        (Step("parallel", ("i2",)), "parallel: "),
+    ],
+    ids=["loop", "primitive", "argument", "illegal"],
+)
 def test_what_no_longer_applies_is_reported_once(step: Step, reason: str) -> None:
     s = schedule_of(smallest, X)
     kernel, options = s.place.alone.cluster.kernel, Options.from_environment()
@@ -322,8 +374,9 @@ def lock(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("way", ["argument", "variable"])
-def test_kernels_are_built_by_the_file_alone(lock: Path, tmp_path: Path, way: str,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_built_by_the_file_alone(
+    lock: Path, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if way == "variable":
         monkeypatch.setenv("HLO_MLC_RECORDS", str(lock))
     pinned = mlc_jit(smallest, records="lock.json" if way == "argument" else None)
@@ -362,23 +415,34 @@ def redone(change: Callable[[str], str], path: Path) -> None:
     records = open_records(Options.from_environment())
     for record in json.loads(change(path.read_text()))["records"]:
         record.pop("digest")
-        ways = {int(n): (way["template"], tuple(map(Step.from_json, way["steps"])))
-                for n, way in record.pop("schedules").items()}
+        ways = {
+            int(n): (way["template"], tuple(map(Step.from_json, way["steps"])))
+            for n, way in record.pop("schedules").items()
+        }
         records.put(Record(schedules=ways, measured=Measured(**record.pop("measured")), **record))
     path.write_text(records.export_text())
 
 
-@pytest.mark.parametrize(("change", "reason"), [
-    (lambda path: path.unlink(), "lock.json cannot be read: No such file"),
-    (lambda path: path.write_text("{"), "lock.json cannot be followed"),
-    (lambda path: path.write_text(damaged(path.read_text())),
-     r"record 0, min@test_scheduling.py:\d+: its digest does not match"),
-    (lambda path: redone(of_another_machine, path), "are for z80-1-abc, and this is "),
-    (lambda path: redone(lambda t: t.replace('"vectorize"', '"weave"'), path),
-     "this version does not have weave")],
-    ids=["missing", "no records", "damaged", "another machine", "unknown"])
-def test_a_file_that_cannot_be_followed(lock: Path, change: Callable[[Path], None], reason: str
-                                        ) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.unlink(), "lock.json cannot be read: No such file"),
+        (lambda path: path.write_text("{"), "lock.json cannot be followed"),
+        (
+            lambda path: path.write_text(damaged(path.read_text())),
+            r"record 0, min@test_scheduling.py:\d+: its digest does not match",
+        ),
+        (lambda path: redone(of_another_machine, path), "are for z80-1-abc, and this is "),
+        (
+            lambda path: redone(lambda t: t.replace('"vectorize"', '"weave"'), path),
+            "this version does not have weave",
+        ),
+    ],
+    ids=["missing", "no records", "damaged", "another machine", "unknown"],
+)
+def test_a_file_that_cannot_be_followed(
+    lock: Path, change: Callable[[Path], None], reason: str
+) -> None:
     change(lock)
     with pytest.raises(ConfigurationError, match=reason):
         mlc_jit(smallest, records=lock)

@@ -132,9 +132,7 @@ def test_what_was_settled_is_remembered(seconds: dict[str, float], xla: float) -
     seconds["xla"] = xla
     settled(mlc_jit(lambda x: jax.nn.softmax(jnp.cos(x) * 3)), X)
     forget()
-    again = mlc_jit(
-        lambda x:
-            jax.nn.softmax(jnp.cos(x) * 3))
+    again = mlc_jit(lambda x: jax.nn.softmax(jnp.cos(x) * 3))
     again(X)
     assert not isinstance(again.func, Settling), "one call is enough to know"
     assert min(kernels(again, X), 1) == (xla > 1e-3)
@@ -151,7 +149,8 @@ def covariance(x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("xla, count", [(2e-3, 1), (1.04e-3, 1), (1.02e-3, 0), (0.5e-3, 0)])
 def test_what_was_left_to_xla_is_ours_where_that_is_faster(
-        seconds: dict[str, float], xla: float, count: int) -> None:
+    seconds: dict[str, float], xla: float, count: int
+) -> None:
     seconds["xla"] = xla
     counted = Traced(covariance)
     function = mlc_jit(counted)
@@ -180,7 +179,8 @@ def test_next_to_nothing_is_not_compiled_in_vain(monkeypatch: pytest.MonkeyPatch
 
 
 def test_nobody_hears_of_faults_of_a_side_that_is_tried(
-        monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]
+) -> None:
     function = mlc_jit(Traced(covariance))
     function(Y)
     failed, told = [], []
@@ -211,18 +211,22 @@ def test_what_xla_is_faster_at_stays_so_where_it_is_jitted_anew(seconds: dict[st
     forget()
 
 
-@pytest.mark.parametrize("variable", [("HLO_MLC_SETTLE", "0"), ("HLO_MLC_CHOOSE", "ours"),
-                                      ("HLO_MLC_CHOOSE", "xla")])
-def test_it_is_off_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch,
-                                          variable: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "variable", [("HLO_MLC_SETTLE", "0"), ("HLO_MLC_CHOOSE", "ours"), ("HLO_MLC_CHOOSE", "xla")]
+)
+def test_it_is_off_where_it_is_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
+) -> None:
     monkeypatch.setenv(*variable)
     assert not isinstance(mlc_jit(Traced()).func, Settling)
 
 
-@pytest.mark.parametrize(("change", "value"), [
-    ((jax, "device_count"), lambda: 8), ((settling, "_CLEAR"), 0.0)])
-def test_one_call_ends_it_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch, change: tuple,
-                                                value: Any) -> None:
+@pytest.mark.parametrize(
+    ("change", "value"), [((jax, "device_count"), lambda: 8), ((settling, "_CLEAR"), 0.0)]
+)
+def test_one_call_ends_it_where_nothing_is_open(
+    monkeypatch: pytest.MonkeyPatch, change: tuple, value: Any
+) -> None:
     monkeypatch.setattr(*change, value)
     function = mlc_jit(Traced())
     function(X)
@@ -371,12 +375,23 @@ def _raise(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("planted")
 
 
-@pytest.mark.parametrize("place", [
-    (Settling, "_is_open"), (Settling, "_look_at"), (Settling, "_note"), (Settling, "_settle"),
-    (settling, "remember"), (settling, "recorded"), (settling, "use_from_now_on"),
-    (settling._Kind, "of"), (settling.compat, "described")])
+@pytest.mark.parametrize(
+    "place",
+    [
+        (Settling, "_is_open"),
+        (Settling, "_look_at"),
+        (Settling, "_note"),
+        (Settling, "_settle"),
+        (settling, "remember"),
+        (settling, "recorded"),
+        (settling, "use_from_now_on"),
+        (settling._Kind, "of"),
+        (settling.compat, "described"),
+    ],
+)
 def test_whatever_fails_the_caller_gets_what_is_right(
-        monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], place: tuple) -> None:
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], place: tuple
+) -> None:
     seconds["xla"] = 0.5e-3
     monkeypatch.setattr(*place, _raise)
     function = mlc_jit(Traced())
@@ -406,8 +421,9 @@ class _Failing:
 
 
 @pytest.mark.parametrize("jit", [_Failing, lambda given: None])
-def test_a_side_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch,
-                                        seconds: dict[str, float], jit: Any) -> None:
+def test_a_side_that_fails_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], jit: Any
+) -> None:
     monkeypatch.setattr("hlo_mlc.interop.jitted.Side", _side(jit))
     function = mlc_jit(Traced())
     settled(function, X)
@@ -447,8 +463,9 @@ def test_nothing_is_compiled_while_a_first_call_is_waited_for(seconds: dict[str,
     settled(function, X)
 
 
-def test_one_is_compiled_at_a_time(seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
-                                   ) -> None:
+def test_one_is_compiled_at_a_time(
+    seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     functions = [mlc_jit(Traced(lambda x, by=by: softened(x, by))) for by in (2.0, 3.0, 4.0)]
     inside, most = [0], []
 
@@ -461,8 +478,9 @@ def test_one_is_compiled_at_a_time(seconds: dict[str, float], monkeypatch: pytes
 
     for function in functions:
         made = function.func._alternative
-        monkeypatch.setattr(function.func, "_alternative",
-                            lambda *args, made=made: alternative(made, *args))
+        monkeypatch.setattr(
+            function.func, "_alternative", lambda *args, made=made: alternative(made, *args)
+        )
     for _ in range(4):
         for function in functions:
             function(X)

@@ -37,8 +37,11 @@ def placed(array: Any, *spec: Any, mesh: str = "8") -> Any:
 
 def collectives(compiled: Any) -> list[str]:
     """The kinds of what devices do together in a compiled program, each once."""
-    found = re.findall(r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)"
-                       r"(?:-start)?\(", compiled.as_text())
+    found = re.findall(
+        r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)"
+        r"(?:-start)?\(",
+        compiled.as_text(),
+    )
     return sorted(set(found))
 
 
@@ -85,8 +88,9 @@ def test_a_dimension_that_is_summed_may_be_sharded() -> None:
 
 
 def test_rows_and_columns_are_sharded_at_once() -> None:
-    compiled = compared(lambda x, w: x @ w, placed(X, "i", mesh="4x2"),
-                        placed(W, None, "j", mesh="4x2"))
+    compiled = compared(
+        lambda x, w: x @ w, placed(X, "i", mesh="4x2"), placed(W, None, "j", mesh="4x2")
+    )
     assert collectives(compiled) == []
     assert "f32[16,32]" in compiled.as_text()
     assert "f32[32,8]" in compiled.as_text()
@@ -129,8 +133,13 @@ def test_training_steps() -> None:
     params = [(placed(RNG.normal(size=(32, 32)).astype(np.float32) * 0.1), params[0][1]), params[1]]
     step = compared(train, params, x, y, coverage=0.9)
     assert collectives(step) == ["all-reduce"]
-    loop = compared(lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None,
-                                           length=3), params, x, y, coverage=0.8)
+    loop = compared(
+        lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None, length=3),
+        params,
+        x,
+        y,
+        coverage=0.8,
+    )
     assert collectives(loop) == ["all-reduce"]
 
 
@@ -178,8 +187,13 @@ def test_inside_another_jit_training_steps() -> None:
     params, x, y = training()
     params = [(placed(RNG.normal(size=(32, 32)).astype(np.float32) * 0.1), params[0][1]), params[1]]
     assert inside(train, params, x, y, coverage=0.9) == ["all-reduce"]
-    assert inside(lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None,
-                                         length=3), params, x, y, coverage=0.8) == ["all-reduce"]
+    assert inside(
+        lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None, length=3),
+        params,
+        x,
+        y,
+        coverage=0.8,
+    ) == ["all-reduce"]
 
 
 @pytest.mark.parametrize("place", ["results", "constraint", "inner jit", "own", "enabled"])
@@ -190,10 +204,10 @@ def test_the_mesh_is_found_where_the_program_names_it(place: str) -> None:
         routed = jax.jit(chain)
     programs = {
         "results": jax.jit(lambda x, w: ours(x, w), out_shardings=wanted[0]),
-        "constraint": jax.jit(lambda x, w: ours(
-            lax.with_sharding_constraint(x, wanted[0]), w)),
-        "inner jit": jax.jit(lambda x, w: jax.jit(lambda x, w: ours(x, w), in_shardings=wanted)(
-            x, w)),
+        "constraint": jax.jit(lambda x, w: ours(lax.with_sharding_constraint(x, wanted[0]), w)),
+        "inner jit": jax.jit(
+            lambda x, w: jax.jit(lambda x, w: ours(x, w), in_shardings=wanted)(x, w)
+        ),
         "own": jax.jit(lambda x, w: mlc_jit(chain, choose="ours", in_shardings=wanted)(x, w)),
         "enabled": jax.jit(lambda x, w: routed(x, w), in_shardings=wanted),
     }
@@ -226,7 +240,8 @@ def test_what_does_not_divide_is_whole_on_every_device() -> None:
 
     def function(x: jax.Array) -> jax.Array:
         return jnp.tanh(x[:, :15]) + lax.with_sharding_constraint(
-            x[:, 15:] * 2, NamedSharding(mesh_of("4x2"), P("i")))
+            x[:, 15:] * 2, NamedSharding(mesh_of("4x2"), P("i"))
+        )
 
     compared(function, x)
 
@@ -261,8 +276,9 @@ def random_program(rng: np.random.Generator) -> Callable:
 
     if rng.random() < 0.5:
         return function
-    return jax.value_and_grad(lambda *args: sum(
-        (leaf ** 2).mean() for leaf in jax.tree.leaves(function(*args))), (0, 2))
+    return jax.value_and_grad(
+        lambda *args: sum((leaf**2).mean() for leaf in jax.tree.leaves(function(*args))), (0, 2)
+    )
 
 
 def random_spec(rng: np.random.Generator, shape: Sequence[int], mesh: str) -> P:
@@ -270,8 +286,11 @@ def random_spec(rng: np.random.Generator, shape: Sequence[int], mesh: str) -> P:
     free, spec = [int(n) for n in rng.permutation(len(names))], []
     for extent in shape:
         chosen: list[int] = []
-        while free and rng.random() < 0.6 \
-                and extent % np.prod([sizes[n] for n in (*chosen, free[0])]) == 0:
+        while (
+            free
+            and rng.random() < 0.6
+            and extent % np.prod([sizes[n] for n in (*chosen, free[0])]) == 0
+        ):
             chosen.append(free.pop())
         spec.append(tuple(names[n] for n in chosen) or None)
     return P(*spec)
@@ -283,9 +302,13 @@ def test_random_programs(mesh: str, seed: int) -> None:
     rng = np.random.default_rng([seed, len(mesh)])
     b, n = (int(extent) for extent in rng.choice([8, 12, 16, 24], 2))
     function = random_program(rng)
-    args = [jax.device_put(rng.normal(size=shape).astype(np.float32),
-                           NamedSharding(mesh_of(mesh), random_spec(rng, shape, mesh)))
-            for shape in ((b, n), (b, n), (n, n))]
+    args = [
+        jax.device_put(
+            rng.normal(size=shape).astype(np.float32),
+            NamedSharding(mesh_of(mesh), random_spec(rng, shape, mesh)),
+        )
+        for shape in ((b, n), (b, n), (n, n))
+    ]
     compared(function, *args, coverage=0.1)
 
 

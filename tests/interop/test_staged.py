@@ -115,11 +115,24 @@ def inside_another(jit: Jit, count: Count) -> None:
     jit(lambda x: jit(count)(x))(X)
 
 
-@pytest.mark.parametrize("use", [
-    a_function, with_each_option, static_arguments, a_method, methods_given_back, methods_kept,
-    one_partial, partials_kept, equal_ones_given_back, equal_ones_kept, stages,
-    forgotten, inside_another,
-])
+@pytest.mark.parametrize(
+    "use",
+    [
+        a_function,
+        with_each_option,
+        static_arguments,
+        a_method,
+        methods_given_back,
+        methods_kept,
+        one_partial,
+        partials_kept,
+        equal_ones_given_back,
+        equal_ones_kept,
+        stages,
+        forgotten,
+        inside_another,
+    ],
+)
 def test_traced_as_often_as_by_jax_jit(use: Callable[[Jit, Count], None]) -> None:
     def traces(jit: Jit) -> int:
         traced = []
@@ -195,19 +208,30 @@ class NotReferable:
         return x * 2
 
 
-@pytest.mark.parametrize("function", [
-    NotHashable(lambda x: x, 2.0), Incomparable(lambda x: x, 2.0), NotReferable(),
-    operator.itemgetter(slice(2)),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        NotHashable(lambda x: x, 2.0),
+        Incomparable(lambda x: x, 2.0),
+        NotReferable(),
+        operator.itemgetter(slice(2)),
+    ],
+)
 def test_what_jax_cannot_know_again_is_compiled_each_time(function: Callable) -> None:
     for _ in range(2):
         assert jnp.array_equal(mlc_jit(function)(X), function(X))
 
 
-@pytest.mark.parametrize("function", [
-    functools.partial(lambda a, x: a * x, 2.0), functools.partial(Scaled(lambda x: x, 2.0)),
-    jax.vmap(lambda x: x), Scaled(lambda x: x, 2.0), Scaled(lambda x: x, 2.0).method,
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        functools.partial(lambda a, x: a * x, 2.0),
+        functools.partial(Scaled(lambda x: x, 2.0)),
+        jax.vmap(lambda x: x),
+        Scaled(lambda x: x, 2.0),
+        Scaled(lambda x: x, 2.0).method,
+    ],
+)
 def test_it_has_the_name_that_jax_jit_gives_it(function: Callable) -> None:
     def names(jit: Jit) -> tuple[str, ...]:
         jitted = jit(function)

@@ -54,26 +54,49 @@ def attention(x: jax.Array, qkv: jax.Array, out: jax.Array) -> jax.Array:
 def network(image: jax.Array, first: jax.Array, second: jax.Array, dense: jax.Array) -> dict:
     x = image
     for kernel in (first, second):
-        x = jax.nn.relu(lax.conv_general_dilated(
-            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        x = jax.nn.relu(
+            lax.conv_general_dilated(
+                x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
         x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
     scores = x.reshape(x.shape[0], -1) @ dense
     return {"scores": scores, "best": jnp.argmax(scores, -1)}
 
 
 CASES: dict[str, tuple[Callable, Sequence]] = {
-    "mlp": (mlp, ([(normal(48, 160), normal(160)), (normal(160, 300), normal(300)),
-                   (normal(300, 17), normal(17))], normal(32, 48))),
+    "mlp": (
+        mlp,
+        (
+            [
+                (normal(48, 160), normal(160)),
+                (normal(160, 300), normal(300)),
+                (normal(300, 17), normal(17)),
+            ],
+            normal(32, 48),
+        ),
+    ),
     "attention": (attention, (normal(2, 40, 64), normal(64, 192), normal(64, 64))),
-    "network": (network, (normal(2, 16, 12, 3), normal(3, 3, 3, 8), normal(3, 3, 8, 16),
-                          normal(192, 10))),
-    "phases": (lambda z: (jnp.exp(z) @ jnp.conj(z.T), jnp.abs(z)),
-               (lax.complex(normal(9, 5), normal(9, 5)),)),
+    "network": (
+        network,
+        (normal(2, 16, 12, 3), normal(3, 3, 3, 8), normal(3, 3, 8, 16), normal(192, 10)),
+    ),
+    "phases": (
+        lambda z: (jnp.exp(z) @ jnp.conj(z.T), jnp.abs(z)),
+        (lax.complex(normal(9, 5), normal(9, 5)),),
+    ),
 }
 
 
-def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler: Sequence[str],
-        start: Sequence[str] = (), library: str = "") -> list[np.ndarray]:
+def run(
+    folder: Path,
+    name: str,
+    operands: Sequence,
+    results: Sequence,
+    compiler: Sequence[str],
+    start: Sequence[str] = (),
+    library: str = "",
+) -> list[np.ndarray]:
     """The results of a library, by a C program that is compiled with it."""
     operands = [np.asarray(a) for a in operands]
     header = (folder / f"{name}.h").read_text()
@@ -83,23 +106,47 @@ def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler
     pointers = [f"(void*)(in+{n})" for n in offsets[:-1]]
     pointers += [f"(void*)(out+{n})" for n in targets[:-1]]
     subprocess.run(
-        [*compiler, "-std=c11", "-O1", "-Wall", "-Werror", f"-I{folder}", f'-DHEADER="{name}.h"',
-         f"-DWORKSPACE_BYTES={workspace}", f"-DRESULT_BYTES={targets[-1]}",
-         f"-DCALL={name}({','.join(pointers)},workspace)", str(PROGRAM),
-         str(folder / (library or f"{name}.a")), f"-Wl,-rpath,{folder}", "-o", str(folder / name),
-         "-lm"],
-        check=True)
+        [
+            *compiler,
+            "-std=c11",
+            "-O1",
+            "-Wall",
+            "-Werror",
+            f"-I{folder}",
+            f'-DHEADER="{name}.h"',
+            f"-DWORKSPACE_BYTES={workspace}",
+            f"-DRESULT_BYTES={targets[-1]}",
+            f"-DCALL={name}({','.join(pointers)},workspace)",
+            str(PROGRAM),
+            str(folder / (library or f"{name}.a")),
+            f"-Wl,-rpath,{folder}",
+            "-o",
+            str(folder / name),
+            "-lm",
+        ],
+        check=True,
+    )
     (folder / "in").write_bytes(b"".join(a.tobytes() for a in operands))
-    subprocess.run([*start, str(folder / name), str(folder / "in"), str(folder / "out")],
-                   check=True)
+    subprocess.run(
+        [*start, str(folder / name), str(folder / "in"), str(folder / "out")], check=True
+    )
     out = (folder / "out").read_bytes()
-    return [np.frombuffer(out[begin:end], r.dtype).reshape(r.shape)
-            for r, begin, end in zip(results, targets, targets[1:], strict=False)]
+    return [
+        np.frombuffer(out[begin:end], r.dtype).reshape(r.shape)
+        for r, begin, end in zip(results, targets, targets[1:], strict=False)
+    ]
 
 
-def check(folder: Path, name: str, function: Callable, args: Sequence, given: Sequence,
-          compiler: Sequence[str] = (str(CC),), start: Sequence[str] = (),
-          library: str = "") -> None:
+def check(
+    folder: Path,
+    name: str,
+    function: Callable,
+    args: Sequence,
+    given: Sequence,
+    compiler: Sequence[str] = (str(CC),),
+    start: Sequence[str] = (),
+    library: str = "",
+) -> None:
     expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*args))]
     actual = run(folder, name, jax.tree.leaves(given), expected, compiler, start, library)
     for a, b in zip(actual, expected, strict=True):
@@ -135,6 +182,7 @@ def test_the_source(tmp_path: Path, name: str, build: str) -> None:
 
 def test_the_source_can_be_read(tmp_path: Path) -> None:
     """Kernels and buffers have the user's names and lines."""
+
     def layer(x: jax.Array, bias: jax.Array) -> jax.Array:
         return jax.nn.softmax(x + bias)
 
@@ -148,8 +196,19 @@ def test_the_source_can_be_read(tmp_path: Path) -> None:
 
 def test_the_source_from_the_command_line(tmp_path: Path) -> None:
     output = tmp_path / "squash"
-    ran = CliRunner().invoke(main, ["export", "jax.numpy:tanh", "--arg", "f32[5,3]", "-o",
-                                    str(output), "--format", "c-source"])
+    ran = CliRunner().invoke(
+        main,
+        [
+            "export",
+            "jax.numpy:tanh",
+            "--arg",
+            "f32[5,3]",
+            "-o",
+            str(output),
+            "--format",
+            "c-source",
+        ],
+    )
     assert ran.exit_code == 0, ran.output
     assert sorted(p.name for p in output.iterdir()) == ["squash.c", "squash.h"]
     x = normal(5, 3)
@@ -158,18 +217,27 @@ def test_the_source_from_the_command_line(tmp_path: Path) -> None:
 
 def test_source_of_all_types(tmp_path: Path) -> None:
     """Constants go into the file; what C has no type for is its bits."""
+
     def function(x: jax.Array, n: jax.Array) -> list[jax.Array]:
         f8 = x.astype(jnp.float8_e4m3fn)
-        return [x.astype(jnp.bfloat16) * 2, x.astype(jnp.float16) + n.astype(jnp.float16),
-                f8.astype(jnp.float32) * 3, (n // 3) % 5, n.astype(jnp.uint8) >> 1, x > 0,
-                x * jnp.asarray([1.5, -0.0, jnp.inf, 3.0]), n.astype(jnp.int16) * 7]
+        return [
+            x.astype(jnp.bfloat16) * 2,
+            x.astype(jnp.float16) + n.astype(jnp.float16),
+            f8.astype(jnp.float32) * 3,
+            (n // 3) % 5,
+            n.astype(jnp.uint8) >> 1,
+            x > 0,
+            x * jnp.asarray([1.5, -0.0, jnp.inf, 3.0]),
+            n.astype(jnp.int16) * 7,
+        ]
 
     x = np.asarray([[1.25, -3.5, 0.0, 70000.0], [np.nan, -np.inf, 1e-8, 2.5]], np.float32)
     n = np.asarray([[7, -9, 0, 2**31 - 1], [-(2**31), 3, 100, -1]], np.int32)
     export_c(function, x, n, path=tmp_path / "all.c")
     expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(x, n))]
-    actual = run(tmp_path, "all", [x, n], expected, (str(CC), *BUILDS["sanitizers"]),
-                 library="all.c")
+    actual = run(
+        tmp_path, "all", [x, n], expected, (str(CC), *BUILDS["sanitizers"]), library="all.c"
+    )
     for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64))
 
@@ -247,14 +315,24 @@ def test_types(tmp_path: Path, dtype: str) -> None:
 def test_aarch64(tmp_path: Path, name: str, suffix: str) -> None:
     compiler, emulator = map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))
     if compiler is None or emulator is None:
-        pytest.skip("there is no cross compiler for aarch64 (Debian's gcc-aarch64-linux-gnu) or no "
-                    "qemu-aarch64 (qemu-user) to run its code")
+        pytest.skip(
+            "there is no cross compiler for aarch64 (Debian's gcc-aarch64-linux-gnu) or no "
+            "qemu-aarch64 (qemu-user) to run its code"
+        )
     function, args = CASES[name]
     library = f"{name}.{suffix}"
     export_c(function, *args, path=tmp_path / library, target="aarch64")
     options = {"a": [compiler, "-static"], "so": [compiler]}[suffix]
-    check(tmp_path, name, function, args, args, options,
-          [emulator, "-L", "/usr/aarch64-linux-gnu"], library=library)
+    check(
+        tmp_path,
+        name,
+        function,
+        args,
+        args,
+        options,
+        [emulator, "-L", "/usr/aarch64-linux-gnu"],
+        library=library,
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -265,8 +343,14 @@ def test_valgrind_finds_no_fault(tmp_path: Path, name: str) -> None:
         pytest.skip("there is no valgrind, or no machine for the code that it knows (x86-64-v3)")
     function, args = CASES[name]
     export_c(function, *args, path=tmp_path / name, target="x86-64-v3")
-    check(tmp_path, name, function, args, args,
-          start=[valgrind, "-q", "--error-exitcode=9", "--leak-check=full"])
+    check(
+        tmp_path,
+        name,
+        function,
+        args,
+        args,
+        start=[valgrind, "-q", "--error-exitcode=9", "--leak-check=full"],
+    )
 
 
 def loaded(folder: Path, name: str) -> tuple[Callable[..., None], int]:
@@ -275,8 +359,9 @@ def loaded(folder: Path, name: str) -> tuple[Callable[..., None], int]:
     report = export_c(function, *args, path=folder / f"{name}.so")
     call = getattr(ctypes.CDLL(str(report.library)), name)
 
-    def run(operands: Sequence[np.ndarray], results: Sequence[np.ndarray], workspace: np.ndarray
-            ) -> None:
+    def run(
+        operands: Sequence[np.ndarray], results: Sequence[np.ndarray], workspace: np.ndarray
+    ) -> None:
         call(*(ctypes.c_void_p(a.ctypes.data) for a in (*operands, *results, workspace)))
 
     return run, report.workspace_bytes
@@ -297,10 +382,12 @@ def test_the_workspace_is_as_large_as_reported(tmp_path: Path, name: str) -> Non
         written |= workspace != fill
     assert not written[size:].any()
     assert size - 64 <= np.flatnonzero(written)[-1] < size
-    undefined = subprocess.run(["nm", "-u", "-D", tmp_path / f"{name}.so"], capture_output=True,
-                               text=True, check=True).stdout.split()
+    undefined = subprocess.run(
+        ["nm", "-u", "-D", tmp_path / f"{name}.so"], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert not {"malloc", "calloc", "realloc", "mmap", "posix_memalign"} & {
-        symbol.partition("@")[0] for symbol in undefined}
+        symbol.partition("@")[0] for symbol in undefined
+    }
 
 
 def test_calls_at_the_same_time(tmp_path: Path) -> None:
@@ -348,15 +435,26 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("name", "reason"), [
-    ("double", "a keyword"), ("class", "a keyword"), ("exp", "the C library"),
-    ("expf", "the C library"), ("index", "the C library"), ("uint8_t", "the C library"),
-    ("INT8_MAX", "the C library"), ("main", "where a program begins"),
-    ("_Big", "names with two underscores"), ("a__b", "names with two underscores"),
-    ("1st", "letters, digits and underscores")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("double", "a keyword"),
+        ("class", "a keyword"),
+        ("exp", "the C library"),
+        ("expf", "the C library"),
+        ("index", "the C library"),
+        ("uint8_t", "the C library"),
+        ("INT8_MAX", "the C library"),
+        ("main", "where a program begins"),
+        ("_Big", "names with two underscores"),
+        ("a__b", "names with two underscores"),
+        ("1st", "letters, digits and underscores"),
+    ],
+)
 @pytest.mark.parametrize("suffix", ["", ".a", ".so"])
-def test_names_that_mean_something_else(tmp_path: Path, name: str, suffix: str, reason: str
-                                        ) -> None:
+def test_names_that_mean_something_else(
+    tmp_path: Path, name: str, suffix: str, reason: str
+) -> None:
     with pytest.raises(UsageError, match=f"cannot be called '{name}': .*{reason}"):
         export_c(jnp.tanh, normal(4, 4), path=tmp_path / f"{name}{suffix}")
     assert list(tmp_path.iterdir()) == []
@@ -373,8 +471,12 @@ def test_libraries_with_the_same_kernel_in_one_program(tmp_path: Path, whole: bo
     x = normal(40, 64)
     for name, target in (("narrow", runnable()[1]), ("own", "host")):
         export_c(jax.nn.softmax, x, path=tmp_path / name, target=target)
-        symbols = subprocess.run(["nm", "-g", "--defined-only", tmp_path / f"{name}.a"],
-                                 capture_output=True, text=True, check=True).stdout
+        symbols = subprocess.run(
+            ["nm", "-g", "--defined-only", tmp_path / f"{name}.a"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
         assert re.findall(r" [A-Z] (\w+)", symbols) == [name]
     assert only_kernel_id(tmp_path / "narrow.a") == only_kernel_id(tmp_path / "own.a")
     (tmp_path / "both.c").write_text("""
@@ -393,8 +495,21 @@ def test_libraries_with_the_same_kernel_in_one_program(tmp_path: Path, whole: bo
             return NARROW_WORKSPACE_BYTES > 1 << 20 || OWN_WORKSPACE_BYTES > 1 << 20;
         }""")
     libraries = ["-Wl,--whole-archive"] * whole + [tmp_path / "narrow.a", tmp_path / "own.a"]
-    subprocess.run([CC, "-std=c11", "-Wall", "-Werror", f"-I{tmp_path}", tmp_path / "both.c",
-                    *libraries, "-Wl,--no-whole-archive", "-o", tmp_path / "both"], check=True)
+    subprocess.run(
+        [
+            CC,
+            "-std=c11",
+            "-Wall",
+            "-Werror",
+            f"-I{tmp_path}",
+            tmp_path / "both.c",
+            *libraries,
+            "-Wl,--no-whole-archive",
+            "-o",
+            tmp_path / "both",
+        ],
+        check=True,
+    )
     ran = subprocess.run([tmp_path / "both"], input=x.tobytes(), capture_output=True, check=True)
     for result in np.frombuffer(ran.stdout, np.float32).reshape(2, *x.shape):
         np.testing.assert_allclose(result, jax.nn.softmax(x), rtol=2e-5)
@@ -403,16 +518,32 @@ def test_libraries_with_the_same_kernel_in_one_program(tmp_path: Path, whole: bo
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model_in_c.py").write_text("import jax\ndef f(x):\n    return jax.nn.softmax(x)\n")
-    result = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
-                                       "--arg", "f32[8,64]"])
+    result = CliRunner().invoke(
+        main, ["export", "model_in_c:f", "--format", "c", "-o", "f", "--arg", "f32[8,64]"]
+    )
     assert result.exit_code == 0 and "f.a, f.h: 1 kernel;" in result.output, result.output
     x = normal(8, 64)
     check(tmp_path, "f", jax.nn.softmax, [x], [x])
-    shared = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f.so",
-                                       "--arg", "f32[8,64]"])
+    shared = CliRunner().invoke(
+        main, ["export", "model_in_c:f", "--format", "c", "-o", "f.so", "--arg", "f32[8,64]"]
+    )
     assert shared.exit_code == 0 and "f.so, f.h: 1 kernel;" in shared.output, shared.output
     check(tmp_path, "f", jax.nn.softmax, [x], [x], library="f.so")
-    several = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
-                                        "--arg", "f32[8,64]", "--target", "x86-64-v2", "--target",
-                                        "x86-64-v3"])
+    several = CliRunner().invoke(
+        main,
+        [
+            "export",
+            "model_in_c:f",
+            "--format",
+            "c",
+            "-o",
+            "f",
+            "--arg",
+            "f32[8,64]",
+            "--target",
+            "x86-64-v2",
+            "--target",
+            "x86-64-v3",
+        ],
+    )
     assert several.exit_code == 2 and "one target" in several.output

@@ -30,15 +30,24 @@ def test_states_of_loops_do_not_become_chaotic() -> None:
     types.append(jax.ShapeDtypeStruct(shapes[-1], jnp.int32))
     function = jax.jit(recurrence)
     x, inner, outer, table, index = synthetic_arguments(function.lower(*types).compiler_ir())
-    assert abs(inner.std() - 48 ** -0.5) < 0.02
-    assert abs(outer.std() - 64 ** -0.5) < 0.02
+    assert abs(inner.std() - 48**-0.5) < 0.02
+    assert abs(outer.std() - 64**-0.5) < 0.02
     assert min(x.std(), table.std()) > 0.9  # what loops do not multiply with is as it was
     assert index.max() < 10
 
     def last(scale: float) -> list[np.ndarray]:
-        return [np.asarray(function(np.nextafter(x, np.inf, dtype=x.dtype) if near else x,
-                                    inner * scale, outer * scale, table, index))
-                for near in (False, True)]
+        return [
+            np.asarray(
+                function(
+                    np.nextafter(x, np.inf, dtype=x.dtype) if near else x,
+                    inner * scale,
+                    outer * scale,
+                    table,
+                    index,
+                )
+            )
+            for near in (False, True)
+        ]
 
     actual, expected = last(0.25)
     assert not baseline_fault([actual], [expected])
@@ -48,6 +57,7 @@ def test_states_of_loops_do_not_become_chaotic() -> None:
 
 def test_recurrences_are_tuned_on_types_alone(tmp_path: Path) -> None:
     """Their matrices are found where simplified loops use them, from outside."""
+
     def scan(x, inner, outer):
         def step(state, given):
             state = jnp.tanh(given @ inner + state @ outer)

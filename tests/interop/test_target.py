@@ -34,8 +34,9 @@ def ids(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_level_has_its_own_code(level: str, tmp_path: Path,
-                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_level_has_its_own_code(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HLO_MLC_DUMP", str(tmp_path))
     compiled = mlc_jit(function, choose="ours", target=level)
     np.testing.assert_allclose(compiled(X), jax.jit(function)(X), rtol=2e-5)
@@ -46,14 +47,16 @@ def test_a_level_has_its_own_code(level: str, tmp_path: Path,
     called = ids(compiled.lower(X).as_text())
     assert sorted(set(called)) == sorted(f"{kernel.id}-{level}" for kernel in report.kernels)
     options = Options.from_environment(target=level)
-    assert all(built_kernel(kernel.id, cpu_backend(options), options.check)
-               for kernel in report.kernels)
+    assert all(
+        built_kernel(kernel.id, cpu_backend(options), options.check) for kernel in report.kernels
+    )
 
 
 def test_programs_for_several_targets_do_not_share_code() -> None:
     """Whichever is compiled last."""
-    texts = [mlc_jit(function, choose="ours", target=target).lower(X).as_text()
-             for target in runnable()]
+    texts = [
+        mlc_jit(function, choose="ours", target=target).lower(X).as_text() for target in runnable()
+    ]
     assert len({tuple(ids(text)) for text in texts}) == len(texts)
     assert "compiled in" in mlc_jit(function, choose="ours", target="cpu").report(X).headline
 

@@ -44,8 +44,9 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"sqlite:///{tmp_path}/studies.db"
         return
     programs = [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]  # Debian
-    initdb, pg_ctl = (shutil.which(name, path=os.pathsep.join(programs))
-                      for name in ("initdb", "pg_ctl"))
+    initdb, pg_ctl = (
+        shutil.which(name, path=os.pathsep.join(programs)) for name in ("initdb", "pg_ctl")
+    )
     if initdb is None or pg_ctl is None:
         pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
     if importlib.util.find_spec("psycopg") is None:
@@ -61,14 +62,24 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         shutil.chown(folder, user)
 
     def run(*command: str) -> None:
-        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL,
-                       timeout=LIMIT_S)
+        subprocess.run(
+            command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL, timeout=LIMIT_S
+        )
 
     data = str(folder / "data")
     run(initdb, "--pgdata", data, "--username", "team", "--auth", "trust", "--no-sync")
     options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
-    run(pg_ctl, "start", "--wait", "--pgdata", data, "--options", options, "--log",
-        str(folder / "log"))
+    run(
+        pg_ctl,
+        "start",
+        "--wait",
+        "--pgdata",
+        data,
+        "--options",
+        options,
+        "--log",
+        str(folder / "log"),
+    )
     try:
         yield f"postgresql://team@127.0.0.1:{port}/postgres"
     finally:
@@ -102,30 +113,41 @@ def test_a_kernel_travels_to_others(url: str, tmp_path: Path) -> None:
 def test_workers_share_the_trials_of_a_kernel(url: str, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(
         "import jax, jax.numpy as jnp\ndef product(x):\n    return x @ x.T + 1\n"
-        "product.example_args = (jax.ShapeDtypeStruct((64, 32), jnp.float32),)\n")
+        "product.example_args = (jax.ShapeDtypeStruct((64, 32), jnp.float32),)\n"
+    )
     program = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()"]
     trials = 8
 
     def start(*command: str, cache: str) -> subprocess.Popen[str]:
-        return subprocess.Popen([*program, *command, "--storage", url], cwd=tmp_path, text=True,
-                                env=os.environ | {"HLO_MLC_CACHE": str(tmp_path / cache)},
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            [*program, *command, "--storage", url],
+            cwd=tmp_path,
+            text=True,
+            env=os.environ | {"HLO_MLC_CACHE": str(tmp_path / cache)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     mlc_jit(lambda x: x @ x.T + 1).tune(X, trials=1, storage=url)
-    processes = [start("tune", "my_model:product", "--trials", str(trials), cache="a"),
-                 start("tune", "my_model:product", "--trials", str(trials), cache="b")]
+    processes = [
+        start("tune", "my_model:product", "--trials", str(trials), cache="a"),
+        start("tune", "my_model:product", "--trials", str(trials), cache="b"),
+    ]
     for process in processes:
         output, _ = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, output
     (name,) = optuna.get_all_study_names(open_database(url))
-    told = {tuple(sorted(trial.params.items()))
-            for trial in optuna.load_study(study_name=name, storage=open_database(url)).trials
-            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+    told = {
+        tuple(sorted(trial.params.items()))
+        for trial in optuna.load_study(study_name=name, storage=open_database(url)).trials
+        if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+    }
     # Who takes some at the same moment does not know of each other's.
     at_once = min(len(os.sched_getaffinity(0)), workers._MOST)
     assert trials <= len(told) <= trials + len(processes) * at_once
-    kernels = {record.kernel for cache in "ab"
-               for record in Records(tmp_path / cache / "records").all()}
+    kernels = {
+        record.kernel for cache in "ab" for record in Records(tmp_path / cache / "records").all()
+    }
     assert len(kernels) == 1
 
 
@@ -154,8 +176,9 @@ def test_a_killed_worker_loses_its_trial_only(url: str, monkeypatch: pytest.Monk
         (name,) = optuna.get_all_study_names(open_database(url))
         return optuna.load_study(study_name=name, storage=open_database(url)).trials[number].state
 
-    with subprocess.Popen([sys.executable, "-P", "-c", HOLDING, url], stdout=subprocess.PIPE,
-                          text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", HOLDING, url], stdout=subprocess.PIPE, text=True
+    ) as process:
         number = int(process.stdout.readline())
         trial = ours.next()
         assert trial.configuration != SMALL.default  # which the other one has
@@ -202,8 +225,13 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     """The scheduler of a cluster with two workers on one machine, whose cache is `elsewhere`."""
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     environment = {"HLO_MLC_CACHE": str(tmp_path / "elsewhere"), "HLO_MLC_CHOOSE": "ours"}
-    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None,
-                                  local_directory=str(tmp_path), env=environment) as found:
+    with distributed.LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        dashboard_address=None,
+        local_directory=str(tmp_path),
+        env=environment,
+    ) as found:
         yield found.scheduler_address
 
 
@@ -228,10 +256,15 @@ def test_a_cluster_takes_trials(cluster: str, tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_workers_of_a_cluster(cluster: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/studies.db"
     open_database(url)
-    program = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-               "from hlo_mlc.cli import main; main()")
-    process = subprocess.Popen([sys.executable, "-P", "-c", program, *on_dask(cluster, url)],
-                               stderr=subprocess.PIPE, text=True)
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hlo_mlc.cli import main; main()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, *on_dask(cluster, url)],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         end = time.monotonic() + LIMIT_S
         while not running(url):
@@ -256,14 +289,21 @@ def running(url: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--scheduler", "tcp://127.0.0.1:1"], "--scheduler is for --engine dask"),
-    (["--engine", "dask"], "say which cluster by --scheduler"),
-    (["--engine", "dask", "--scheduler", "tcp://127.0.0.1:1"], "there is no scheduler at tcp://"),
-    (["--engine", "ray"], "Invalid value for '--engine': 'ray'"),
-])
-def test_clusters_that_are_none(options: list[str], message: str, tmp_path: Path,
-                                monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--scheduler", "tcp://127.0.0.1:1"], "--scheduler is for --engine dask"),
+        (["--engine", "dask"], "say which cluster by --scheduler"),
+        (
+            ["--engine", "dask", "--scheduler", "tcp://127.0.0.1:1"],
+            "there is no scheduler at tcp://",
+        ),
+        (["--engine", "ray"], "Invalid value for '--engine': 'ray'"),
+    ],
+)
+def test_clusters_that_are_none(
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if options != ["--engine", "ray"]:
         pytest.importorskip("distributed", reason="Dask is not installed")
     monkeypatch.setattr(cluster_of_dask, "_CONNECT_S", 1)

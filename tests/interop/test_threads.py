@@ -117,6 +117,7 @@ def callbacks() -> None:
 
 def failing_callbacks() -> None:
     """An exception of a callback reaches the caller; what runs next is none the worse."""
+
     class Own(Exception):
         pass
 
@@ -224,7 +225,11 @@ def forever(call):
 
 @pytest.mark.parametrize("what", ENDINGS)
 def test_the_interpreter_ends(what: str) -> None:
-    ended = subprocess.run([sys.executable, "-P", "-c", ENDING + ENDINGS[what]], timeout=120,
-                           capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", ENDING + ENDINGS[what]],
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 0 or what != "nothing", ended.stderr

@@ -41,8 +41,9 @@ def assert_nested(found: Sequence[dict[str, Any]]) -> None:
     slack = 2e-3  # two nanoseconds: times are written as floats
     for thread in {e["tid"] for e in found}:
         ends: list[float] = []
-        for event in sorted((e for e in found if e["tid"] == thread),
-                            key=lambda e: (e["ts"], -e["dur"])):
+        for event in sorted(
+            (e for e in found if e["tid"] == thread), key=lambda e: (e["ts"], -e["dur"])
+        ):
             while ends and ends[-1] <= event["ts"] + slack:
                 ends.pop()
             assert not ends or event["ts"] + event["dur"] <= ends[-1] + slack, event
@@ -74,8 +75,10 @@ def test_times_agree_with_those_of_the_calls(tmp_path: Path) -> None:
     assert len(found.calls_ns) == len(calls) == 4 and calls[0]["ts"] == 0
     assert [round(e["dur"] * 1e3) for e in calls] == list(found.calls_ns)
     for event in kernels:
-        assert any(c["ts"] <= event["ts"] and event["ts"] + event["dur"] <= c["ts"] + c["dur"]
-                   for c in calls)
+        assert any(
+            c["ts"] <= event["ts"] and event["ts"] + event["dur"] <= c["ts"] + c["dur"]
+            for c in calls
+        )
     assert 0 < found.kernels_ns <= sum(kernel.ns for kernel in found.kernels)
     assert found.kernels_ns <= sum(found.calls_ns) and 0 < found.xla_ns <= sum(found.calls_ns)
 
@@ -83,8 +86,9 @@ def test_times_agree_with_those_of_the_calls(tmp_path: Path) -> None:
 def test_threads_have_names(tmp_path: Path) -> None:
     found = ours(step).trace(W, X, path=tmp_path / "t.json")
     content = json.loads(found.path.read_text())
-    named = {e["tid"]: e["args"]["name"] for e in content["traceEvents"]
-             if e["name"] == "thread_name"}
+    named = {
+        e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"
+    }
     assert named.keys() >= {e["tid"] for e in events(found.path)}
     assert named[threading.get_native_id()] == "Python, which calls"
     assert len(named) == len({e["tid"] for e in events(found.path)})
@@ -124,7 +128,8 @@ def test_other_threads_may_call_meanwhile(tmp_path: Path) -> None:
     (foreign,) = {kernel.name for kernel in other.report().kernels}
     names = [e["name"] for e in events(found.path, "kernel")]
     assert foreign in names and all(
-        names.count(kernel.name) == 20 * kernel.calls for kernel in function.report(W, X).kernels)
+        names.count(kernel.name) == 20 * kernel.calls for kernel in function.report(W, X).kernels
+    )
 
 
 def test_donated_arguments_are_kept(tmp_path: Path) -> None:
@@ -134,8 +139,9 @@ def test_donated_arguments_are_kept(tmp_path: Path) -> None:
 
 
 def test_spans_without_room_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "recorded_spans",
-                        functools.partial(spans.recorded_spans, per_thread=1))
+    monkeypatch.setattr(
+        timeline, "recorded_spans", functools.partial(spans.recorded_spans, per_thread=1)
+    )
     found = ours(step).trace(W, X, path=tmp_path / "t.json")
     assert found.lost > 0 and f"{found.lost:,} kernels or tasks are not in it" in str(found)
     assert json.loads(found.path.read_text())["otherData"]["lost"] == found.lost

@@ -94,9 +94,7 @@ def loss(function: Callable) -> Callable:
 
 
 def sharded(function: Callable, **options: Any) -> Callable:
-    return jax.shard_map(
-        function, mesh=MESH, in_specs=(P("i"), P()), out_specs=P("i"), **options
-    )
+    return jax.shard_map(function, mesh=MESH, in_specs=(P("i"), P()), out_specs=P("i"), **options)
 
 
 # --- values and derivatives ---------------------------------------------------------------------
@@ -405,8 +403,11 @@ def newest_checkpoints() -> Iterator[None]:
 @case
 @newest_checkpoints()
 def new_checkpoint(jit: Jit) -> Any:
-    return (jax.grad(loss(jax.checkpoint(jit(f))))(X, W), jit(jax.checkpoint(f))(X, W),
-            jax.vmap(jit(jax.checkpoint(jit(f))), (0, None))(BATCH, W))
+    return (
+        jax.grad(loss(jax.checkpoint(jit(f))))(X, W),
+        jit(jax.checkpoint(f))(X, W),
+        jax.vmap(jit(jax.checkpoint(jit(f))), (0, None))(BATCH, W),
+    )
 
 
 @case
@@ -418,8 +419,11 @@ def new_checkpoint_with_policy(jit: Jit) -> Any:
     kept = jax.checkpoint_policies.save_only_these_names("kept")
     _, vjp = jax.vjp(jax.checkpoint(jit(g), policy=kept), X)
     residuals = sorted(leaf.shape for leaf in jax.tree.leaves(vjp))
-    return vjp(X), residuals, jit(jax.grad(loss(lambda x, _: jax.checkpoint(g, policy=kept)(x))))(
-        X, W)
+    return (
+        vjp(X),
+        residuals,
+        jit(jax.grad(loss(lambda x, _: jax.checkpoint(g, policy=kept)(x))))(X, W),
+    )
 
 
 @dataclass(frozen=True)
@@ -588,8 +592,10 @@ def raw_keys(jit: Jit) -> Any:
 def zero_size_and_rank_zero(jit: Jit) -> Any:
     g = jit(lambda x, s: (x * x + x, s * s + s, x.sum() + s))
     empty = jnp.zeros((0, 3))
-    return g(empty, 2.0), jax.grad(lambda s: g(empty, s)[1])(2.0), jax.vmap(g)(
-        jnp.zeros((2, 0)), jnp.ones(2)
+    return (
+        g(empty, 2.0),
+        jax.grad(lambda s: g(empty, s)[1])(2.0),
+        jax.vmap(g)(jnp.zeros((2, 0)), jnp.ones(2)),
     )
 
 
@@ -672,11 +678,31 @@ def library_calls_inside(jit: Jit) -> Any:
 
 # One of each way in which a module comes to be lowered.
 REPLACED = (
-    "value", "nested", "called_inside_and_outside", "value_and_grad", "jvp", "linear_transpose",
-    "hessian", "vmap", "vmap_with_axis_name", "grad_of_scan_around", "jvp_of_while", "cond_around",
-    "checkpoint_with_policy", "checkpoint_in_scan", "shard_map_grad", "shard_map_without_vma",
-    "new_checkpoint", "values_of_other_types", "shard_map_with_collective", "captured_tracer",
-    "typed_keys", "zero_size_and_rank_zero", "x64", "pure_callback", "references",
+    "value",
+    "nested",
+    "called_inside_and_outside",
+    "value_and_grad",
+    "jvp",
+    "linear_transpose",
+    "hessian",
+    "vmap",
+    "vmap_with_axis_name",
+    "grad_of_scan_around",
+    "jvp_of_while",
+    "cond_around",
+    "checkpoint_with_policy",
+    "checkpoint_in_scan",
+    "shard_map_grad",
+    "shard_map_without_vma",
+    "new_checkpoint",
+    "values_of_other_types",
+    "shard_map_with_collective",
+    "captured_tracer",
+    "typed_keys",
+    "zero_size_and_rank_zero",
+    "x64",
+    "pure_callback",
+    "references",
     "library_calls_inside",
 )
 
@@ -780,8 +806,9 @@ def test_traces_once_for_each_signature(jit: Jit) -> None:
     assert calls == [(8, 8), (8,)]
 
 
-def test_jax_counts_and_explains_each_trace_once(jit: Jit, caplog: pytest.LogCaptureFixture
-                                                 ) -> None:
+def test_jax_counts_and_explains_each_trace_once(
+    jit: Jit, caplog: pytest.LogCaptureFixture
+) -> None:
     g, theirs = jit(lambda x: x * 2 - x), jax.jit(lambda x: x * 2 - x)
 
     def told(function: Any, x: jax.Array) -> int:
@@ -790,8 +817,9 @@ def test_jax_counts_and_explains_each_trace_once(jit: Jit, caplog: pytest.LogCap
             function(x)
         return caplog.text.count("TRACING CACHE MISS")
 
-    assert [told(g, x) for x in (X, X, X[0])] == [told(theirs, x) for x in (X, X, X[0])] \
-        == [1, 0, 1]
+    assert (
+        [told(g, x) for x in (X, X, X[0])] == [told(theirs, x) for x in (X, X, X[0])] == [1, 0, 1]
+    )
 
 
 @jax.tree_util.register_pytree_node_class
@@ -809,30 +837,47 @@ class Settings:
         return cls(*offsets)
 
 
-@pytest.mark.parametrize("settings", [
-    Settings(np.float32(2)), Settings(np.ones(8, np.float32)), Settings(jnp.ones(8)), Settings(),
-    (), None, "text", X.shape])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(np.float32(2)),
+        Settings(np.ones(8, np.float32)),
+        Settings(jnp.ones(8)),
+        Settings(),
+        (),
+        None,
+        "text",
+        X.shape,
+    ],
+)
 def test_static_arguments_are_the_very_same_objects(jit: Jit, settings: Any) -> None:
     seen = []
-    g = jit(lambda settings, x, *, named: (seen.append((settings, named)), x + 1)[1],
-            static_argnums=0, static_argnames="named")
+    g = jit(
+        lambda settings, x, *, named: (seen.append((settings, named)), x + 1)[1],
+        static_argnums=0,
+        static_argnames="named",
+    )
     assert_same(g(settings, X, named=settings), X + 1)
     assert all(one is settings for one in seen[0])
     assert_same(jax.grad(lambda x: g(settings, x, named=settings).sum())(X), jnp.ones_like(X))
 
 
-@pytest.mark.parametrize("transformed", [
-    lambda g: g, jax.vmap, lambda g: jax.grad(lambda x: g(x).sum())])
+@pytest.mark.parametrize(
+    "transformed", [lambda g: g, jax.vmap, lambda g: jax.grad(lambda x: g(x).sum())]
+)
 def test_debug_nans_finds_the_operation(jit: Jit, transformed: Callable) -> None:
     with jax.debug_nans(True):
-        assert_same(transformed(jit(lambda x: jnp.sqrt(x) * 2))(jnp.ones(4)),
-                    transformed(lambda x: jnp.sqrt(x) * 2)(jnp.ones(4)))
+        assert_same(
+            transformed(jit(lambda x: jnp.sqrt(x) * 2))(jnp.ones(4)),
+            transformed(lambda x: jnp.sqrt(x) * 2)(jnp.ones(4)),
+        )
         with pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in sqrt"):
             transformed(jit(lambda x: jnp.sqrt(x) * 2))(-jnp.ones(4))
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda x: "text", lambda x: {"a": [x, object]}, lambda x: (x, np.array(["text"]))])
+@pytest.mark.parametrize(
+    "wrong", [lambda x: "text", lambda x: {"a": [x, object]}, lambda x: (x, np.array(["text"]))]
+)
 def test_results_that_are_no_arrays_are_told_as_by_jax(jit: Jit, wrong: Callable) -> None:
     with pytest.raises(TypeError) as theirs:
         jax.jit(wrong)(X)

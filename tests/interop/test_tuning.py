@@ -57,8 +57,13 @@ def records_target() -> str:
 
 
 def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record:
-    return Record(kernel.fingerprint, records_target(), schedules,
-                  Measured(9.0, 9.0, 1.0, 9.0 * ratio, ratio), choice)
+    return Record(
+        kernel.fingerprint,
+        records_target(),
+        schedules,
+        Measured(9.0, 9.0, 1.0, 9.0 * ratio, ratio),
+        choice,
+    )
 
 
 def test_a_folder_with_our_name_is_not_run_instead(tmp_path: Path, monkeypatch) -> None:
@@ -83,12 +88,16 @@ def test_a_function_is_tuned() -> None:
         assert kernel.name == kernel.record.name and "@test_tuning.py:" in kernel.name
     text = str(report)
     assert "configurations known" in text and "the whole function, measured" in text
-    table = text[text.index("kernel  "):].splitlines()
+    table = text[text.index("kernel  ") :].splitlines()
     assert table[0].split("  ")[-1] == "taken" and "default us" in table[0]
     for kernel, line in zip(report.kernels, table[1:], strict=False):
         best = kernel.record.measured
-        assert line.split()[:4] == [kernel.name, f"{best.default_us:.1f}", f"{best.ours_us:.1f}",
-                                    f"{best.speedup:.2f}"]
+        assert line.split()[:4] == [
+            kernel.name,
+            f"{best.default_us:.1f}",
+            f"{best.ours_us:.1f}",
+            f"{best.speedup:.2f}",
+        ]
     for old, new in zip(before, f(X), strict=True):
         np.testing.assert_allclose(old, new, rtol=1e-5)
 
@@ -137,15 +146,15 @@ def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
     open_records(here).put(record_of(kernel, SCHEDULES))
     elsewhere = here.replace(cache_dir=tmp_path / "elsewhere")
     open_records(elsewhere).import_text(open_records(here).export_text())
-    codes = [kernel_object(kernel, options, cpu_backend(options)).code
-             for options in (here, elsewhere)]
+    codes = [
+        kernel_object(kernel, options, cpu_backend(options)).code for options in (here, elsewhere)
+    ]
     assert codes[0] == codes[1]
 
 
 @pytest.mark.parametrize(("choice", "ratio", "kernels"), [(OURS, 10.0, 1), (XLA, 0.5, 0)])
 def test_recorded_choices(choice: str, ratio: float, kernels: int) -> None:
-    open_records(Options.from_environment()).put(
-        record_of(only_kernel(product), {}, choice, ratio))
+    open_records(Options.from_environment()).put(record_of(only_kernel(product), {}, choice, ratio))
     report = mlc_jit(product, choose="auto").report(X)
     assert len(report.kernels) == kernels
     words = " ".join(report.explain().split())
@@ -170,8 +179,11 @@ def test_recorded_choices_are_made_kernel_by_kernel() -> None:
         forget()
         report = mlc_jit(function, choose="auto").report(X)
         taken = {kernel.id for kernel in report.kernels}
-        assert taken == {c.kernel.fingerprint for c, choice in zip((first, second), chosen,
-                                                                   strict=True) if choice == OURS}
+        assert taken == {
+            c.kernel.fingerprint
+            for c, choice in zip((first, second), chosen, strict=True)
+            if choice == OURS
+        }
 
 
 def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +194,10 @@ def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> Non
     (kernel,) = f.tune(X, trials=1).kernels
     assert kernel.record.schedules == SCHEDULES
     assert f.report(X).kernels[0].nests[0].parameters["rows"] == 4
-    assert "tuned: 2.00 times as fast as the default schedule (2.0 us, this one 1.0 us)" \
+    assert (
+        "tuned: 2.00 times as fast as the default schedule (2.0 us, this one 1.0 us)"
         in f.report(X).explain()
+    )
     np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
 
 
@@ -293,7 +307,8 @@ def test_results_that_are_scalars_are_tuned() -> None:
 
 def test_time_is_left_for_every_kernel() -> None:
     report = mlc_jit(lambda x: jnp.cumsum(by_xla(jnp.sin(x)), 1), choose="ours").tune(
-        X, minutes=0.15)
+        X, minutes=0.15
+    )
     assert [kernel.reason for kernel in report.kernels] == ["", ""]
 
 
@@ -318,9 +333,19 @@ def test_nothing_to_tune() -> None:
         mlc_jit(product, choose="xla").tune(X, trials=1)
 
 
-@pytest.mark.parametrize("budget", [{"trials": 0}, {"trials": "3"}, {"trials": 2.5},
-                                    {"trials": True}, {"minutes": 0}, {"minutes": -1.0},
-                                    {"minutes": float("inf")}, {"minutes": "1"}])
+@pytest.mark.parametrize(
+    "budget",
+    [
+        {"trials": 0},
+        {"trials": "3"},
+        {"trials": 2.5},
+        {"trials": True},
+        {"minutes": 0},
+        {"minutes": -1.0},
+        {"minutes": float("inf")},
+        {"minutes": "1"},
+    ],
+)
 def test_budgets_that_are_none(budget: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=f"at least one trial.*{next(iter(budget))}="):
         mlc_jit(product).tune(X, **budget)
@@ -342,34 +367,43 @@ def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
         operands = [np.ones(b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands]
         built = built_kernel(cluster.kernel.fingerprint, backend, checked=False)
         expected, actual = (
-            compile_stablehlo(str(program), choose="xla")(*operands) for program in (
+            compile_stablehlo(str(program), choose="xla")(*operands)
+            for program in (
                 original_program(graph, module, cluster),
-                kernel_program(module, cluster, backend, built)))
+                kernel_program(module, cluster, backend, built),
+            )
+        )
         for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "my_model.py").write_text(textwrap.dedent("""
+    (tmp_path / "my_model.py").write_text(
+        textwrap.dedent("""
         import jax, jax.numpy as jnp
         def product(x):
             return x @ x.T + 1
         product.example_args = (jax.ShapeDtypeStruct((64, 96), jnp.float32),)
-    """))
+    """)
+    )
     runner = CliRunner()
     result = runner.invoke(main, ["tune", "my_model:product", "--trials", "2"])
     assert result.exit_code == 0, result.output
     assert "2 configurations known" in result.output
     listed = runner.invoke(main, ["records", "list"]).output.splitlines()
     assert len(listed) == 2 and listed[1].startswith("1 record in ")
-    again = runner.invoke(main, ["tune", "my_model:product", "--trials", "2", "--arg",
-                                 "f32[64,96]"])
+    again = runner.invoke(
+        main, ["tune", "my_model:product", "--trials", "2", "--arg", "f32[64,96]"]
+    )
     assert "2 configurations known" in again.output
     assert runner.invoke(main, ["records", "export", "all.json"]).exit_code == 0
-    imported = runner.invoke(main, ["records", "import", "all.json"],
-                             env={"HLO_MLC_CACHE": str(tmp_path / "elsewhere")})
+    imported = runner.invoke(
+        main, ["records", "import", "all.json"], env={"HLO_MLC_CACHE": str(tmp_path / "elsewhere")}
+    )
     assert imported.output.splitlines() == [
-        "1 of 1 record kept", f"1 record for this machine ({records_target()}) by now"]
+        "1 of 1 record kept",
+        f"1 record for this machine ({records_target()}) by now",
+    ]
     wrong = runner.invoke(main, ["records", "import", "my_model.py"])
     assert wrong.exit_code == 1
     assert wrong.output.startswith("error: my_model.py: These are no exported records")
@@ -411,7 +445,8 @@ def test_arrays_from_files(tmp_path: Path, measured_on: list, kind: str, program
     arrays = (TABLE, ROWS, ON)
     (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(*arrays).as_text())
     (tmp_path / "looking_up.py").write_text(
-        f"import jax, jax.numpy as jnp\n{inspect.getsource(look_up)}")
+        f"import jax, jax.numpy as jnp\n{inspect.getsource(look_up)}"
+    )
     if kind == "npz":
         np.savez("all.npz", *arrays)
         files = ["all.npz"]
@@ -419,16 +454,15 @@ def test_arrays_from_files(tmp_path: Path, measured_on: list, kind: str, program
         files = ["0.npy", "1.npy", "2.npy"]
         for file, array in zip(files, arrays, strict=True):
             np.save(file, array)
-    result = CliRunner().invoke(main, ["tune", program, "--trials", "1",
-                                       *(f"--arg-file={file}" for file in files)])
+    result = CliRunner().invoke(
+        main, ["tune", program, "--trials", "1", *(f"--arg-file={file}" for file in files)]
+    )
     assert result.exit_code == 0, result.output
     assert "made-up operands" not in result.output
     assert {TABLE.tobytes(), ROWS.tobytes()} <= {array.tobytes() for array in measured_on}
 
 
-def test_made_up_indices_are_within_bounds_and_reach_all(
-    tmp_path: Path, measured_on: list
-) -> None:
+def test_made_up_indices_are_within_bounds_and_reach_all(tmp_path: Path, measured_on: list) -> None:
     (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(TABLE, ROWS, ON).as_text())
     result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "1"])
     assert result.exit_code == 0 and "made-up operands" in result.output, result.output
@@ -442,7 +476,8 @@ def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> No
     text = "tensor<?xf32>"
     (tmp_path / "open.mlir").write_text(
         f"func.func @main(%x: {text}) -> {text} {{\n%0 = stablehlo.sine %x : {text}\n"
-        f"return %0 : {text}\n}}")
+        f"return %0 : {text}\n}}"
+    )
     result = CliRunner().invoke(main, ["tune", "open.mlir", "--arg", "f32[4096]", "--trials", "1"])
     assert result.exit_code == 0 and "1 configuration known" in result.output, result.output
     f = compile_stablehlo(Path("open.mlir"), choose="ours")
@@ -454,6 +489,7 @@ def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> No
 
 def test_kernels_for_any_number_of_rows() -> None:
     """As many as a block has are tuned, others are refused."""
+
     def exponential(x):
         return jax.nn.softmax(jnp.exp(x))
 
@@ -462,8 +498,9 @@ def test_kernels_for_any_number_of_rows() -> None:
     assert [k.id for k in report.kernels] == [k.id for k in ours.report(X).kernels]
     with pytest.raises(UsageError, match="in blocks of 16, 4, 1: tune it for"):
         ours.tune(X[:21], trials=2)
-    assert "any_rows=True" in str(mlc_jit(exponential, any_rows=True, tune="background").report(
-        X[:21]).background)
+    assert "any_rows=True" in str(
+        mlc_jit(exponential, any_rows=True, tune="background").report(X[:21]).background
+    )
     scaled = mlc_jit(lambda x: jnp.tanh(x * 3) / 7, any_rows=True, choose="ours")
     (tuned,) = scaled.tune(X, trials=2).kernels
     assert tuned.id == scaled.report(X).kernels[0].id and tuned.record is not None
@@ -475,8 +512,16 @@ def test_kernels_for_any_number_of_rows() -> None:
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """kill -9 leaves no process behind, and what was measured."""
     (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
-    command = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()", "tune",
-               "model.mlir", "--minutes", "5"]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "from hlo_mlc.cli import main; main()",
+        "tune",
+        "model.mlir",
+        "--minutes",
+        "5",
+    ]
     journal = journal_path(Options.from_environment())
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while not journal.exists() or journal.read_text().count("speedup") < 3:
@@ -550,7 +595,8 @@ def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_p
     (record,) = open_records(Options.from_environment()).all()
     assert record.measured.xla_us > 0
     trials = []
-    monkeypatch.setattr(tuning.TuningProgress, "on_trial",
-                        lambda self, study, outcome: trials.append(outcome))
+    monkeypatch.setattr(
+        tuning.TuningProgress, "on_trial", lambda self, study, outcome: trials.append(outcome)
+    )
     assert CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"]).exit_code == 0
     assert len(trials) == 1

@@ -64,6 +64,7 @@ def test_loops_that_end_when_data_says_so() -> None:
 
 def test_arguments_that_a_loop_overwrites_unread() -> None:
     """Kernels are not given them, what they are held against is."""
+
     @mlc_jit(choose="ours")
     def function(x, y):
         def step(i, carried):
@@ -84,8 +85,9 @@ def test_what_it_verifies_is_what_runs() -> None:
 
 
 def test_nothing_of_ours() -> None:
-    assert "no kernels of ours" in str(mlc_jit(jnp.sin, choose="ours").verify(
-        jnp.zeros((0,), jnp.float32)))
+    assert "no kernels of ours" in str(
+        mlc_jit(jnp.sin, choose="ours").verify(jnp.zeros((0,), jnp.float32))
+    )
 
 
 def test_too_few_runs() -> None:
@@ -93,11 +95,17 @@ def test_too_few_runs() -> None:
         mlc_jit(model).verify(X, runs=0)
 
 
-@pytest.mark.parametrize(("damage", "said"), [
-    (lambda r: np.where(np.arange(r.size).reshape(r.shape) % 9, r, r * 1.5), "differ"),
-    (lambda r: np.full_like(r, np.nan), "differ")], ids=["wrong", "nan"])
-def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch,
-                                damage: Callable[[np.ndarray], np.ndarray], said: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda r: np.where(np.arange(r.size).reshape(r.shape) % 9, r, r * 1.5), "differ"),
+        (lambda r: np.full_like(r, np.nan), "differ"),
+    ],
+    ids=["wrong", "nan"],
+)
+def test_what_is_wrong_is_found(
+    monkeypatch: pytest.MonkeyPatch, damage: Callable[[np.ndarray], np.ndarray], said: str
+) -> None:
     results = verifying._results
 
     def damaged(program: ir.Module, operands: Sequence[Any], runs: int) -> list[list[np.ndarray]]:
@@ -114,16 +122,24 @@ def test_what_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch,
 
 def test_runs_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     results = verifying._results
-    monkeypatch.setattr(verifying, "_results", lambda program, operands, runs: [
-        [r + np.float32(number * 1e-7) for r in run]
-        for number, run in enumerate(results(program, operands, runs))])
+    monkeypatch.setattr(
+        verifying,
+        "_results",
+        lambda program, operands, runs: [
+            [r + np.float32(number * 1e-7) for r in run]
+            for number, run in enumerate(results(program, operands, runs))
+        ],
+    )
     found = mlc_jit(lambda x: jnp.exp(x), choose="ours").verify(X)
     assert not found.is_right and not found.kernels[0].xla_repeats
     assert "runs of ours differ" in str(found) and "runs of XLA's code differ" in str(found)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64,
-                                   ml_dtypes.float8_e4m3fn], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ml_dtypes.float8_e4m3fn],
+    ids=lambda t: t.__name__,
+)
 def test_ulp_is_the_distance_to_the_next(dtype: type) -> None:
     values = np.array([1, 1.5, 2, 3.75, 0.015625, 240, 0], dtype)
     got = ulp(values.astype(np.float64), np.dtype(dtype))
@@ -136,7 +152,9 @@ def test_accuracy_counts_specials_and_integers() -> None:
     exact = [np.array([1.0, np.nan, 1e39, 2.0]), np.array([1, 2, 3])]
     right = [np.array([1.0, np.nan, np.inf, 2.0], np.float32), np.array([1, 2, 3])]
     assert accuracy(right, exact) == verifying.Accuracy(0.0, 0.0, 0, 0)
-    wrong = [np.array([np.nan, np.nan, 1.0, np.nextafter(np.float32(2), np.float32(3))],
-                      np.float32), np.array([1, 2, 4])]
+    wrong = [
+        np.array([np.nan, np.nan, 1.0, np.nextafter(np.float32(2), np.float32(3))], np.float32),
+        np.array([1, 2, 4]),
+    ]
     found = accuracy(wrong, exact)
     assert (found.specials, found.differing, found.ulp) == (2, 1, 1.0)

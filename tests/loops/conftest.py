@@ -40,8 +40,9 @@ def _resized(program: LoopProgram, by: int, vectors: bool) -> Mutants:
         if isinstance(stmt, For) and (stmt.kind is LoopKind.VECTORIZE) == vectors:
             size = constant_extent(stmt)
             if size is not None and size + by > 0:
-                yield _replacing(program, stmt, (
-                    _with_extent(stmt, index.constant(size + by), size + by),))
+                yield _replacing(
+                    program, stmt, (_with_extent(stmt, index.constant(size + by), size + by),)
+                )
 
 
 def one_more(program: LoopProgram) -> Mutants:
@@ -63,8 +64,11 @@ def task_boundary(program: LoopProgram) -> Mutants:
     """A loop whose last iterations are as many as those of others."""
     for stmt in walk(program.body):
         if isinstance(stmt, For) and isinstance(stmt.extent, Apply) and stmt.var.extent:
-            yield _replacing(program, stmt, (
-                For(stmt.var, index.constant(stmt.var.extent), stmt.kind, stmt.body),))
+            yield _replacing(
+                program,
+                stmt,
+                (For(stmt.var, index.constant(stmt.var.extent), stmt.kind, stmt.body),),
+            )
 
 
 def lost_guard(program: LoopProgram) -> Mutants:
@@ -76,11 +80,17 @@ def lost_guard(program: LoopProgram) -> Mutants:
             yield _replacing(program, stmt, (type(stmt)(buffers, stmt.indices, *values),))
         if isinstance(stmt, If):
             yield _replacing(program, stmt, stmt.then)
-    guarded = {node for stmt in walk(program.body) for e in expressions(stmt)
-               for node in loads(e) if node.guard is not None}
+    guarded = {
+        node
+        for stmt in walk(program.body)
+        for e in expressions(stmt)
+        for node in loads(e)
+        if node.guard is not None
+    }
     for wanted in sorted(guarded, key=str):
-        yield with_body(program, map_expressions(
-            program.body, lambda e, wanted=wanted: _unguarded(e, wanted)))
+        yield with_body(
+            program, map_expressions(program.body, lambda e, wanted=wanted: _unguarded(e, wanted))
+        )
 
 
 def _unguarded(e: Expr, wanted: Load) -> Expr:
@@ -100,13 +110,20 @@ def index_shifted(program: LoopProgram) -> Mutants:
     yield from _moved(program, lambda at: (*at[:-1], index.add(at[-1], index.constant(1))), rank=1)
 
 
-def _moved(program: LoopProgram, move: Callable[[tuple[Expr, ...]], tuple[Expr, ...]], rank: int
-           ) -> Mutants:
+def _moved(
+    program: LoopProgram, move: Callable[[tuple[Expr, ...]], tuple[Expr, ...]], rank: int
+) -> Mutants:
     for stmt in walk(program.body):
-        if isinstance(stmt, Store) and len(stmt.indices) >= rank \
-                and move(stmt.indices) != stmt.indices:
-            yield _replacing(program, stmt, (Store(stmt.buffer, move(stmt.indices), stmt.value,
-                                                   stmt.guard, stmt.streaming),))
+        if (
+            isinstance(stmt, Store)
+            and len(stmt.indices) >= rank
+            and move(stmt.indices) != stmt.indices
+        ):
+            yield _replacing(
+                program,
+                stmt,
+                (Store(stmt.buffer, move(stmt.indices), stmt.value, stmt.guard, stmt.streaming),),
+            )
 
 
 def tile_twice(program: LoopProgram) -> Mutants:
@@ -118,8 +135,18 @@ def tile_twice(program: LoopProgram) -> Mutants:
                 continue
             var = Var(stmt.var.name, stmt.var.dtype, size + 1)
             last = index.minimum(var, index.constant(size - 1))
-            yield _replacing(program, stmt, (For(var, index.constant(size + 1), stmt.kind,
-                                                 substitute(stmt.body, {stmt.var: last})),))
+            yield _replacing(
+                program,
+                stmt,
+                (
+                    For(
+                        var,
+                        index.constant(size + 1),
+                        stmt.kind,
+                        substitute(stmt.body, {stmt.var: last}),
+                    ),
+                ),
+            )
 
 
 def aliased(program: LoopProgram) -> Mutants:
@@ -136,7 +163,7 @@ def overlapping_scratch(program: LoopProgram) -> Mutants:
     for n, (buffer, offset) in enumerate(program.scratch):
         for _, other in program.scratch[:n]:
             if other != offset:
-                placed = (*program.scratch[:n], (buffer, other), *program.scratch[n + 1:])
+                placed = (*program.scratch[:n], (buffer, other), *program.scratch[n + 1 :])
                 yield replace(program, scratch=placed)
 
 
@@ -145,18 +172,21 @@ def no_barrier(program: LoopProgram) -> Mutants:
     pairs: list[tuple[Stmt, Stmt]] = []
 
     def note(body: Body) -> Body:
-        pairs.extend((a, b) for a, b in itertools.pairwise(body)
-                     if _threads(a) and [s.extent for s in _threads(a)]
-                     == [s.extent for s in _threads(b)])
+        pairs.extend(
+            (a, b)
+            for a, b in itertools.pairwise(body)
+            if _threads(a) and [s.extent for s in _threads(a)] == [s.extent for s in _threads(b)]
+        )
         return body
 
     transform_lists(program.body, note)
     for first, second in pairs:
+
         def merge(body: Body, first: Stmt = first, second: Stmt = second) -> Body:
             if first not in body or second not in body:
                 return body
             at = body.index(first)
-            return (*body[:at], *_together(_threads(first), _threads(second)), *body[at + 2:])
+            return (*body[:at], *_together(_threads(first), _threads(second)), *body[at + 2 :])
 
         yield with_body(program, transform_lists(program.body, merge))
 
@@ -179,8 +209,19 @@ def _threads(stmt: Stmt) -> list[For]:
     return found
 
 
-MUTATORS = (one_more, one_less, lane_too_many, task_boundary, lost_guard, index_swapped,
-            index_shifted, tile_twice, aliased, overlapping_scratch, no_barrier)
+MUTATORS = (
+    one_more,
+    one_less,
+    lane_too_many,
+    task_boundary,
+    lost_guard,
+    index_swapped,
+    index_shifted,
+    tile_twice,
+    aliased,
+    overlapping_scratch,
+    no_barrier,
+)
 
 
 @pytest.fixture(scope="session")

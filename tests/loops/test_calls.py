@@ -29,16 +29,27 @@ def serial(extent: int, name: str, *body) -> For:
 
 P, Q = vector("p", "operand"), vector("q", "result")
 AT = variable("x0", 4)
-ADD_TO = LoopProgram("add_to", (P,), (Q,), (serial(4, "x0", Accumulate(
-    (Q,), (AT,), named_combiner("add", F32), (load(P, (AT,)),))),))
+ADD_TO = LoopProgram(
+    "add_to",
+    (P,),
+    (Q,),
+    (serial(4, "x0", Accumulate((Q,), (AT,), named_combiner("add", F32), (load(P, (AT,)),))),),
+)
 X, Y, T = vector("x", "operand"), vector("y", "result"), vector("t")
 
 
 def test_a_call_works_on_the_buffers_that_it_is_given() -> None:
-    program = LoopProgram("twice", (X,), (Y, vector("z", "result")), (
-        Call(ADD_TO, (X, Y)), Call(ADD_TO, (X, Y)), Call(ADD_TO, (Y, vector("z", "result")))))
+    program = LoopProgram(
+        "twice",
+        (X,),
+        (Y, vector("z", "result")),
+        (Call(ADD_TO, (X, Y)), Call(ADD_TO, (X, Y)), Call(ADD_TO, (Y, vector("z", "result")))),
+    )
     assert body_text(inline_calls(program.body)).splitlines()[1::2] == [
-        "  y[x0] <- add x[x0]", "  y[x0] <- add x[x0]", "  z[x0] <- add y[x0]"]
+        "  y[x0] <- add x[x0]",
+        "  y[x0] <- add x[x0]",
+        "  z[x0] <- add y[x0]",
+    ]
     verify(program)
 
 
@@ -67,13 +78,16 @@ def test_the_analysis_looks_into_calls() -> None:
     assert carried(again, Memory({}, {})) is not None
 
 
-@pytest.mark.parametrize("buffers, callee, reason", [
-    ((X, vector("w", "result", 5)), ADD_TO, "expected buffers like"),
-    ((X,), ADD_TO, "expected buffers like"),
-    ((X, Y), LoopProgram("s", (P,), (Q,), (), ((T, 0),)), "expected s to need no scratch"),
-    ((X, X), ADD_TO, "x is an operand, which is never written"),
-    ((X, vector("w")), ADD_TO, "w: 4xf32 scratch does not exist here"),
-])
+@pytest.mark.parametrize(
+    "buffers, callee, reason",
+    [
+        ((X, vector("w", "result", 5)), ADD_TO, "expected buffers like"),
+        ((X,), ADD_TO, "expected buffers like"),
+        ((X, Y), LoopProgram("s", (P,), (Q,), (), ((T, 0),)), "expected s to need no scratch"),
+        ((X, X), ADD_TO, "x is an operand, which is never written"),
+        ((X, vector("w")), ADD_TO, "w: 4xf32 scratch does not exist here"),
+    ],
+)
 def test_calls_that_do_not_fit_are_refused(buffers, callee, reason) -> None:
     program = LoopProgram("test", (X,), (Y,), (Call(callee, buffers),))
     with pytest.raises(VerifyError) as caught:

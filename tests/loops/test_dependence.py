@@ -58,21 +58,25 @@ def test_a_neighbour_is_a_conflict() -> None:
 
 @pytest.mark.parametrize("each", [7, 31, 46, 50, 92, 95])
 @pytest.mark.parametrize("tasks, stride, apart", [(96, 4, True), (97, 4, False), (97, 5, True)])
-def test_digits_of_numbers_that_are_cut_into_uneven_groups(each: int, tasks: int, stride: int,
-                                                           apart: bool) -> None:
+def test_digits_of_numbers_that_are_cut_into_uneven_groups(
+    each: int, tasks: int, stride: int, apart: bool
+) -> None:
     """The last group is shorter: what its tasks write follows from how many there are, not from
     how many a group may have."""
     group, task = variable("g", -(-tasks // each)), variable("t", each)
     step, lane = variable("s", 3), variable("l", 2)
     number = index.minimum(index.add(times(group, each), task), index.constant(tasks - 1))
-    place = (index.floormod(index.floordiv(number, 4), 6),
-             index.add(lane, times(index.floormod(number, 4), 2)),
-             index.add(times(step, stride), index.floordiv(number, 24)))
+    place = (
+        index.floormod(index.floordiv(number, 4), 6),
+        index.add(lane, times(index.floormod(number, 4), 2)),
+        index.add(times(step, stride), index.floordiv(number, 24)),
+    )
     guard = apply("lt", place[1], index.constant(7))
     result = Buffer("r", F32, (6, 7, 32), "result")
     inner = loop(step, loop(lane, Store(result, place, ONE, guard)))
-    count = index.minimum(index.constant(each), index.subtract(
-        index.constant(tasks), times(group, each)))
+    count = index.minimum(
+        index.constant(each), index.subtract(index.constant(tasks), times(group, each))
+    )
     nest = loop(group, For(task, count, LoopKind.SERIAL, (inner,)))
     assert (carried(nest, NONE) is None) == apart
 
@@ -80,21 +84,26 @@ def test_digits_of_numbers_that_are_cut_into_uneven_groups(each: int, tasks: int
 def test_split_and_fused_indices_are_understood() -> None:
     outer, inner = variable("o", 3), variable("n", 8)
     flat = index.add(times(outer, 8), inner)
-    split = loop(outer, loop(inner, Store(Y, (index.floordiv(flat, 4), index.floormod(flat, 4)),
-                                          ONE)))
+    split = loop(
+        outer, loop(inner, Store(Y, (index.floordiv(flat, 4), index.floormod(flat, 4)), ONE))
+    )
     assert carried(split, NONE) is None
     assert carried(split.body[0], NONE) is None
     fused = variable("f", 24)
     transposed = Buffer("t", F32, (4, 6), "result")
-    crossed = loop(fused, Store(transposed, (index.floormod(fused, 4), index.floordiv(fused, 4)),
-                                ONE))
+    crossed = loop(
+        fused, Store(transposed, (index.floormod(fused, 4), index.floordiv(fused, 4)), ONE)
+    )
     assert carried(crossed, NONE) is None
 
 
 def test_three_fused_loops_stored_in_another_order() -> None:
     fused, cube = variable("f", 60), Buffer("c", F32, (5, 3, 4), "result")
-    a, b, c = (index.floordiv(fused, 20), index.floormod(index.floordiv(fused, 5), 4),
-               index.floormod(fused, 5))
+    a, b, c = (
+        index.floordiv(fused, 20),
+        index.floormod(index.floordiv(fused, 5), 4),
+        index.floormod(fused, 5),
+    )
     assert carried(loop(fused, Store(cube, (c, a, b), ONE)), NONE) is None
     assert carried(loop(fused, Store(cube, (c, a, index.constant(0)), ONE)), NONE) is not None
 
@@ -160,8 +169,9 @@ def test_what_lies_below_a_common_multiple_is_told_apart(below: int, independent
     row = times(index.add(rows, begins), 16)
     column = index.add(times(part, below - 8), lane)
     wide = Buffer("w", F32, (640,), "result")
-    nest = loop(part, loop(tile, loop(rows, loop(lane, Store(
-        wide, (index.add(row, column),), ONE)))))
+    nest = loop(
+        part, loop(tile, loop(rows, loop(lane, Store(wide, (index.add(row, column),), ONE))))
+    )
     assert (carried(nest, NONE) is None) is independent
     assert carried(nest.body[0], NONE) is not None  # tiles overlap
 
@@ -172,18 +182,27 @@ def test_rows_and_columns_along_one_axis(step: int, independent: bool) -> None:
     rows and columns are told apart."""
     task, tile, row, lane = (variable(n, e) for n, e in (("t", 24), ("u", 3), ("r", 6), ("l", 16)))
     block, panel = times(index.floormod(task, 4), 65), index.floormod(index.floordiv(task, 4), 3)
-    first = index.minimum(index.add(index.floordiv(block, 4), times(tile, 6)),
-                          plus(index.floordiv(plus(block, 1), 4), 10))
+    first = index.minimum(
+        index.add(index.floordiv(block, 4), times(tile, 6)),
+        plus(index.floordiv(plus(block, 1), 4), 10),
+    )
     flat = Buffer("f", F32, (2, 65 * 48), "result")
 
     def panels(column: Expr) -> Stmt:
         place = index.add(times(index.add(first, row), step), index.add(column, lane))
-        return loop(tile, loop(row, loop(lane, Store(
-            flat, (index.floordiv(task, 12), place), ONE))))
+        return loop(
+            tile, loop(row, loop(lane, Store(flat, (index.floordiv(task, 12), place), ONE)))
+        )
 
     whole = apply("lt", panel, index.constant(2))
-    nest = loop(task, If(whole, (panels(times(index.minimum(panel, index.constant(1)), 16)),),
-                         (panels(index.constant(32)),)))
+    nest = loop(
+        task,
+        If(
+            whole,
+            (panels(times(index.minimum(panel, index.constant(1)), 16)),),
+            (panels(index.constant(32)),),
+        ),
+    )
     assert (carried(nest, NONE) is None) is independent
 
 
@@ -195,8 +214,9 @@ def test_groups_of_tasks_are_told_apart(last: int, independent: bool) -> None:
     number = index.minimum(index.add(times(group, 171), task), index.constant(last))
     place = index.add(index.add(times(row, 16384), lane), times(number, 32))
     wide = Buffer("w", F32, (9 * 16384, 2), "result")
-    nest = loop(group, loop(task, loop(row, loop(lane, Store(
-        wide, (place, index.constant(0)), ONE)))))
+    nest = loop(
+        group, loop(task, loop(row, loop(lane, Store(wide, (place, index.constant(0)), ONE))))
+    )
     assert (carried(nest, NONE) is None) is independent
 
 
@@ -206,11 +226,20 @@ def test_rooms_that_are_read_and_written_in_turns(turn: int, independent: bool) 
     round_, task, lane = variable("k", 5), variable("t", 4), variable("l", 8)
     rooms = Buffer("rooms", F32, (2, 32), "scratch")
     chosen = Buffer("chosen", U32, (4,), "operand")
-    anywhere = index.minimum(apply("convert", load(chosen, (task,)), dtype=INDEX),
-                             index.constant(31))
-    tasks = loop(task, loop(lane, Store(
-        rooms, (index.floormod(plus(round_, turn), 2), index.add(times(task, 8), lane)),
-        load(rooms, (index.floormod(round_, 2), anywhere)))))
+    anywhere = index.minimum(
+        apply("convert", load(chosen, (task,)), dtype=INDEX), index.constant(31)
+    )
+    tasks = loop(
+        task,
+        loop(
+            lane,
+            Store(
+                rooms,
+                (index.floormod(plus(round_, turn), 2), index.add(times(task, 8), lane)),
+                load(rooms, (index.floormod(round_, 2), anywhere)),
+            ),
+        ),
+    )
     assert (carried(tasks, NONE) is None) is independent
     assert carried(loop(round_, tasks), NONE) is not None
 
@@ -223,8 +252,10 @@ def random_index(rng: np.random.Generator, variables: list[Var]) -> Expr:
     if rng.random() < 0.4:
         divisor = int(rng.integers(2, 7))
         split = index.floordiv if rng.random() < 0.5 else index.floormod
-        result = index.add(times(split(result, divisor), int(rng.integers(1, 4))),
-                           times(variables[0], int(rng.integers(0, 2))))
+        result = index.add(
+            times(split(result, divisor), int(rng.integers(1, 4))),
+            times(variables[0], int(rng.integers(0, 2))),
+        )
     return result
 
 
@@ -234,28 +265,30 @@ def test_what_is_settled_really_is(seed) -> None:
     rng = np.random.default_rng(seed)
     variables = [variable("a", 4), variable("b", 3), variable("c", 2)]
     buffer = Buffer("m", F32, (7, 8), "scratch")
-    first, second = (Access(Store(buffer, at, ONE), buffer, at, True) for at in (
-        tuple(random_index(rng, variables) for _ in range(2)) for _ in range(2)))
+    first, second = (
+        Access(Store(buffer, at, ONE), buffer, at, True)
+        for at in (tuple(random_index(rng, variables) for _ in range(2)) for _ in range(2))
+    )
     if rng.random() < 0.5:
         second = first
-    fixed = variables[:int(rng.integers(0, 2))]
+    fixed = variables[: int(rng.integers(0, 2))]
     settled = solve(first, second, set(variables) - set(fixed), {buffer})
     points = list(itertools.product(*(range(v.extent) for v in variables)))
     columns = {v: np.array([p[n] for p in points]) for n, v in enumerate(variables)}
 
     def places(access: Access) -> list[tuple[int, ...]]:
-        values = [np.broadcast_to(evaluate(i, columns), len(points))
-                  for i in access.indices]
+        values = [np.broadcast_to(evaluate(i, columns), len(points)) for i in access.indices]
         return list(zip(*(v.tolist() for v in values), strict=True))
 
-    meetings = [(p, q) for p, here in zip(points, places(first), strict=True)
-                for q, there in zip(points, places(second), strict=True)
-                if here == there and all(p[variables.index(v)] == q[variables.index(v)]
-                                         for v in fixed)]
+    meetings = [
+        (p, q)
+        for p, here in zip(points, places(first), strict=True)
+        for q, there in zip(points, places(second), strict=True)
+        if here == there and all(p[variables.index(v)] == q[variables.index(v)] for v in fixed)
+    ]
     if settled is None:
         assert not meetings
         return
     for var in settled:
         position = variables.index(var)
-        assert all(p[position] == q[position] for p, q in meetings), (first.indices,
-                                                                     second.indices)
+        assert all(p[position] == q[position] for p, q in meetings), (first.indices, second.indices)

@@ -83,15 +83,17 @@ def test_quotients_of_what_is_large_enough(divisor: int, least: int, factor: int
 def test_quotients_of_what_has_large_enough_quotients(step: int, divisor: int, other: int) -> None:
     """Windows over padded and dilated elements: what one quotient says of another."""
     a = variable("a", 24)
-    known = index.subtract(index.floordiv(index.add(times(a, step), index.constant(1)), divisor),
-                           index.constant(2))
+    known = index.subtract(
+        index.floordiv(index.add(times(a, step), index.constant(1)), divisor), index.constant(2)
+    )
     facts = of_condition(apply("ge", known, index.constant(0)))
     quotient = index.floordiv(index.add(times(a, step), index.constant(3)), other)
     points = [n for n in range(24) if (step * n + 1) // divisor >= 2]
     least = min((step * n + 3) // other for n in points)
     for lowest in (least, least + 1):
-        assert within(index.subtract(quotient, index.constant(lowest)), 99, facts) \
-            == (lowest == least)
+        assert within(index.subtract(quotient, index.constant(lowest)), 99, facts) == (
+            lowest == least
+        )
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -128,8 +130,10 @@ def test_a_part_of_a_position() -> None:
     row, column = variable("row", 6), variable("column", 7)
     place = index.add(times(row, 7), column)
     for least, most in ((21, 41), (20, 41), (0, 20), (0, 21)):
-        facts = (*of_condition(apply("ge", place, index.constant(least))),
-                 *of_condition(apply("le", place, index.constant(most))))
+        facts = (
+            *of_condition(apply("ge", place, index.constant(least))),
+            *of_condition(apply("le", place, index.constant(most))),
+        )
         first, last = least // 7, most // 7
         assert within(index.subtract(row, index.constant(first)), last - first + 1, facts)
         assert not within(index.subtract(row, index.constant(first + 1)), 6, facts)
@@ -169,10 +173,16 @@ def random_condition(rng: np.random.Generator, depth: int = 2) -> Expr:
     if depth and kind < 0.2:
         return apply("not", random_condition(rng, depth - 1))
     if depth and kind < 0.6:
-        return apply(str(rng.choice(["and", "or"])), random_condition(rng, depth - 1),
-                     random_condition(rng, depth - 1))
-    return apply(str(rng.choice(["lt", "le", "gt", "ge", "eq", "ne"])), random_index(rng),
-                 index.constant(int(rng.integers(0, 12))))
+        return apply(
+            str(rng.choice(["and", "or"])),
+            random_condition(rng, depth - 1),
+            random_condition(rng, depth - 1),
+        )
+    return apply(
+        str(rng.choice(["lt", "le", "gt", "ge", "eq", "ne"])),
+        random_index(rng),
+        index.constant(int(rng.integers(0, 12))),
+    )
 
 
 def random_index(rng: np.random.Generator) -> Expr:

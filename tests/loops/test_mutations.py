@@ -35,11 +35,16 @@ PROGRAMS: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
     "sum of columns": (lambda x: (x * x).sum(0), ((9, 21),)),
     "scan": (lambda x: jnp.cumsum(x, 1), ((3, 37),)),
     "padded": (lambda x: jnp.pad(jnp.exp(x), ((1, 2), (0, 3))), ((5, 17),)),
-    "window": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3), (1, 2), "SAME"),
-               ((4, 23),)),
-    "convolution": (lambda x, w: lax.conv_general_dilated(
-        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")),
-        ((1, 5, 5, 3), (3, 3, 3, 9))),
+    "window": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3), (1, 2), "SAME"),
+        ((4, 23),),
+    ),
+    "convolution": (
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ),
+        ((1, 5, 5, 3), (3, 3, 3, 9)),
+    ),
     "two steps": (lambda x, y: (jnp.exp(x @ y) @ y.T).sum(1), ((6, 5), (5, 17))),
     "map": (lambda x, y: jnp.where(x > y, x * y, x - y), ((7, 19), (7, 19))),
 }
@@ -83,8 +88,9 @@ def refused(program: LoopProgram) -> bool:
         return True
 
 
-def planted(target: str, name: str, mutators: Sequence[Callable]
-            ) -> Iterator[tuple[str, LoopProgram, LoopProgram]]:
+def planted(
+    target: str, name: str, mutators: Sequence[Callable]
+) -> Iterator[tuple[str, LoopProgram, LoopProgram]]:
     for loops in programs(name, target):
         if any(isinstance(s, Call) for s in walk(loops.body)):
             loops = with_body(loops, inline_calls(loops.body))
@@ -108,8 +114,12 @@ def test_faults_that_matter_are_refused(target: str, name: str, mutators) -> Non
 
 
 def test_faults_of_every_kind_are_planted(mutators) -> None:
-    kinds = Counter(kind for target in TARGETS for name in PROGRAMS
-                    for kind, _, _ in planted(target, name, mutators))
+    kinds = Counter(
+        kind
+        for target in TARGETS
+        for name in PROGRAMS
+        for kind, _, _ in planted(target, name, mutators)
+    )
     assert kinds.keys() == {mutator.__name__ for mutator in mutators}
     assert kinds.total() >= LEAST, kinds
 

@@ -46,21 +46,31 @@ def test_loads_from_anywhere_are_guarded() -> None:
     assert "is within x" in guarded and "checked at run time" in str(proof)
     places = np.array([0, -1, 7, 8, 1 << 20, 3, -5, 2], np.int32)
     values = np.arange(8, dtype=np.float32) + 1
-    result, = interpret(program, [values, places])
+    (result,) = interpret(program, [values, places])
     assert result.tolist() == [1, 0, 8, 0, 0, 4, 0, 3]
 
 
-@pytest.mark.parametrize("first", [load(X, (PLACE,)), load(
-    X, (PLACE,), apply("lt", apply("convert", PLACE, dtype=I32), const(8, I32)), ZERO)])
+@pytest.mark.parametrize(
+    "first",
+    [
+        load(X, (PLACE,)),
+        load(X, (PLACE,), apply("lt", apply("convert", PLACE, dtype=I32), const(8, I32)), ZERO),
+    ],
+)
 def test_loads_that_are_repeated_are_guarded_each_time(first: Expr) -> None:
     seen = Buffer("seen", F32, (), "register")
-    body = Allocate(seen, (Store(seen, (), first),
-                           Store(seen, (), apply("add", load(seen, ()), load(X, (PLACE,)))),
-                           Store(Y, (ROW,), apply("add", load(seen, ()), load(X, (PLACE,))))))
+    body = Allocate(
+        seen,
+        (
+            Store(seen, (), first),
+            Store(seen, (), apply("add", load(seen, ()), load(X, (PLACE,)))),
+            Store(Y, (ROW,), apply("add", load(seen, ()), load(X, (PLACE,)))),
+        ),
+    )
     program, _ = prove(LoopProgram("repeated", (X, WHERE), (Y,), (loop(body),)))
     places = np.array([0, -1, 7, 8, 1 << 20, 3, -5, 2], np.int32)
     values = np.arange(8, dtype=np.float32) + 1
-    result, = interpret(program, [values, places])
+    (result,) = interpret(program, [values, places])
     assert result.tolist() == [3, 0, 24, 0, 0, 12, 0, 9]
 
 
@@ -70,7 +80,7 @@ def test_stores_anywhere_are_guarded() -> None:
     program, proof = prove(LoopProgram("scattered", (X, WHERE), (Y,), (first, scattered)))
     assert len(proof.guarded) == 1
     places = np.array([1, 9, -3, 2, 8, 100, 3, 0], np.int32)
-    result, = interpret(program, [np.arange(8, dtype=np.float32) + 1, places])
+    (result,) = interpret(program, [np.arange(8, dtype=np.float32) + 1, places])
     assert result.tolist() == [8, 1, 4, 7, 0, 0, 0, 0]
 
 
@@ -78,8 +88,9 @@ def test_lists_of_lists_are_guarded_twice() -> None:
     inner = apply("convert", load(WHERE, (PLACE,)), dtype=INDEX)
     program, proof = prove(copied(load(X, (inner,))))
     assert len(proof.guarded) == 2
-    result, = interpret(program, [np.arange(8, dtype=np.float32) + 1,
-                                  np.array([1, 5, 9, -1, 0, 3, 4, 2], np.int32)])
+    (result,) = interpret(
+        program, [np.arange(8, dtype=np.float32) + 1, np.array([1, 5, 9, -1, 0, 3, 4, 2], np.int32)]
+    )
     assert result[2:4].tolist() == [1, 1]  # as if the second list said 0
 
 
@@ -88,8 +99,10 @@ def test_clamped_places_need_no_guard() -> None:
     assert prove(copied(load(X, (clamped,))))[1].guarded == ()
 
 
-@pytest.mark.parametrize("condition", [
-    apply("lt", ROW, at(3)), apply("lt", COLUMN, at(3)), apply("lt", load(X, (ROW,)), ONE)])
+@pytest.mark.parametrize(
+    "condition",
+    [apply("lt", ROW, at(3)), apply("lt", COLUMN, at(3)), apply("lt", load(X, (ROW,)), ONE)],
+)
 def test_what_is_always_outside_is_refused_under_any_guard(condition) -> None:
     far = load(X, (index.add(ROW, at(256)),), condition, ZERO)
     body = loop(loop(Store(Y, (ROW,), far)), var=COLUMN)
@@ -106,17 +119,25 @@ def test_a_guard_about_something_else_saves_nothing() -> None:
 
 def test_races_are_refused_although_nothing_refutes_them() -> None:
     first = loop(Store(Y, (COLUMN,), ZERO), var=COLUMN)
-    scattered = loop(Store(Y, (index.maximum(index.minimum(PLACE, at(7)), at(0)),), ONE),
-                     kind=LoopKind.PARALLEL)
+    scattered = loop(
+        Store(Y, (index.maximum(index.minimum(PLACE, at(7)), at(0)),), ONE), kind=LoopKind.PARALLEL
+    )
     with pytest.raises(VerifyError, match="could not prove that iterations of"):
         prove(LoopProgram("race", (X, WHERE), (Y,), (first, scattered)))
 
 
 def test_results_are_written_as_a_whole() -> None:
-    with pytest.raises(VerifyError, match="every element of y: 8xf32 result is written, but "
-                                          "nothing writes it"):
-        prove(LoopProgram("short", (X,), (Y,), (
-            loop(Store(Y, (variable("i", 7),), ONE), var=variable("i", 7), extent=7),)))
+    with pytest.raises(
+        VerifyError, match="every element of y: 8xf32 result is written, but nothing writes it"
+    ):
+        prove(
+            LoopProgram(
+                "short",
+                (X,),
+                (Y,),
+                (loop(Store(Y, (variable("i", 7),), ONE), var=variable("i", 7), extent=7),),
+            )
+        )
     perhaps = Store(Y, (ROW,), ONE, apply("lt", load(X, (ROW,)), ONE))
     with pytest.raises(VerifyError, match="but that is not certain"):
         prove(LoopProgram("perhaps", (X,), (Y,), (loop(perhaps),)))
@@ -128,11 +149,15 @@ def test_results_may_be_written_in_parts() -> None:
     t, flat = variable("t", 4), variable("flat", 15)
     three = variable("c", 3)
     column = index.add(index.minimum(index.multiply(t, at(2)), at(4)), three)
-    tiles = loop(loop(Store(wide, (index.add(variable("r", 3), at(2)), column), ONE),
-                      var=three, extent=3), var=t, extent=4)
+    tiles = loop(
+        loop(Store(wide, (index.add(variable("r", 3), at(2)), column), ONE), var=three, extent=3),
+        var=t,
+        extent=4,
+    )
     rows = loop(tiles, var=variable("r", 3), extent=3)
-    run = loop(Store(wide, (index.floordiv(flat, 7), index.floormod(flat, 7)), ONE), var=flat,
-               extent=15)
+    run = loop(
+        Store(wide, (index.floordiv(flat, 7), index.floormod(flat, 7)), ONE), var=flat, extent=15
+    )
     assert not list(gaps(LoopProgram("parts", (), (wide,), (rows, run))))
     assert list(gaps(LoopProgram("parts", (), (wide,), (rows,))))
 
@@ -149,6 +174,7 @@ def test_axes_of_one_place_are_no_obstacle(shape, level, take_apart) -> None:
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_a_diagonal_of_a_large_matrix_is_no_obstacle(level, take_apart) -> None:
     """Its elements alone would part the matrix into more cells than are looked at."""
+
     def function(x: jax.Array) -> jax.Array:
         n = jnp.arange(1100)
         return jnp.zeros((1100, 1100), x.dtype).at[n, n].add(x)
@@ -171,12 +197,18 @@ def test_what_is_read_was_written_before() -> None:
     assert list(gaps(LoopProgram("again", (X,), (Y,), (again,))))
 
 
-@pytest.mark.parametrize("read, is_refused", [
-    (ROW, False), (index.subtract(at(7), ROW), True),
-    (index.maximum(index.subtract(ROW, at(1)), at(0)), True)])
+@pytest.mark.parametrize(
+    "read, is_refused",
+    [
+        (ROW, False),
+        (index.subtract(at(7), ROW), True),
+        (index.maximum(index.subtract(ROW, at(1)), at(0)), True),
+    ],
+)
 def test_aliased_operands_are_read_before_they_are_overwritten(read, is_refused) -> None:
-    program = LoopProgram("in_place", (X,), (Y,), (loop(Store(Y, (ROW,), load(X, (read,)))),),
-                          aliases=((Y, X),))
+    program = LoopProgram(
+        "in_place", (X,), (Y,), (loop(Store(Y, (ROW,), load(X, (read,)))),), aliases=((Y, X),)
+    )
     if is_refused:
         with pytest.raises(VerifyError, match="is read before it is overwritten"):
             prove(program)
@@ -207,8 +239,12 @@ def test_what_one_loop_overwrites_is_not_read_by_the_next(begin, is_refused) -> 
         indices = (index.floordiv(place, 5), index.floormod(place, 5))
         return Store(y, indices, apply("add", load(x, indices), ONE))
 
-    lanes = For(lane, index.minimum(at(8), index.subtract(at(28), index.multiply(step, at(8)))),
-                LoopKind.SERIAL, (moved(front),))
+    lanes = For(
+        lane,
+        index.minimum(at(8), index.subtract(at(28), index.multiply(step, at(8)))),
+        LoopKind.SERIAL,
+        (moved(front),),
+    )
     body = (loop(lanes, var=step, extent=4), loop(moved(back), var=n, extent=11))
     program = LoopProgram("both", (x,), (y,), body, aliases=((y, x),))
     if is_refused:
@@ -231,8 +267,14 @@ def test_what_a_guard_reads_is_not_under_that_guard() -> None:
     further = apply("lt", load(X, (index.add(ROW, at(1)),)), ONE)
     guard = apply("and", apply("lt", ROW, at(7)), further)
     with pytest.raises(VerifyError, match="takes values from 1 to 8"):
-        prove(LoopProgram("asked", (X,), (Y,), (
-            loop(Store(Y, (COLUMN,), ZERO), var=COLUMN), loop(Store(Y, (ROW,), ONE, guard)))))
+        prove(
+            LoopProgram(
+                "asked",
+                (X,),
+                (Y,),
+                (loop(Store(Y, (COLUMN,), ZERO), var=COLUMN), loop(Store(Y, (ROW,), ONE, guard))),
+            )
+        )
 
 
 def test_what_is_read_by_a_longer_loop_was_written_before() -> None:
@@ -241,8 +283,10 @@ def test_what_is_read_by_a_longer_loop_was_written_before() -> None:
     fill = loop(Store(held, (COLUMN,), ONE), var=COLUMN, extent=4)
 
     def used(count: int) -> LoopProgram:
-        uses = [loop(Store(out, (COLUMN,), load(held, (COLUMN,))), var=COLUMN, extent=extent)
-                for out, extent in ((Y, 4), (z, count))]
+        uses = [
+            loop(Store(out, (COLUMN,), load(held, (COLUMN,))), var=COLUMN, extent=extent)
+            for out, extent in ((Y, 4), (z, count))
+        ]
         whole = [loop(Store(out, (ROW,), ZERO)) for out in (Y, z)]
         return LoopProgram("used", (X,), (Y, z), (*whole, Allocate(held, (fill, *uses))))
 
@@ -265,17 +309,28 @@ def test_a_branch_around_what_exists_in_it_leaves_nothing_open() -> None:
     assert [gap.certain for gap in gaps(branching(use, fill))] == [True]
 
 
-@pytest.mark.parametrize(("then", "otherwise", "trips", "is_whole"), [
-    ((8,), (8,), 1, True), ((8,), (8,), 3, True), ((8,), (7,), 1, False), ((8,), (), 1, False),
-    ((8,), (8,), 0, False), ((8,), ((8,), (4, 8)), 2, True), ((8,), ((8,), (4,)), 1, False)])
+@pytest.mark.parametrize(
+    ("then", "otherwise", "trips", "is_whole"),
+    [
+        ((8,), (8,), 1, True),
+        ((8,), (8,), 3, True),
+        ((8,), (7,), 1, False),
+        ((8,), (), 1, False),
+        ((8,), (8,), 0, False),
+        ((8,), ((8,), (4, 8)), 2, True),
+        ((8,), ((8,), (4,)), 1, False),
+    ],
+)
 def test_a_branch_writes_what_both_sides_of_it_write(then, otherwise, trips, is_whole) -> None:
     asked = apply("lt", load(X, (at(0),)), ONE)
 
     def side(extents) -> tuple[Stmt, ...]:
         if any(isinstance(e, tuple) for e in extents):
             return (If(asked, *map(side, extents)),)
-        return tuple(loop(Store(Y, (variable("k", e),), ONE), var=variable("k", e), extent=e)
-                     for e in extents)
+        return tuple(
+            loop(Store(Y, (variable("k", e),), ONE), var=variable("k", e), extent=e)
+            for e in extents
+        )
 
     body = loop(If(asked, side(then), side(otherwise)), var=variable("t", trips), extent=trips)
     assert (not list(gaps(LoopProgram("sides", (X,), (Y,), (body,))))) == is_whole
@@ -295,22 +350,34 @@ def test_what_a_private_buffer_holds_differs_between_tasks() -> None:
 def test_a_place_that_was_looked_up_may_be_another_one_later(is_repeated) -> None:
     """In what follows, and in the next iteration of a loop."""
     number, z = Buffer("number", I32, (1,), "scratch"), Buffer("z", F32, (), "result")
-    place = index.maximum(index.minimum(apply("convert", load(number, (at(0),)), dtype=INDEX),
-                                        at(6)), at(0))
+    place = index.maximum(
+        index.minimum(apply("convert", load(number, (at(0),)), dtype=INDEX), at(6)), at(0)
+    )
     further = index.add(place, at(1))
     write, read = Store(Y, (place,), ONE), Store(z, (), load(X, (further,)))
     first, second = (Store(number, (at(0),), const(n, I32)) for n in (3, 2))
     moved = Store(number, (at(0),), load(WHERE, (ROW,)))
     body = (first, loop(read, write, moved)) if is_repeated else (first, write, second, read)
-    program = LoopProgram("later", (X, WHERE), (Y, z), (*body, loop(Store(Y, (ROW,), ONE))),
-                          scratch=((number, 0),), aliases=((Y, X),))
+    program = LoopProgram(
+        "later",
+        (X, WHERE),
+        (Y, z),
+        (*body, loop(Store(Y, (ROW,), ONE))),
+        scratch=((number, 0),),
+        aliases=((Y, X),),
+    )
     assert any("is read before it is overwritten" in text for text in verify(program).open)
 
 
-@pytest.mark.parametrize("extent", [
-    index.maximum(index.minimum(apply("convert", load(WHERE, (at(0),)), dtype=INDEX), at(8)),
-                  at(1)),
-    apply("select", apply("lt", load(X, (at(0),)), ONE), at(3), at(8))])
+@pytest.mark.parametrize(
+    "extent",
+    [
+        index.maximum(
+            index.minimum(apply("convert", load(WHERE, (at(0),)), dtype=INDEX), at(8)), at(1)
+        ),
+        apply("select", apply("lt", load(X, (at(0),)), ONE), at(3), at(8)),
+    ],
+)
 def test_how_far_a_loop_goes_that_data_ends_is_not_known(extent) -> None:
     """It goes no further than it may, and may end before."""
     body = (For(ROW, extent, LoopKind.SERIAL, (Store(Y, (ROW,), ONE),)),)
@@ -327,8 +394,12 @@ def test_groups_are_one_loop_where_they_walk_on_together(step, others, is_whole)
     first = index.multiply(group, at(8))
     y = Buffer("y", F32, (others,), "result")
     place = index.add(index.multiply(group, at(step)), task)
-    tasks = For(task, index.minimum(at(8), index.subtract(at(30), first)), LoopKind.SERIAL,
-                (Store(y, (place,), ONE),))
+    tasks = For(
+        task,
+        index.minimum(at(8), index.subtract(at(30), first)),
+        LoopKind.SERIAL,
+        (Store(y, (place,), ONE),),
+    )
     program = LoopProgram("groups", (X,), (y,), (loop(tasks, var=group, extent=4),))
     assert list(gaps(program)) == [] if is_whole else [g.certain for g in gaps(program)] == [True]
 
@@ -340,8 +411,13 @@ def test_what_is_under_a_guard_of_data_is_elsewhere_by_the_rest_of_it() -> None:
 
     def program(begin: int) -> LoopProgram:
         read = Store(z, (COLUMN,), load(X, (COLUMN,)), apply("ge", COLUMN, at(begin)))
-        return LoopProgram("elsewhere", (X, WHERE), (Y, z), (
-            loop(Store(Y, (ROW,), ONE, asked)), loop(read, var=COLUMN)), aliases=((Y, X),))
+        return LoopProgram(
+            "elsewhere",
+            (X, WHERE),
+            (Y, z),
+            (loop(Store(Y, (ROW,), ONE, asked)), loop(read, var=COLUMN)),
+            aliases=((Y, X),),
+        )
 
     assert not verify(program(4)).open
     assert any("is read before it is overwritten" in text for text in verify(program(3)).open)
@@ -349,6 +425,7 @@ def test_what_is_under_a_guard_of_data_is_elsewhere_by_the_rest_of_it() -> None:
 
 def test_what_is_looked_up_under_a_guard_is_seen_under_it() -> None:
     """The index is compared as it is, and read again under the comparison."""
+
     def place(guard: Expr | None) -> Expr:
         found = load(WHERE, (ROW,), guard, None if guard is None else const(0, I32))
         return index.subtract(index.maximum(apply("convert", found, dtype=INDEX), at(0)), at(3))

@@ -53,22 +53,28 @@ def test_parts_meet_where_the_whole_does() -> None:
     assert parted > 100
 
 
-@pytest.mark.parametrize(("scale", "shift", "axes"), [
-    (8, 0, 2), (5, 0, 2), (4, 0, 1), (8, 3, 2), (8, 4, 1), (8, -1, 1), (-8, 0, 1)])
+@pytest.mark.parametrize(
+    ("scale", "shift", "axes"),
+    [(8, 0, 2), (5, 0, 2), (4, 0, 1), (8, 3, 2), (8, 4, 1), (8, -1, 1), (-8, 0, 1)],
+)
 def test_a_part_reaches_no_further_than_the_next_step(scale: int, shift: int, axes: int) -> None:
     row, column = variable("r", 7), variable("c", 5)
-    place = index.add(index.multiply(row, index.constant(scale)),
-                      index.add(column, index.constant(shift)))
+    place = index.add(
+        index.multiply(row, index.constant(scale)), index.add(column, index.constant(shift))
+    )
     assert len(parted_axes([(place,)], [()])[0]) == axes
 
 
 def test_a_part_reaches_no_further_than_is_known_of_it() -> None:
     """The last of the panels of a row is not as wide as the others."""
     row, panel, column = variable("r", 7), variable("p", 2), variable("c", 6)
-    place = index.add(index.multiply(row, index.constant(10)),
-                      index.add(index.multiply(panel, index.constant(6)), column))
-    beyond = index.subtract(index.add(index.multiply(panel, index.constant(6)), column),
-                            index.constant(9))
+    place = index.add(
+        index.multiply(row, index.constant(10)),
+        index.add(index.multiply(panel, index.constant(6)), column),
+    )
+    beyond = index.subtract(
+        index.add(index.multiply(panel, index.constant(6)), column), index.constant(9)
+    )
     assert len(parted_axes([(place,)], [()])[0]) == 1
     assert len(parted_axes([(place,)], [(panel,)])[0]) == 3  # panel <= 0
     assert len(parted_axes([(place,)], [(beyond,)])[0]) == 3

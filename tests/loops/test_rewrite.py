@@ -28,16 +28,40 @@ A, B = variable("a", 8), variable("b", 4)
 ONE = const(1.0, F32)
 HELD = Buffer("held", F32, (), "register")
 EVERYTHING = (
-    For(A, index.constant(8), LoopKind.SERIAL, (
-        Allocate(HELD, (
-            Store(HELD, (), ONE),
-            For(B, index.add(A, index.constant(1)), LoopKind.SERIAL, (
-                Accumulate((HELD,), (), named_combiner("add", F32), (load(X, (A,)),),
-                           apply("lt", B, A)),)),
-            Store(Y, (A,), load(HELD, ())))),
-        If(apply("lt", load(X, (A,)), ONE), (Store(Y, (A,), ONE),), (
-            Store(Y, (A,), load(X, (A,))),)),
-        While(apply("lt", load(Y, (A,)), ONE), (Store(Y, (A,), ONE),)))),
+    For(
+        A,
+        index.constant(8),
+        LoopKind.SERIAL,
+        (
+            Allocate(
+                HELD,
+                (
+                    Store(HELD, (), ONE),
+                    For(
+                        B,
+                        index.add(A, index.constant(1)),
+                        LoopKind.SERIAL,
+                        (
+                            Accumulate(
+                                (HELD,),
+                                (),
+                                named_combiner("add", F32),
+                                (load(X, (A,)),),
+                                apply("lt", B, A),
+                            ),
+                        ),
+                    ),
+                    Store(Y, (A,), load(HELD, ())),
+                ),
+            ),
+            If(
+                apply("lt", load(X, (A,)), ONE),
+                (Store(Y, (A,), ONE),),
+                (Store(Y, (A,), load(X, (A,))),),
+            ),
+            While(apply("lt", load(Y, (A,)), ONE), (Store(Y, (A,), ONE),)),
+        ),
+    ),
 )
 
 
@@ -45,7 +69,8 @@ def test_substitute_reaches_every_expression() -> None:
     inner = EVERYTHING[0].body
     moved = substitute(inner, {A: index.add(variable("c", 2), index.constant(3))})
     assert body_text(moved) == body_text(inner).replace("x[a]", "x[c + 3]").replace(
-        "y[a]", "y[c + 3]").replace("0..a + 1", "0..c + 4").replace("b < a", "b < (c + 3)")
+        "y[a]", "y[c + 3]"
+    ).replace("0..a + 1", "0..c + 4").replace("b < a", "b < (c + 3)")
 
 
 def test_what_does_not_change_stays_the_same_object() -> None:

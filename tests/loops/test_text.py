@@ -23,15 +23,39 @@ FIRST, SECOND = index.constant(0), index.constant(1)
 def test_a_whole_program() -> None:
     before = apply("ge", ROW, index.constant(1))
     body = (
-        For(ROW, index.constant(8), LoopKind.PARALLEL, (
-            Allocate(ACC, (
-                Store(ACC, (), ZERO),
-                For(COLUMN, index.constant(4), LoopKind.VECTORIZE, (
-                    Accumulate((ACC,), (), named_combiner("add", F32), (load(X, (ROW, COLUMN)),),
-                               apply("lt", COLUMN, index.constant(3))),)),
-                Store(Y, (ROW,), load(ACC, ()), before, streaming=True))),)),
-        If(apply("lt", load(Y, (FIRST,)), ZERO), (Store(Y, (FIRST,), ZERO),), (
-            While(apply("gt", load(Y, (SECOND,)), ZERO), (Store(Y, (SECOND,), ZERO),)),)),
+        For(
+            ROW,
+            index.constant(8),
+            LoopKind.PARALLEL,
+            (
+                Allocate(
+                    ACC,
+                    (
+                        Store(ACC, (), ZERO),
+                        For(
+                            COLUMN,
+                            index.constant(4),
+                            LoopKind.VECTORIZE,
+                            (
+                                Accumulate(
+                                    (ACC,),
+                                    (),
+                                    named_combiner("add", F32),
+                                    (load(X, (ROW, COLUMN)),),
+                                    apply("lt", COLUMN, index.constant(3)),
+                                ),
+                            ),
+                        ),
+                        Store(Y, (ROW,), load(ACC, ()), before, streaming=True),
+                    ),
+                ),
+            ),
+        ),
+        If(
+            apply("lt", load(Y, (FIRST,)), ZERO),
+            (Store(Y, (FIRST,), ZERO),),
+            (While(apply("gt", load(Y, (SECOND,)), ZERO), (Store(Y, (SECOND,), ZERO),)),),
+        ),
     )
     tiles = Buffer("t", F32, (2, 3), "scratch", strides=(4, 1))
     program = LoopProgram("rows", (X,), (Y,), body, ((tiles, 64),), ((Y, X),), ("n",))
@@ -66,12 +90,18 @@ def test_shared_values_are_named_so_that_text_stays_linear() -> None:
 def test_a_combiner_that_is_no_single_op_is_written_out() -> None:
     a, i, b, j = Var("a", F32), Var("i", I32), Var("b", F32), Var("j", I32)
     wins = apply("gt", a, b)
-    combiner = Combiner((a, i), (b, j), (apply("select", wins, a, b), apply("select", wins, i, j)),
-                        (Const(0.0, F32), Const(7, I32)))
+    combiner = Combiner(
+        (a, i),
+        (b, j),
+        (apply("select", wins, a, b), apply("select", wins, i, j)),
+        (Const(0.0, F32), Const(7, I32)),
+    )
     other = Buffer("at", I32, (), "register")
     line = headline(Accumulate((ACC, other), (), combiner, (ZERO, const(1, I32))))
-    assert line == ("acc[], at[] <- {(a: f32, i: i32, b: f32, j: i32) select(a > b, a, b), "
-                    "select(a > b, i, j) identity 0.0:f32, 7:i32} 0.0:f32, 1:i32")
+    assert line == (
+        "acc[], at[] <- {(a: f32, i: i32, b: f32, j: i32) select(a > b, a, b), "
+        "select(a > b, i, j) identity 0.0:f32, 7:i32} 0.0:f32, 1:i32"
+    )
 
 
 def test_guarded_loads_and_statements_cannot_be_confused() -> None:

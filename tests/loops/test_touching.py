@@ -33,8 +33,10 @@ def program(loops: For, result: Buffer) -> LoopProgram:
 def digits_in(order: tuple[int, ...], count: int) -> LoopProgram:
     """A loop of so many trips that stores at the digits of its number, in this order."""
     number = variable("n", count)
-    digits = [index.floormod(index.floordiv(number, math.prod(SIZES[:n])), size)
-              for n, size in enumerate(SIZES)]
+    digits = [
+        index.floormod(index.floordiv(number, math.prod(SIZES[:n])), size)
+        for n, size in enumerate(SIZES)
+    ]
     result = Buffer("r", F32, tuple(SIZES[n] for n in order), "result")
     return program(loop(number, Store(result, tuple(digits[n] for n in order), ONE)), result)
 
@@ -82,8 +84,10 @@ def test_branches_fill_a_buffer_together(first: int) -> None:
     out of them, where the first is not 1."""
     i, j = variable("i", 1 << 20), variable("j", 8)
     result = Buffer("r", F32, (i.extent, j.extent), "result")
-    inside = all_of(index.compare("ge", i, index.constant(1)),
-                    index.compare("lt", i, index.constant(i.extent - 1)))
+    inside = all_of(
+        index.compare("ge", i, index.constant(1)),
+        index.compare("lt", i, index.constant(i.extent - 1)),
+    )
     store = Store(result, (i, j), ONE)
     late = Store(result, (i, j), ONE, index.compare("ge", i, index.constant(first)))
     branches = If(inside, (loop(j, late),), (loop(j, store),))
@@ -99,14 +103,21 @@ def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
     low, high, kind = index.floormod(v, step), index.floordiv(v, step), rng.random()
     if kind < 0.6:
         return [low, high]
-    return [[low, high, low], [low], [low, index.floormod(high, 2)], [low, high, v],
-            [index.floormod(v, step + 1), high]][int(rng.integers(5))]
+    return [
+        [low, high, low],
+        [low],
+        [low, index.floormod(high, 2)],
+        [low, high, v],
+        [index.floormod(v, step + 1), high],
+    ][int(rng.integers(5))]
 
 
 def random_condition(rng: np.random.Generator, limited: list[Expr]) -> Expr:
-    return apply(str(rng.choice(["lt", "lt", "eq", "ne"])),
-                 limited[int(rng.integers(len(limited)))],
-                 index.constant(int(rng.integers(1, 9))))
+    return apply(
+        str(rng.choice(["lt", "lt", "eq", "ne"])),
+        limited[int(rng.integers(len(limited)))],
+        index.constant(int(rng.integers(1, 9))),
+    )
 
 
 def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
@@ -126,8 +137,9 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
     guard = random_condition(rng, [*place, *variables])
     if rng.random() < 0.3:
         guard = apply("or", guard, apply("not", random_condition(rng, [*place, *variables])))
-    return Store(Buffer("r", F32, shape, "result"), tuple(place), ONE,
-                 guard if rng.random() < 0.4 else None)
+    return Store(
+        Buffer("r", F32, shape, "result"), tuple(place), ONE, guard if rng.random() < 0.4 else None
+    )
 
 
 def test_boxes_are_what_is_touched() -> None:
@@ -139,8 +151,10 @@ def test_boxes_are_what_is_touched() -> None:
         loops = loop(variables[0], loop(variables[1], loop(variables[2], store)))
         points = np.array([*itertools.product(*(range(v.extent) for v in variables))]).T
         env = dict(zip(variables, points, strict=True))
-        place, guard = ([np.broadcast_to(evaluate(e, env), points.shape[1]) for e in group]
-                        for group in (store.indices, [store.guard] if store.guard else []))
+        place, guard = (
+            [np.broadcast_to(evaluate(e, env), points.shape[1]) for e in group]
+            for group in (store.indices, [store.guard] if store.guard else [])
+        )
         truth = np.zeros(store.buffer.shape, bool)
         truth[tuple(i[np.logical_and.reduce(guard)] if guard else i for i in place)] = True
         (access,) = (a for a in accesses((loops,)) if a.writes)
@@ -156,8 +170,12 @@ def test_boxes_are_what_is_touched() -> None:
 
 
 def sides(boxes):
-    return [tuple(zip(low, high, strict=True)) for low, high in zip(
-        zip(*boxes.low, strict=True), zip(*boxes.high, strict=True), strict=True)]
+    return [
+        tuple(zip(low, high, strict=True))
+        for low, high in zip(
+            zip(*boxes.low, strict=True), zip(*boxes.high, strict=True), strict=True
+        )
+    ]
 
 
 def painted(boxes, shape: tuple[int, ...]) -> np.ndarray:

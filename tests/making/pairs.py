@@ -47,8 +47,13 @@ def covering(cases: Sequence[Mapping[str, object]], drawn: Container[str] = ()) 
     used: Counter[Value] = Counter()
     while left:
         # Of those that bring as much that is new, the one whose values are least used.
-        best = max(rest, key=lambda n: (len(wanted[n] & left),
-                                        -sum(used[value] for value in enumerate(rows[n]))))
+        best = max(
+            rest,
+            key=lambda n: (
+                len(wanted[n] & left),
+                -sum(used[value] for value in enumerate(rows[n])),
+            ),
+        )
         chosen.append(best)
         rest.remove(best)
         left -= wanted[best]

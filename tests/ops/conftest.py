@@ -129,12 +129,14 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
             return _run_stepwise(node, lowered, Memory(memory))
         case Staged():
             first = [e.dtype for e in lowered.first.finish(lowered.first.initial)]
-            between, = _run_fold([TensorType(lowered.shape, t) for t in first], lowered.first,
-                                 Memory(memory))
+            (between,) = _run_fold(
+                [TensorType(lowered.shape, t) for t in first], lowered.first, Memory(memory)
+            )
             buffer = Buffer("between", first[0], lowered.shape)
             then = lowered.then(lambda indices: Load(buffer, indices))
-            return _run_fold([v.type for v in node.results], then,
-                             Memory({**memory, buffer: between}))
+            return _run_fold(
+                [v.type for v in node.results], then, Memory({**memory, buffer: between})
+            )
 
 
 def axes_of(shape: Sequence[int], prefix: str) -> tuple[Indices, dict[Var, np.ndarray]]:
@@ -142,8 +144,9 @@ def axes_of(shape: Sequence[int], prefix: str) -> tuple[Indices, dict[Var, np.nd
     return variables, dict(zip(variables, np.indices(tuple(shape), sparse=True), strict=True))
 
 
-def _values(expressions: Sequence[Expr], env: dict, memory: Memory, kinds: Sequence[TensorType]
-            ) -> tuple[np.ndarray, ...]:
+def _values(
+    expressions: Sequence[Expr], env: dict, memory: Memory, kinds: Sequence[TensorType]
+) -> tuple[np.ndarray, ...]:
     results = []
     for e, kind in zip(expressions, kinds, strict=True):
         assert e.dtype is kind.dtype, (e, kind)
@@ -159,14 +162,16 @@ def _run_pointwise(node: Node, lowered: Pointwise, memory: Memory) -> tuple[np.n
     for element, value in zip(lowered.elements, node.results, strict=True):
         kind = value.type.stored
         indices, env = axes_of(kind.shape, "i")
-        result, = _values([element(indices)], env, memory, [kind])
-        results.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
-                       if value.type.dtype.kind is Kind.COMPLEX else restored(result, value.type))
+        (result,) = _values([element(indices)], env, memory, [kind])
+        results.append(
+            in_numbers(np.moveaxis(result, -1, 0), value.type)
+            if value.type.dtype.kind is Kind.COMPLEX
+            else restored(result, value.type)
+        )
     return tuple(results)
 
 
-def _run_fold(kinds: Sequence[TensorType], lowered: Fold,
-              memory: Memory) -> tuple[np.ndarray, ...]:
+def _run_fold(kinds: Sequence[TensorType], lowered: Fold, memory: Memory) -> tuple[np.ndarray, ...]:
     shape = kinds[0].shape
     indices, env = axes_of(shape, "i")
     reduced, _ = axes_of(lowered.extents, "r")
@@ -192,18 +197,22 @@ def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray
     terms = lowered.terms(indices)
     kinds = [TensorType(tuple(shape), e.dtype) for e in (*terms, *lowered.keys(terms))]
     values = _values((*terms, *lowered.keys(terms)), env, memory, kinds)
-    order = np.lexsort(values[:len(terms) - 1:-1], axis=lowered.axis)
+    order = np.lexsort(values[: len(terms) - 1 : -1], axis=lowered.axis)
     kept = node.results[0].type.shape[lowered.axis]
-    return tuple(np.take_along_axis(v, order, lowered.axis).take(range(kept), lowered.axis)
-                 for v in values[:len(terms)])
+    return tuple(
+        np.take_along_axis(v, order, lowered.axis).take(range(kept), lowered.axis)
+        for v in values[: len(terms)]
+    )
 
 
 def _run_stepwise(node: Node, lowered: Stepwise, memory: Memory) -> tuple[np.ndarray, ...]:
     point, env = axes_of(lowered.extents, "i")
-    tables = {Buffer(f"table{k}", from_numpy(t.dtype), t.shape): t
-              for k, t in enumerate(lowered.tables)}
-    procedure = lowered.procedure(point, tuple(
-        functools.partial(load, buffer) for buffer in tables))
+    tables = {
+        Buffer(f"table{k}", from_numpy(t.dtype), t.shape): t for k, t in enumerate(lowered.tables)
+    }
+    procedure = lowered.procedure(
+        point, tuple(functools.partial(load, buffer) for buffer in tables)
+    )
     extents = tuple(lowered.extents)
     arrays = {b: np.full((*b.shape, *extents), 77, b.dtype.numpy) for b in procedure.arrays}
 
@@ -232,8 +241,11 @@ def _run_stepwise(node: Node, lowered: Stepwise, memory: Memory) -> tuple[np.nda
     for array, value in zip(lowered.results, node.results, strict=True):
         result = np.moveaxis(arrays[array], range(len(array.shape)), range(-len(array.shape), 0))
         assert result.shape == value.type.stored.shape
-        found.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
-                     if value.type.dtype.kind is Kind.COMPLEX else result)
+        found.append(
+            in_numbers(np.moveaxis(result, -1, 0), value.type)
+            if value.type.dtype.kind is Kind.COMPLEX
+            else result
+        )
     return tuple(found)
 
 
@@ -252,8 +264,11 @@ def _run_unrolled(node: Node, lowered: Unrolled, memory: Memory) -> tuple[np.nda
             result[at] = evaluate(element, env, memory)
             written[at] += 1
         assert np.all(written == 1)
-        results.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
-                       if value.type.dtype.kind is Kind.COMPLEX else result)
+        results.append(
+            in_numbers(np.moveaxis(result, -1, 0), value.type)
+            if value.type.dtype.kind is Kind.COMPLEX
+            else result
+        )
     return tuple(results)
 
 
@@ -319,7 +334,8 @@ class Examples:
         if "chlo." in text:
             with self._context:
                 passmanager.PassManager.parse(
-                    "builtin.module(func.func(chlo-legalize-to-stablehlo))").run(module.operation)
+                    "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+                ).run(module.operation)
         return [np.asarray(result) for result in compile_for_cpu(module)(arrays)]
 
 

@@ -15,20 +15,39 @@ CASES = [
     for definition in DEFINITIONS.values()
     for k, text in enumerate(definition.examples)
 ]
-SUMS = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.dot_general",
-        "stablehlo.convolution", "stablehlo.scatter")
+SUMS = (
+    "stablehlo.reduce",
+    "stablehlo.reduce_window",
+    "stablehlo.dot_general",
+    "stablehlo.convolution",
+    "stablehlo.scatter",
+)
 SELECTIONS = ("stablehlo.maximum", "stablehlo.minimum", "stablehlo.compare")
 # XLA's own lose their digits where the result passes through 0, or is small.
 ABSOLUTE = ("lgamma", "digamma", "polygamma")
 # Factorizations and solves: they round differently in every order of sums.
-MATRICES = ("lapack.potrf", "lapack.getrf", "lapack.trsm", "lapack.geqrf", "lapack.orgqr",
-            "lapack.ormqr", "lapack.syevd", "stablehlo.cholesky", "stablehlo.triangular_solve")
+MATRICES = (
+    "lapack.potrf",
+    "lapack.getrf",
+    "lapack.trsm",
+    "lapack.geqrf",
+    "lapack.orgqr",
+    "lapack.ormqr",
+    "lapack.syevd",
+    "stablehlo.cholesky",
+    "stablehlo.triangular_solve",
+)
 KNOWN = ("stablehlo.get_dimension_size",)  # made of what its operand is, not of its elements
 ULPS = 32  # XLA's own atanh of f64 is 18 away from NumPy's
 
 
-def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
-                zero_signs: bool = True, absolute: bool = False) -> None:
+def assert_same(
+    actual: np.ndarray,
+    expected: np.ndarray,
+    ulps: int = 0,
+    zero_signs: bool = True,
+    absolute: bool = False,
+) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     if actual.dtype.kind == "c":
@@ -86,8 +105,10 @@ def test_example(text: str, examples) -> None:
     if op in ("chlo.polygamma", "chlo.zeta"):  # XLA is far off elsewhere, but for NaN
         orders, at = (np.abs(a.astype(np.float64)) for a in arrays)
         least = 0 if op == "chlo.polygamma" else 2
-        arrays = [(np.round(orders) % 5 + least).astype(arrays[0].dtype),
-                  (at % 16 + 0.25).astype(arrays[1].dtype)]
+        arrays = [
+            (np.round(orders) % 5 + least).astype(arrays[0].dtype),
+            (at % 16 + 0.25).astype(arrays[1].dtype),
+        ]
     if op in MATRICES:
         arrays = [_tame_matrix(a, k) for k, a in enumerate(arrays)]
         reference = evaluate_graph(graph, arrays)
@@ -110,10 +131,15 @@ def test_example(text: str, examples) -> None:
         assert_same(actual, expected, ulps, op not in SUMS, op.partition(".")[2] in ABSOLUTE)
 
 
-@pytest.mark.parametrize("text", [
-    pytest.param(text, id=f"{definition.name}-{k}")
-    for definition in DEFINITIONS.values() if definition.kind is OpKind.MOVEMENT
-    for k, text in enumerate(definition.examples)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(text, id=f"{definition.name}-{k}")
+        for definition in DEFINITIONS.values()
+        if definition.kind is OpKind.MOVEMENT
+        for k, text in enumerate(definition.examples)
+    ],
+)
 def test_movements_compute_nothing(text: str, examples) -> None:
     graph = examples.graph(text)
     (node,) = graph.nodes

@@ -25,6 +25,7 @@ def values(*shape: int) -> np.ndarray:
 
 def and_gradient(function: Callable) -> Callable:
     """The function's results, and the gradient of a weighted sum of them."""
+
     def both(x, *rest):
         def total(x):
             result = function(x, *rest)
@@ -48,8 +49,15 @@ def test_windows(check, reducer, window, shape, padding):
         shape = tuple(map(max, shape, window))
     op, initial = REDUCERS[reducer]
     for strides in ((1, 1), (2, 3)):
-        check(and_gradient(lambda x, strides=strides: lax.reduce_window(
-            x, initial, op, window, strides, padding)), values(*shape), kernels=None)
+        check(
+            and_gradient(
+                lambda x, strides=strides: lax.reduce_window(
+                    x, initial, op, window, strides, padding
+                )
+            ),
+            values(*shape),
+            kernels=None,
+        )
 
 
 def second_largest(a, b):
@@ -68,9 +76,16 @@ def test_initial_values_are_folded_once(check, fold, dilations):
     x = np.round(values(7, 6) * 2)  # with zeros, which the derivative of a maximum tells apart
 
     def window(x):
-        return lax.reduce_window(x, np.array(initial, x.dtype), op, (3, 2), (1, 2),
-                                 [(2, 1), (0, 3)], base_dilation=dilations[:1] * 2,
-                                 window_dilation=dilations[1:] * 2)
+        return lax.reduce_window(
+            x,
+            np.array(initial, x.dtype),
+            op,
+            (3, 2),
+            (1, 2),
+            [(2, 1), (0, 3)],
+            base_dilation=dilations[:1] * 2,
+            window_dilation=dilations[1:] * 2,
+        )
 
     check(lambda x: jax.jvp(window, (x,), (jnp.cos(x),)), x, kernels=None)
     check(window, x.astype(np.float16), kernels=None)
@@ -78,8 +93,18 @@ def test_initial_values_are_folded_once(check, fold, dilations):
 
 def test_initial_values_of_several_results_are_folded_once(check):
     x = values(9, 5)
-    check(lambda x: lax.reduce_window((x, jnp.full_like(x, -9)), (np.float32(1), np.float32(1)),
-                                      second_largest, (2, 3), (1, 1), "SAME"), x, kernels=None)
+    check(
+        lambda x: lax.reduce_window(
+            (x, jnp.full_like(x, -9)),
+            (np.float32(1), np.float32(1)),
+            second_largest,
+            (2, 3),
+            (1, 1),
+            "SAME",
+        ),
+        x,
+        kernels=None,
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -109,8 +134,11 @@ def test_rows(check, name, axis, shape):
 @pytest.mark.parametrize("scan", ["cumsum", "cumprod", "cummax", "cumlogsumexp"])
 def test_running_folds(check, scan, axis, shape, reverse):
     function = getattr(lax, scan)
-    check(and_gradient(lambda x: function(x, axis=axis, reverse=reverse)), values(*shape),
-          kernels=None)
+    check(
+        and_gradient(lambda x: function(x, axis=axis, reverse=reverse)),
+        values(*shape),
+        kernels=None,
+    )
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
@@ -142,10 +170,15 @@ def test_rows_picked_and_put_back(check, shape, places):
 @pytest.mark.parametrize("start", [0, 1, 5])
 def test_slices_at_any_place(check, size, start):
     x, begin = values(3, 2), np.int32(start)
-    check(and_gradient(lambda x, b: lax.dynamic_slice(x, (b, 0), (size, 2))), x, begin,
-          kernels=None)
-    check(and_gradient(lambda x, b: lax.dynamic_update_slice(x, x[:size] * 2, (b, 0))), x, begin,
-          kernels=None)
+    check(
+        and_gradient(lambda x, b: lax.dynamic_slice(x, (b, 0), (size, 2))), x, begin, kernels=None
+    )
+    check(
+        and_gradient(lambda x, b: lax.dynamic_update_slice(x, x[:size] * 2, (b, 0))),
+        x,
+        begin,
+        kernels=None,
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -161,5 +194,9 @@ def test_products(check, rows, columns, depth):
 @pytest.mark.parametrize("size", [1, 4])
 def test_convolutions(check, size, channels, filter_size):
     x, k = values(1, channels, size, size), values(2, channels, filter_size, filter_size)
-    check(and_gradient(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME")), x, k,
-          kernels=None)
+    check(
+        and_gradient(lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME")),
+        x,
+        k,
+        kernels=None,
+    )

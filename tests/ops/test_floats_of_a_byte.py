@@ -48,9 +48,11 @@ def op(name: str, *types: str, attributes: str = "") -> str:
     """A function of one op, the last type is that of its result."""
     *operands, result = (f"tensor<{t}>" for t in types)
     names = [f"%a{k}" for k in range(len(operands))]
-    return (f"func.func @main({', '.join(map(': '.join, zip(names, operands, strict=True)))})"
-            f" -> {result} {{\n  %r = \"stablehlo.{name}\"({', '.join(names)}) {{{attributes}}}"
-            f" : ({', '.join(operands)}) -> {result}\n  return %r : {result}\n}}\n")
+    return (
+        f"func.func @main({', '.join(map(': '.join, zip(names, operands, strict=True)))})"
+        f' -> {result} {{\n  %r = "stablehlo.{name}"({", ".join(names)}) {{{attributes}}}'
+        f" : ({', '.join(operands)}) -> {result}\n  return %r : {result}\n}}\n"
+    )
 
 
 def near_all(dtype: DType) -> np.ndarray:
@@ -86,16 +88,23 @@ def test_conversions_in_kernels(dtype: DType) -> None:
         assert_same(found[normal], wide.astype(dtype.numpy)[normal])
         numbers = np.nan_to_num(a.astype(np.float32), posinf=9, neginf=-9).clip(-99, 99)
         whole = np.trunc(numbers).astype(np.int32)
-        assert_same(run(op("convert", "256xi32", f"256x{dtype}"), whole)[0],
-                    whole.astype(np.float32).astype(dtype.numpy))
+        assert_same(
+            run(op("convert", "256xi32", f"256x{dtype}"), whole)[0],
+            whole.astype(np.float32).astype(dtype.numpy),
+        )
         (found,) = run(op("convert", f"256x{dtype}", "256xi32"), numbers.astype(dtype.numpy))
-        np.testing.assert_array_equal(found, np.trunc(
-            numbers.astype(dtype.numpy).astype(np.float32)))
+        np.testing.assert_array_equal(
+            found, np.trunc(numbers.astype(dtype.numpy).astype(np.float32))
+        )
 
 
 BINARY: dict[str, Callable] = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.divide,
-    "maximum": np.maximum, "minimum": np.minimum,
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "divide": np.divide,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
 }
 
 
@@ -119,19 +128,33 @@ def test_signs_comparisons_and_functions(dtype: DType) -> None:
     wide = a.astype(np.float32)
     tensor = f"256x{dtype}"
     with np.errstate(all="ignore"):
-        for name, right in (("negate", -wide), ("abs", np.abs(wide)), ("floor", np.floor(wide)),
-                            ("sqrt", np.sqrt(wide))):
+        for name, right in (
+            ("negate", -wide),
+            ("abs", np.abs(wide)),
+            ("floor", np.floor(wide)),
+            ("sqrt", np.sqrt(wide)),
+        ):
             assert_same(run(op(name, tensor, tensor), a)[0], right.astype(dtype.numpy))
-        np.testing.assert_array_equal(run(op("is_finite", tensor, "256xi1"), a)[0],
-                                      np.isfinite(wide))
+        np.testing.assert_array_equal(
+            run(op("is_finite", tensor, "256xi1"), a)[0], np.isfinite(wide)
+        )
         (found,) = run(op("exponential", tensor, tensor), a)
         right = np.exp(wide).astype(dtype.numpy)
         apart = np.abs(found.view(np.uint8).astype(int) - right.view(np.uint8))
         assert np.max(np.where(np.isnan(right.astype(np.float32)), 0, apart)) <= 1
     reversed_ = np.ascontiguousarray(a[::-1])
     for direction, compare in (("LT", np.less), ("EQ", np.equal), ("GE", np.greater_equal)):
-        (found,) = run(op("compare", tensor, tensor, "256xi1", attributes=(
-            f"comparison_direction = #stablehlo<comparison_direction {direction}>")), a, reversed_)
+        (found,) = run(
+            op(
+                "compare",
+                tensor,
+                tensor,
+                "256xi1",
+                attributes=(f"comparison_direction = #stablehlo<comparison_direction {direction}>"),
+            ),
+            a,
+            reversed_,
+        )
         np.testing.assert_array_equal(found, compare(wide, wide[::-1]))
 
 
@@ -141,18 +164,26 @@ def test_sums_and_products_are_rounded_once(dtype: DType) -> None:
     rng = np.random.default_rng(0)
     a = rng.integers(-4, 5, (9, 16)).astype(np.float32).astype(dtype.numpy)
     b = rng.integers(-2, 3, (16, 7)).astype(np.float32).astype(dtype.numpy)
-    attributes = ("dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], "
-                  "rhs_contracting_dimensions = [0]>")
+    attributes = (
+        "dot_dimension_numbers = #stablehlo.dot<lhs_contracting_dimensions = [1], "
+        "rhs_contracting_dimensions = [0]>"
+    )
     exact = a.astype(np.float32) @ b.astype(np.float32)
-    (wide,) = run(op("dot_general", f"9x16x{dtype}", f"16x7x{dtype}", "9x7xf32",
-                     attributes=attributes), a, b)
+    (wide,) = run(
+        op("dot_general", f"9x16x{dtype}", f"16x7x{dtype}", "9x7xf32", attributes=attributes), a, b
+    )
     np.testing.assert_array_equal(wide, exact)
-    (narrow,) = run(op("dot_general", f"9x16x{dtype}", f"16x7x{dtype}", f"9x7x{dtype}",
-                       attributes=attributes), a, b)
+    (narrow,) = run(
+        op("dot_general", f"9x16x{dtype}", f"16x7x{dtype}", f"9x7x{dtype}", attributes=attributes),
+        a,
+        b,
+    )
     assert_same(narrow, exact.astype(dtype.numpy))
     scalar = f"tensor<{dtype}>"
     for name, start, right in (
-            ("add", 0, a.astype(np.float32).sum(1)), ("maximum", -9, a.astype(np.float32).max(1))):
+        ("add", 0, a.astype(np.float32).sum(1)),
+        ("maximum", -9, a.astype(np.float32).max(1)),
+    ):
         text = f"""func.func @main(%a: tensor<9x16x{dtype}>) -> tensor<9x{dtype}> {{
           %i = stablehlo.constant dense<{start}.0> : {scalar}
           %r = stablehlo.reduce(%a init: %i) applies stablehlo.{name} across dimensions = [1]
@@ -182,8 +213,9 @@ def test_constants_and_movements(dtype: DType) -> None:
 
 
 PROGRAMS: dict[str, Callable] = {
-    "window": lambda x: lax.reduce_window(x, jnp.array(-9, x.dtype), lax.max, (2, 2), (1, 1),
-                                          "VALID"),
+    "window": lambda x: lax.reduce_window(
+        x, jnp.array(-9, x.dtype), lax.max, (2, 2), (1, 1), "VALID"
+    ),
     "cumulative": lambda x: jnp.cumsum(x.astype(jnp.float32), 1).astype(x.dtype),
     "scatter": lambda x: x.at[jnp.array([0, 2, 2, 5])].add(x[:4]),
     "update": lambda x: x.at[jnp.array([0, 2, 5]), 1].set(jnp.array(2, x.dtype)),
@@ -219,4 +251,5 @@ def test_what_looks_into_bits_is_left_to_xla() -> None:
 
 def test_types_are_those_of_ml_dtypes() -> None:
     assert {d.numpy.name for d in FLOATS_OF_A_BYTE} == {
-        name for name in dir(ml_dtypes) if name.startswith("float8")} - {"float8_e8m0fnu"}
+        name for name in dir(ml_dtypes) if name.startswith("float8")
+    } - {"float8_e8m0fnu"}

@@ -27,8 +27,11 @@ def numbers(*shape: int) -> np.ndarray:
 def given(kind: str, batch: tuple[int, ...], length: int, precision: type) -> np.ndarray:
     """What a transform of that length takes, in this precision of its parts."""
     x = numbers(*batch, length // 2 + 1 if kind == "irfft" else length)
-    return x.real.astype(precision) if kind == "rfft" else x.astype(
-        np.result_type(precision, np.complex64))
+    return (
+        x.real.astype(precision)
+        if kind == "rfft"
+        else x.astype(np.result_type(precision, np.complex64))
+    )
 
 
 def function_of(kind: str, length: int):
@@ -46,8 +49,9 @@ def error(found: np.ndarray, expected: np.ndarray) -> float:
 def test_as_precise_as_the_library(length: int, kind: str, precision: type) -> None:
     with jax.enable_x64(precision is np.float64):
         x = given(kind, (3,), length, precision)
-        expected = getattr(np.fft, kind)(x.astype(
-            np.longdouble if kind == "rfft" else np.clongdouble), length)
+        expected = getattr(np.fft, kind)(
+            x.astype(np.longdouble if kind == "rfft" else np.clongdouble), length
+        )
         ours = mlc_jit(function_of(kind, length), choose="ours")
         assert ours.report(x).coverage == 1
         there = np.asarray(jax.jit(function_of(kind, length))(x))
@@ -79,8 +83,10 @@ def test_what_is_not_stored_of_a_real_spectrum_is_not_looked_at() -> None:
 @pytest.mark.parametrize("length", [96, 75])
 def test_gradients(check, length: int) -> None:
     """Of a filter, with respect to the rows and to the response."""
-    x, response = numbers(5, length).real.astype(np.float32), numbers(length // 2 + 1).astype(
-        np.complex64)
+    x, response = (
+        numbers(5, length).real.astype(np.float32),
+        numbers(length // 2 + 1).astype(np.complex64),
+    )
 
     def loss(x: jax.Array, response: jax.Array) -> jax.Array:
         return (jnp.fft.irfft(jnp.fft.rfft(x) * response, length) ** 3).sum()

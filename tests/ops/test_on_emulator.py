@@ -16,9 +16,12 @@ from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.ops.registry import DEFINITIONS, evaluate_graph
 from hlo_mlc.target import cuda
 
-TEXTS = {f"{name}-{k}": text for name, definition in DEFINITIONS.items()
-         for k, text in enumerate(definition.examples)
-         if not name.startswith("lapack.")}  # programs for GPUs have no calls of it
+TEXTS = {
+    f"{name}-{k}": text
+    for name, definition in DEFINITIONS.items()
+    for k, text in enumerate(definition.examples)
+    if not name.startswith("lapack.")
+}  # programs for GPUs have no calls of it
 PARTS = 4
 # Roundings that nothing prescribes: of functions, of sums in another order.
 ULPS = 64
@@ -58,18 +61,23 @@ def test_examples(part: int, take_module_apart, examples, emulator, cuda_source)
         arrays = examples.inputs(graph, text, tamed=True)
         parts = take_module_apart(parse_module(text), LIMITS)
         prepared[name] = parts, {p: cuda_source(p) for p in parts.programs}, arrays, graph
-    without = [name for name, (parts, *_) in prepared.items()
-               if not parts.programs and name.rpartition("-")[0] not in LIMITS.left]
+    without = [
+        name
+        for name, (parts, *_) in prepared.items()
+        if not parts.programs and name.rpartition("-")[0] not in LIMITS.left
+    ]
     assert len(without) <= WITHOUT_KERNELS // PARTS + 3, without
-    emulator.prepare([s for _, sources, *_ in prepared.values() for s in sources.values()],
-                     run_once=True)
+    emulator.prepare(
+        [s for _, sources, *_ in prepared.values() for s in sources.values()], run_once=True
+    )
     wrong = {}
     for name, (parts, sources, arrays, graph) in prepared.items():
         order = zlib.crc32(name.encode()) % 9
 
         def execute(program, operands, sources=sources, order=order):
-            return emulator.run(sources[program], program, operands, order,
-                                "end" if order % 2 else "start")
+            return emulator.run(
+                sources[program], program, operands, order, "end" if order % 2 else "start"
+            )
 
         found = _differences(parts.run(arrays, execute), evaluate_graph(graph, arrays))
         if found:

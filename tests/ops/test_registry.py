@@ -11,22 +11,34 @@ from hlo_mlc.support.errors import UnsupportedOpError
 
 def unary(op: str, operand: str, result: str = "") -> str:
     result = result or operand
-    return (f"func.func @main(%a: tensor<{operand}>) -> tensor<{result}> {{\n"
-            f"  %r = \"{op}\"(%a) : (tensor<{operand}>) -> tensor<{result}>\n"
-            f"  return %r : tensor<{result}>\n}}\n")
+    return (
+        f"func.func @main(%a: tensor<{operand}>) -> tensor<{result}> {{\n"
+        f'  %r = "{op}"(%a) : (tensor<{operand}>) -> tensor<{result}>\n'
+        f"  return %r : tensor<{result}>\n}}\n"
+    )
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    (unary("stablehlo.sine", "3xcomplex<f32>"), "complex arithmetic of this kind stays with XLA"),
-    (unary("stablehlo.sine", "?xf32"), "known only at run time"),
-    (unary("stablehlo.bitcast_convert", "3xf32", "3x4xui8"), "splits or joins elements"),
-    (unary("stablehlo.sine", "3xf8E8M0FNU"), "not modelled"),
-    (unary("stablehlo.cholesky", "3x3xbf16"), "factorizations and solves of bf16"),
-    (unary("stablehlo.cholesky", "17x17xf32"), "larger than 16 x 16"),
-    (unary("stablehlo.cholesky", "9x9xcomplex<f32>"), "larger than 8 x 8"),
-    (unary("stablehlo.custom_call", "3xf32").replace(
-        "(%a) :", "(%a) {call_target_name = \"f\"} :"), "custom call to f"),
-])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            unary("stablehlo.sine", "3xcomplex<f32>"),
+            "complex arithmetic of this kind stays with XLA",
+        ),
+        (unary("stablehlo.sine", "?xf32"), "known only at run time"),
+        (unary("stablehlo.bitcast_convert", "3xf32", "3x4xui8"), "splits or joins elements"),
+        (unary("stablehlo.sine", "3xf8E8M0FNU"), "not modelled"),
+        (unary("stablehlo.cholesky", "3x3xbf16"), "factorizations and solves of bf16"),
+        (unary("stablehlo.cholesky", "17x17xf32"), "larger than 16 x 16"),
+        (unary("stablehlo.cholesky", "9x9xcomplex<f32>"), "larger than 8 x 8"),
+        (
+            unary("stablehlo.custom_call", "3xf32").replace(
+                "(%a) :", '(%a) {call_target_name = "f"} :'
+            ),
+            "custom call to f",
+        ),
+    ],
+)
 def test_reasons(text: str, reason: str, examples) -> None:
     (node,) = examples.graph(text).nodes
     assert reason in supports(node)
@@ -94,10 +106,18 @@ func.func @main(%p: tensor<i1>, %x: tensor<f32>) -> tensor<f32> {
 """
 
 
-@pytest.mark.parametrize(("text", "choice", "expected"), [
-    (CASE, np.int32(0), 3), (CASE, np.int32(1), -3), (CASE, np.int32(2), 6),
-    (CASE, np.int32(7), 6), (CASE, np.int32(-1), 6), (IF, np.True_, 3), (IF, np.False_, -3),
-])
+@pytest.mark.parametrize(
+    ("text", "choice", "expected"),
+    [
+        (CASE, np.int32(0), 3),
+        (CASE, np.int32(1), -3),
+        (CASE, np.int32(2), 6),
+        (CASE, np.int32(7), 6),
+        (CASE, np.int32(-1), 6),
+        (IF, np.True_, 3),
+        (IF, np.False_, -3),
+    ],
+)
 def test_branches(text: str, choice: np.generic, expected: float, examples) -> None:
     arrays = [np.asarray(choice), np.asarray(3, np.float32)]
     assert evaluate_graph(examples.graph(text), arrays)[0] == expected

@@ -40,8 +40,15 @@ def running_sums() -> Steps:
 
 def stage_of(s: Steps) -> Stage:
     procedure = s.procedure()
-    return Stage("s", (POINT,), (), (PLACE,), NOTHING, along=(
-        Assign(Y, (POINT, PLACE), load(procedure.arrays[0], (PLACE,))),), procedure=procedure)
+    return Stage(
+        "s",
+        (POINT,),
+        (),
+        (PLACE,),
+        NOTHING,
+        along=(Assign(Y, (POINT, PLACE), load(procedure.arrays[0], (PLACE,))),),
+        procedure=procedure,
+    )
 
 
 def program_of(stage: Stage) -> TensorProgram:
@@ -83,7 +90,8 @@ def test_only_loops_that_repeat_are_loops() -> None:
     i = variable("i", 2)
     assert s.procedure().body == (
         Put(a.buffer, (index.constant(0),), one),
-        Count(i, index.constant(2), (Put(a.buffer, (index.subtract(index.constant(2), i),), one),)))
+        Count(i, index.constant(2), (Put(a.buffer, (index.subtract(index.constant(2), i),), one),)),
+    )
 
 
 def test_parts_of_complex_numbers_are_computed_before_either_is_put() -> None:
@@ -116,7 +124,8 @@ def test_what_breaks_a_rule_is_refused(fault: str) -> None:
         "no variable": Put(array, (variable("n", 4),), const(0, F32)),
     }[fault]
     stage = stage_of(s)
-    faulty = replace(stage.procedure, body=(*stage.procedure.body, Count(
-        k, index.constant(4), (move,))))
+    faulty = replace(
+        stage.procedure, body=(*stage.procedure.body, Count(k, index.constant(4), (move,)))
+    )
     with pytest.raises(VerifyError, match=r"is no array|stay inside|defines n"):
         verify(program_of(replace(stage, procedure=faulty)))

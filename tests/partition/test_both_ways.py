@@ -30,35 +30,41 @@ def _small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
 def _arguments(shape: tuple[int, int], dtype: str) -> list[np.ndarray]:
     rng = np.random.default_rng(shape)
     rows, columns = shape
-    return [rng.integers(-4, 5, n).astype(dtype) if np.dtype(dtype).kind == "i"
-            else rng.standard_normal(n).astype(dtype)
-            for n in ((rows, columns), (columns,), (rows,))]
+    return [
+        rng.integers(-4, 5, n).astype(dtype)
+        if np.dtype(dtype).kind == "i"
+        else rng.standard_normal(n).astype(dtype)
+        for n in ((rows, columns), (columns,), (rows,))
+    ]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("fold", FOLDS)
-def test_results_are_those_of_two_passes(check, fold: str, shape: tuple[int, int], dtype: str
-                                         ) -> None:
+def test_results_are_those_of_two_passes(
+    check, fold: str, shape: tuple[int, int], dtype: str
+) -> None:
     check(FOLDS[fold], *_arguments(shape, dtype), ulps=64)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 @pytest.mark.parametrize("shape", [(64, 80), (61, 37), (33, 129), (160, 9)], ids=str)
 @pytest.mark.parametrize("fold", FOLDS)
-def test_chunks_of_blocks(check, monkeypatch: pytest.MonkeyPatch, fold: str,
-                          shape: tuple[int, int], parts: int) -> None:
+def test_chunks_of_blocks(
+    check, monkeypatch: pytest.MonkeyPatch, fold: str, shape: tuple[int, int], parts: int
+) -> None:
     """Whatever number of blocks a chunk has, and the last one."""
     monkeypatch.setattr(both_ways, "_PARTS_BYTES", parts * shape[1] * 4)
     check(FOLDS[fold], *_arguments(shape, "float32"), ulps=64)
 
 
 @pytest.mark.parametrize("fold", FOLDS)
-def test_many_blocks_take_no_more_memory_than_a_chunk(take_apart, monkeypatch: pytest.MonkeyPatch,
-                                                      fold: str) -> None:
+def test_many_blocks_take_no_more_memory_than_a_chunk(
+    take_apart, monkeypatch: pytest.MonkeyPatch, fold: str
+) -> None:
     monkeypatch.setattr(both_ways, "_PARTS_BYTES", 4096)
     rows, columns = 32 * 16, 64
-    program, = take_apart(FOLDS[fold], *_arguments((rows, columns), "float32")).programs
+    (program,) = take_apart(FOLDS[fold], *_arguments((rows, columns), "float32")).programs
     chunks = [step for step in program.steps if isinstance(step, Loop)]
     assert [loop.trip_count for loop in chunks] == [1]
     between = [b for b in program.temporaries if b.shape[1:] == (columns,)]
@@ -75,27 +81,37 @@ def test_integers(check, fold: str) -> None:
 def test_one_nest_reads_the_matrix(take_apart, fold: str, shape: tuple[int, int]) -> None:
     """But for its last rows, which have a nest of their own."""
     a, *rest = _arguments(shape, "float32")
-    program, = take_apart(FOLDS[fold], a, *rest).programs
-    matrix, = (b for b in program.operands if b.shape == shape)
-    reading = [step for step in program.steps
-               if isinstance(step, Nest) and any(matrix in s.inputs for s in step.stages)]
+    (program,) = take_apart(FOLDS[fold], a, *rest).programs
+    (matrix,) = (b for b in program.operands if b.shape == shape)
+    reading = [
+        step
+        for step in program.steps
+        if isinstance(step, Nest) and any(matrix in s.inputs for s in step.stages)
+    ]
     assert len(reading) == (1 if shape[0] % 16 == 0 else 2)
     assert all(len(nest.stages) == 2 and nest.shared == 1 for nest in reading)
 
 
-@pytest.mark.parametrize("function", [
-    lambda a, x, r: a @ (r @ a),
-    lambda a, x, r: jax.nn.softmax(a @ x) @ a,
-    lambda a, x, r: jnp.cumsum(a @ x) @ a,
-    lambda a, x, r: (a @ x)[::-1] @ a,
-], ids=["columns_first", "softmax", "cumsum", "reversed"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a, x, r: a @ (r @ a),
+        lambda a, x, r: jax.nn.softmax(a @ x) @ a,
+        lambda a, x, r: jnp.cumsum(a @ x) @ a,
+        lambda a, x, r: (a @ x)[::-1] @ a,
+    ],
+    ids=["columns_first", "softmax", "cumsum", "reversed"],
+)
 def test_rows_that_wait_for_all_of_the_others_are_read_again(take_apart, check, function) -> None:
     arguments = _arguments((64, 80), "float32")
     check(function, *arguments, ulps=256)
     for program in take_apart(function, *arguments).programs:
         for step in program.steps:
-            assert not isinstance(step, Nest) or len(step.stages) == 1 or not any(
-                b.shape == (64, 80) for s in step.stages for b in s.inputs)
+            assert (
+                not isinstance(step, Nest)
+                or len(step.stages) == 1
+                or not any(b.shape == (64, 80) for s in step.stages for b in s.inputs)
+            )
 
 
 def test_what_stays_in_caches_is_not_cut(take_apart, monkeypatch: pytest.MonkeyPatch) -> None:

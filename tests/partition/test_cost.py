@@ -47,8 +47,10 @@ MILLION = 1 << 20
 
 def plan_of(function: Callable, *shapes: tuple[int, ...] | jax.ShapeDtypeStruct) -> Plan:
     """The predicted plan of a function; every unit is a kernel of its own."""
-    args = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, jnp.float32)
-            for s in shapes]
+    args = [
+        s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, jnp.float32)
+        for s in shapes
+    ]
     module = jax.jit(function).trace(*args).lower().compiler_ir()
     graph, _ = simplify(import_function(module), references)
     return partition(graph, lambda cluster: choose_predicted(cluster, TARGET), lambda unit: False)
@@ -64,24 +66,27 @@ def indices(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-@pytest.mark.parametrize(("function", "shapes"), [
-    (jax.nn.gelu, [(MILLION,)]),
-    (jnp.sin, [(1 << 14,)]),
-    (lambda x: jax.nn.softmax(x), [(1024, 1024)]),
-    (lambda x: jnp.argmax(x, -1), [(4096, 1024)]),
-    (lambda x: jnp.sum(x, 0), [(1024, 1024)]),
-    (lambda x: x.T * 2, [(2048, 2048)]),
-    (jnp.matmul, [(16, 256), (256, 1024)]),
-    (jnp.matmul, [(128, 768), (768, 3072)]),
-    (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID"), [(512, 512)]),
-    (lambda x: lax.fori_loop(0, 100, lambda _, v: jnp.roll(v, 1) + jnp.sum(v), x), [(100,)]),
-    (lambda x: jnp.cumsum(x, 1), [(2048, 2048)]),
-    (lambda x: lax.cumlogsumexp(x, 0), [(64, 64)]),
-    (lambda x: x.transpose(0, 3, 1, 2), [(16, 224, 224, 3)]),
-    (lambda x, y: x % y, [indices(1 << 14), indices(1 << 14)]),
-    (lambda x, i: jax.ops.segment_sum(x, i, 1000), [(10_000, 64), indices(10_000)]),
-    (lambda x, y: lax.div(x, y), [jax.ShapeDtypeStruct((MILLION,), jnp.uint8)] * 2),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (jax.nn.gelu, [(MILLION,)]),
+        (jnp.sin, [(1 << 14,)]),
+        (lambda x: jax.nn.softmax(x), [(1024, 1024)]),
+        (lambda x: jnp.argmax(x, -1), [(4096, 1024)]),
+        (lambda x: jnp.sum(x, 0), [(1024, 1024)]),
+        (lambda x: x.T * 2, [(2048, 2048)]),
+        (jnp.matmul, [(16, 256), (256, 1024)]),
+        (jnp.matmul, [(128, 768), (768, 3072)]),
+        (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID"), [(512, 512)]),
+        (lambda x: lax.fori_loop(0, 100, lambda _, v: jnp.roll(v, 1) + jnp.sum(v), x), [(100,)]),
+        (lambda x: jnp.cumsum(x, 1), [(2048, 2048)]),
+        (lambda x: lax.cumlogsumexp(x, 0), [(64, 64)]),
+        (lambda x: x.transpose(0, 3, 1, 2), [(16, 224, 224, 3)]),
+        (lambda x, y: x % y, [indices(1 << 14), indices(1 << 14)]),
+        (lambda x, i: jax.ops.segment_sum(x, i, 1000), [(10_000, 64), indices(10_000)]),
+        (lambda x, y: lax.div(x, y), [jax.ShapeDtypeStruct((MILLION,), jnp.uint8)] * 2),
+    ],
+)
 def test_takes_what_was_measured_faster(function: Callable, shapes: list) -> None:
     plan = plan_of(function, *shapes)
     assert plan.coverage == 1, [verdict.reason for _, verdict in plan.rejected]
@@ -94,12 +99,15 @@ def test_takes_rows_that_are_looked_up() -> None:
     assert "move" in {verdict.reason.partition(":")[0] for _, verdict in plan.taken}
 
 
-@pytest.mark.parametrize(("function", "shapes", "kind"), [
-    (lambda x: x + 1, [(8,)], "map"),
-    (lambda x: x[::-1], [(2048, 2048)], "move"),
-    (lambda x: x + 1, [(4096, 4096)], "map"),
-    (lambda x, i: jax.ops.segment_sum(x, i, 64), [(MILLION,), indices(MILLION)], "scatter"),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes", "kind"),
+    [
+        (lambda x: x + 1, [(8,)], "map"),
+        (lambda x: x[::-1], [(2048, 2048)], "move"),
+        (lambda x: x + 1, [(4096, 4096)], "map"),
+        (lambda x, i: jax.ops.segment_sum(x, i, 64), [(MILLION,), indices(MILLION)], "scatter"),
+    ],
+)
 def test_leaves_what_was_measured_slower(function: Callable, shapes: list, kind: str) -> None:
     plan = plan_of(function, *shapes)
     assert kind in {verdict.reason.partition(":")[0] for _, verdict in plan.rejected}
@@ -154,8 +162,9 @@ def test_more_work_takes_longer() -> None:
 
 
 def test_small_steps() -> None:
-    small, large = (cluster_of(lambda x: x + 1, (n,)).kernel.program.steps[0]
-                    for n in (100, MILLION))
+    small, large = (
+        cluster_of(lambda x: x + 1, (n,)).kernel.program.steps[0] for n in (100, MILLION)
+    )
     assert is_small(small, TARGET)
     assert not is_small(large, TARGET)
     loop = cluster_of(lambda x: lax.fori_loop(0, 1000, lambda _, v: v * 2, x), (4,))
@@ -185,8 +194,11 @@ def test_every_parallel_loop_of_xla_has_a_fork() -> None:
     def forks(function: Callable, *shapes: tuple[int, ...]) -> bool:
         rates = replace(TARGET.rates, vector_operations=1e9, near_bytes=1e9)  # which take no time
         free = replace(TARGET, cores=4, rates=rates)
-        return times(function, *shapes, target=free).xla_us \
-            - times(function, *shapes, target=replace(free, cores=1)).xla_us > figure("fork_us") / 2
+        return (
+            times(function, *shapes, target=free).xla_us
+            - times(function, *shapes, target=replace(free, cores=1)).xla_us
+            > figure("fork_us") / 2
+        )
 
     assert forks(lambda x: x * 2 + 1, (1 << 16,))
     assert forks(lambda x: x.sum(0), (512, 512))
@@ -196,15 +208,18 @@ def test_every_parallel_loop_of_xla_has_a_fork() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="XLA has one thread here")
 @pytest.mark.parametrize("size", [32, 96, 128, 192, 256, 1024])  # KiB of f32
-@pytest.mark.parametrize(("function", "operands"), [
-    (lambda x: x + 1, 1),
-    (lambda x, y: x * y, 2),
-    (lambda a, b, c, d: -(a * b + c * d), 4),
-    (lambda x: ((((x * x + 1) * x + 2) * x + 3) * x + 4) * x, 1),
-    (jnp.sin, 1),
-    (jnp.sqrt, 1),
-    (lambda x: x.T + 1, 1),
-])
+@pytest.mark.parametrize(
+    ("function", "operands"),
+    [
+        (lambda x: x + 1, 1),
+        (lambda x, y: x * y, 2),
+        (lambda a, b, c, d: -(a * b + c * d), 4),
+        (lambda x: ((((x * x + 1) * x + 2) * x + 3) * x + 4) * x, 1),
+        (jnp.sin, 1),
+        (jnp.sqrt, 1),
+        (lambda x: x.T + 1, 1),
+    ],
+)
 def test_xla_has_as_many_threads_as_it_says(function: Callable, operands: int, size: int) -> None:
     """Against the loops that XLA makes of single operations and of chains of them."""
     shape = (4 * size, 64)
@@ -216,20 +231,26 @@ def test_xla_has_as_many_threads_as_it_says(function: Callable, operands: int, s
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="XLA has one thread here")
-@pytest.mark.parametrize(("function", "size", "slows"), [  # sizes of which XLA makes two parts
-    (lambda x: jax.nn.gelu(x) * 3, 3000, True),
-    (lambda x: jnp.log1p(x) * 2, 1 << 16, True),
-    (lambda x: jnp.exp(x) * 2 + 1, 1 << 16, False),
-    (jnp.tanh, 1 << 16, False),
-])
+@pytest.mark.parametrize(
+    ("function", "size", "slows"),
+    [  # sizes of which XLA makes two parts
+        (lambda x: jax.nn.gelu(x) * 3, 3000, True),
+        (lambda x: jnp.log1p(x) * 2, 1 << 16, True),
+        (lambda x: jnp.exp(x) * 2 + 1, 1 << 16, False),
+        (jnp.tanh, 1 << 16, False),
+    ],
+)
 def test_loops_that_two_threads_cannot_share_evenly(
     tmp_path: Path, function: Callable, size: int, slows: bool
 ) -> None:
     """Against the code that XLA makes of them."""
 
     def has_vectors(size: int) -> bool:
-        program = jax.jit(function).lower(jax.ShapeDtypeStruct((size,), jnp.float32)).compile(
-            {"xla_dump_to": str(tmp_path / str(size))})
+        program = (
+            jax.jit(function)
+            .lower(jax.ShapeDtypeStruct((size,), jnp.float32))
+            .compile({"xla_dump_to": str(tmp_path / str(size))})
+        )
         assert re.search(r'"outer_dimension_partitions":\["2"\]', program.as_text())
         (code,) = (tmp_path / str(size)).glob("*with-opt.ll")
         return re.search(r"<(8|16) x float>", code.read_text()) is not None
@@ -251,6 +272,7 @@ def test_matrices_that_a_library_gets_one_by_one() -> None:
 
 def test_loops_of_xla_stay_on_one_thread_while_they_are_small() -> None:
     """Smaller ones take longer for each element then, though that lies in a nearer cache."""
+
     def each_us(size: int) -> float:
         def repeated(x: jax.Array) -> jax.Array:
             return lax.fori_loop(0, 100, lambda _, v: v[::-1] * 2 + v, x)
@@ -262,6 +284,7 @@ def test_loops_of_xla_stay_on_one_thread_while_they_are_small() -> None:
 
 def test_where_an_array_lies_decides_how_fast_a_part_of_it_comes() -> None:
     """Rows of a matrix that no cache holds, one in each trip."""
+
     def rows(count: int) -> Callable:
         def step(i: jax.Array, total: jax.Array, x: jax.Array) -> jax.Array:
             return total + lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
@@ -296,8 +319,9 @@ def test_short_rows_and_sums_without_a_library_take_xla_longer() -> None:
 
     by_hand = cluster_of(summed, (256, 256), (256, 256))
     by_library = cluster_of(jnp.matmul, (256, 256), (256, 256))
-    assert choose_predicted(by_hand, TARGET).xla_us \
-        > 1.5 * choose_predicted(by_library, TARGET).xla_us
+    assert (
+        choose_predicted(by_hand, TARGET).xla_us > 1.5 * choose_predicted(by_library, TARGET).xla_us
+    )
 
 
 def test_convolutions_by_constants_are_convolutions_there() -> None:
@@ -315,8 +339,10 @@ def test_positions_of_maxima_are_found_one_by_one_there() -> None:
     assert many.xla_us > 2_000
 
 
-@pytest.mark.parametrize("fold", [
-    lambda x: jnp.argmax(x, -1), lambda x: lax.cumsum(x, 1), lambda x: lax.sort(x, dimension=1)])
+@pytest.mark.parametrize(
+    "fold",
+    [lambda x: jnp.argmax(x, -1), lambda x: lax.cumsum(x, 1), lambda x: lax.sort(x, dimension=1)],
+)
 def test_what_they_are_computed_of_takes_time_there_as_well(fold: Callable) -> None:
     shapes = [(512, 64)] * 2
     plain = times(lambda x, y: fold(x), *shapes)
@@ -348,11 +374,13 @@ def test_a_program_of_its_own_pays_for_waking_threads() -> None:
     assert (before.ours_us, before.xla_us) == (after.ours_us, after.xla_us)
     alone = replace(asleep, cores=1)
     assert choose_predicted(cluster, alone).xla_us == pytest.approx(
-        choose_predicted(inside, alone).xla_us + TARGET.rates.start_us)
+        choose_predicted(inside, alone).xla_us + TARGET.rates.start_us
+    )
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((512, 2, 8, 160), 1), ((3, 200_000), 0),
-                                             ((200_000, 4), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((512, 2, 8, 160), 1), ((3, 200_000), 0), ((200_000, 4), 1)], ids=str
+)
 def test_reductions_of_few_terms_are_xlas_to_compute(shape: tuple[int, ...], axis: int) -> None:
     """We write them out into what reads their sum, so that no stage of ours is one."""
     summed = cluster_of(lambda x: jnp.tanh(x.sum(axis)), shape)
@@ -363,8 +391,9 @@ def test_reductions_of_few_terms_are_xlas_to_compute(shape: tuple[int, ...], axi
 
 def test_lanes_that_stay_empty_are_empty() -> None:
     """In XLA's code; in ours, short rows have a lane each."""
-    short, long = (times(lambda x: jnp.sum(jnp.exp(x) * x, -1), shape)
-                   for shape in ((65536, 7), (1792, 256)))
+    short, long = (
+        times(lambda x: jnp.sum(jnp.exp(x) * x, -1), shape) for shape in ((65536, 7), (1792, 256))
+    )
     assert short.xla_us > 1.5 * long.xla_us
     assert short.ours_us < 1.1 * long.ours_us
 
@@ -380,10 +409,12 @@ def test_a_pointwise_loop_stays_in_the_first_cache() -> None:
 
 def test_xla_starts_a_thread_for_what_it_counts() -> None:
     """Not for transcendental functions and moves; loops are as long as their bodies."""
+
     def counted(function: Callable, *shapes: tuple[int, ...]) -> int:
         args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
-        graph, _ = simplify(import_function(jax.jit(function).trace(*args).lower().compiler_ir()),
-                            references)
+        graph, _ = simplify(
+            import_function(jax.jit(function).trace(*args).lower().compiler_ir()), references
+        )
         return counted_operations(graph.nodes)
 
     assert counted(lambda x: jnp.exp(x), (2000,)) == 0
@@ -417,8 +448,10 @@ def test_the_prediction_for_a_program() -> None:
 
 
 def test_every_result_is_an_array_to_make() -> None:
-    one, three = (predict(plan_of(lambda x, n=n: [x + k for k in range(1, n + 1)], (8,)), TARGET)
-                  for n in (1, 3))
+    one, three = (
+        predict(plan_of(lambda x, n=n: [x + k for k in range(1, n + 1)], (8,)), TARGET)
+        for n in (1, 3)
+    )
     assert three.ours_us > one.ours_us + 2
     assert three.xla_us > one.xla_us + 2
 
@@ -430,8 +463,14 @@ def test_scalars_in_loops_of_xla_stay_there() -> None:
         def step(state: tuple) -> tuple:
             at, sum_, left = state
             found = memory[at % 32] * 3
-            sum_ = lax.switch(at % 3, [lambda: sum_ + found, lambda: sum_ ^ found,
-                                       lambda: by_xla(memory * 0.5).astype(int)[found % 32]])
+            sum_ = lax.switch(
+                at % 3,
+                [
+                    lambda: sum_ + found,
+                    lambda: sum_ ^ found,
+                    lambda: by_xla(memory * 0.5).astype(int)[found % 32],
+                ],
+            )
             return (at + jnp.where(sum_ & 1, 1, 3)) % 64, sum_, left - 1
 
         return lax.while_loop(lambda state: state[2] > 0, step, (0, jnp.int32(1), 300))[1]
@@ -460,14 +499,14 @@ def _filter(count: int) -> Callable:
 
 def test_many_scalars_in_a_loop_have_calls_of_their_own_there() -> None:
     """A loop of few is one function there as well."""
-    few, many = (choose_predicted(cluster_of(_filter(count), (600,)), TARGET)
-                 for count in (3, 200))
+    few, many = (choose_predicted(cluster_of(_filter(count), (600,)), TARGET) for count in (3, 200))
     assert many.take and many.xla_us > 3 * many.ours_us
     assert few.xla_us < 2.5 * few.ours_us
 
 
-@pytest.mark.parametrize(("shape", "kept"), [
-    ((1 << 22,), 100), ((1 << 16,), 1), ((4, 1 << 18), 50)])
+@pytest.mark.parametrize(
+    ("shape", "kept"), [((1 << 22,), 100), ((1 << 16,), 1), ((4, 1 << 18), 50)]
+)
 def test_the_first_few_of_long_rows_are_found_faster(shape: tuple[int, ...], kept: int) -> None:
     verdict = choose_predicted(cluster_of(lambda x: lax.top_k(x, kept), shape), TARGET)
     assert verdict.take and verdict.xla_us > 2 * verdict.ours_us
@@ -484,8 +523,9 @@ def test_next_to_nothing_is_not_worth_it() -> None:
     left = worth_it(plan, TARGET)
     assert not left.taken
     assert left.coverage == 0
-    assert all("next to nothing" in v.reason or "predicted no faster" in v.reason
-               for _, v in left.rejected)
+    assert all(
+        "next to nothing" in v.reason or "predicted no faster" in v.reason for _, v in left.rejected
+    )
     tuned = replace(plan, taken=[(c, replace(v, recorded=True)) for c, v in plan.taken])
     assert worth_it(tuned, TARGET) is tuned
     plan = plan_of(mostly_moves, (4, 4), (MILLION,))
@@ -510,8 +550,7 @@ def test_what_is_not_modelled_counts_with_its_arithmetic() -> None:
 
 
 def test_the_rest_is_taken_where_nothing_else_is_left() -> None:
-    """Few sums by number are no faster in a kernel, but alone they would make XLA start a thread.
-    """
+    """Few sums by number are no faster in a kernel, but alone they make XLA start a thread."""
 
     def function(x: jax.Array, y: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jnp.sin(x), jax.ops.segment_sum(y, i, 64)
@@ -569,14 +608,16 @@ def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_what_saves_about_the_same_stays_in_the_order_of_the_program() -> None:
     """What is left is one piece then; what saves much more comes first wherever it is."""
+
     def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         for n in range(3):
             x = by_xla(sum((x * k for k in range(n)), jnp.sin(x)))
         return x, by_xla(jnp.sin(y))
 
     args = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (10_000, 1_000_000)]
-    graph, _ = simplify(import_function(jax.jit(function).trace(*args).lower().compiler_ir()),
-                        references)
+    graph, _ = simplify(
+        import_function(jax.jit(function).trace(*args).lower().compiler_ir()), references
+    )
     plan = partition(graph, lambda cluster: choose_all(cluster, TARGET), lambda unit: False, ())
     *small, large = [cluster.kernel.fingerprint for cluster, _ in plan.taken]
     assert len(set(small)) == 3
@@ -618,15 +659,18 @@ def test_a_small_loop_in_a_large_one_is_a_function_of_its_own_there() -> None:
 
         return lax.fori_loop(0, 64, row, x)
 
-    inner = times(smoothed, (64, 64)).xla_us - times(
-        lambda x: lax.fori_loop(0, 64, lambda _, x: x * 0.5, x), (64, 64)).xla_us
+    inner = (
+        times(smoothed, (64, 64)).xla_us
+        - times(lambda x: lax.fori_loop(0, 64, lambda _, x: x * 0.5, x), (64, 64)).xla_us
+    )
     assert inner < 64 * 63 * TARGET.rates.loop_thunk_us
 
 
 def test_a_side_of_a_branch_runs_half_of_the_time() -> None:
     def stepped(x: jax.Array, is_it: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        return lax.fori_loop(0, 100, lambda n, x: lax.cond(
-            is_it(x), lambda x: jnp.sin(x), lambda x: x, x), x)
+        return lax.fori_loop(
+            0, 100, lambda n, x: lax.cond(is_it(x), lambda x: jnp.sin(x), lambda x: x, x), x
+        )
 
     always = times(lambda x: lax.fori_loop(0, 100, lambda _, x: jnp.sin(x), x), (4096,))
     sometimes = times(lambda x: stepped(x, lambda x: x[0] > 0), (4096,))
@@ -635,17 +679,29 @@ def test_a_side_of_a_branch_runs_half_of_the_time() -> None:
 
 
 def test_what_a_branch_does_is_counted_whole() -> None:
-    found = times(lambda x, y: lax.fori_loop(0, 4, lambda _, x: lax.cond(
-        x[0, 0] > 0, lambda: x @ y, lambda: x), x), (65, 65), (65, 65))
+    found = times(
+        lambda x, y: lax.fori_loop(
+            0, 4, lambda _, x: lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: x), x
+        ),
+        (65, 65),
+        (65, 65),
+    )
     assert found.contraction_flops == 4 * 2 * 65**3
     assert isinstance(found.contraction_flops, int)
     assert isinstance(found.operations, int)
 
 
 def test_terms_that_are_nothing_take_us_no_time() -> None:
-    close, apart = (times(lambda x, kernel, by=by: lax.conv_general_dilated(
-        x, kernel, (1, 1), [(1, 1)] * 2, (by, by), feature_group_count=16),
-        (1, 16, 32, 32), (16, 1, 3, 3)) for by in (1, 3))
+    close, apart = (
+        times(
+            lambda x, kernel, by=by: lax.conv_general_dilated(
+                x, kernel, (1, 1), [(1, 1)] * 2, (by, by), feature_group_count=16
+            ),
+            (1, 16, 32, 32),
+            (16, 1, 3, 3),
+        )
+        for by in (1, 3)
+    )
     assert apart.ours_us < 9 * close.ours_us  # nine times as many results, of one term each
 
 
@@ -654,8 +710,9 @@ def test_what_xla_writes_out_in_a_loop_counts_in_each_trip() -> None:
         return jnp.sqrt(jnp.sum(x * x, -1))
 
     def of(trips: int) -> float:
-        plan = plan_of(lambda x: lax.fori_loop(
-            0, trips, lambda _, x: x * lengths(x)[:, None], x), (4096, 3))
+        plan = plan_of(
+            lambda x: lax.fori_loop(0, trips, lambda _, x: x * lengths(x)[:, None], x), (4096, 3)
+        )
         ((_, verdict),) = [*plan.taken, *plan.rejected]
         return verdict.xla_us
 
@@ -664,18 +721,28 @@ def test_what_xla_writes_out_in_a_loop_counts_in_each_trip() -> None:
 
 def test_a_branch_that_a_counter_chooses_runs_as_often_as_that_says() -> None:
     def every(number: int) -> Estimate:
-        return times(lambda x: lax.fori_loop(0, 100, lambda n, x: lax.cond(
-            n % number == 0, lambda x: jnp.sin(x), lambda x: x * 0.5, x), x), (1 << 14,))
+        return times(
+            lambda x: lax.fori_loop(
+                0,
+                100,
+                lambda n, x: lax.cond(n % number == 0, lambda x: jnp.sin(x), lambda x: x * 0.5, x),
+                x,
+            ),
+            (1 << 14,),
+        )
 
     assert every(2).xla_us > 3 * every(10).xla_us
     assert every(2).ours_us > 1.5 * every(10).ours_us
 
 
-@pytest.mark.parametrize(("read", "is_copied"), [
-    (lambda before, after, k: 1.0, False),
-    (lambda before, after, k: after[k - 1, 0], False),
-    (lambda before, after, k: before[k - 1, 0], True),
-])
+@pytest.mark.parametrize(
+    ("read", "is_copied"),
+    [
+        (lambda before, after, k: 1.0, False),
+        (lambda before, after, k: after[k - 1, 0], False),
+        (lambda before, after, k: before[k - 1, 0], True),
+    ],
+)
 def test_arrays_that_are_read_beside_their_update_are_copied_there(
     read: Callable, is_copied: bool
 ) -> None:

@@ -29,14 +29,21 @@ from making.left import by_xla
 TARGET = cuda.named("sm_90")
 
 
-def plan_of(function: Callable, *args: tuple[int, ...] | jax.ShapeDtypeStruct,
-            target: CudaTarget = TARGET, choose: Callable = choose_predicted) -> Plan:
-    shapes = [a if isinstance(a, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(a, jnp.float32)
-              for a in args]
+def plan_of(
+    function: Callable,
+    *args: tuple[int, ...] | jax.ShapeDtypeStruct,
+    target: CudaTarget = TARGET,
+    choose: Callable = choose_predicted,
+) -> Plan:
+    shapes = [
+        a if isinstance(a, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(a, jnp.float32)
+        for a in args
+    ]
     module = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).compiler_ir()
     graph, _ = simplify(import_function(module), references)
-    return partition(graph, lambda cluster: choose(cluster, target), lambda unit: True,
-                     limits=limits_of(target))
+    return partition(
+        graph, lambda cluster: choose(cluster, target), lambda unit: True, limits=limits_of(target)
+    )
 
 
 def cluster_of(function: Callable, *shapes: tuple[int, ...]) -> Cluster:
@@ -75,15 +82,18 @@ def normalized_with_place(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return y * jnp.argmax(x, -1, keepdims=True), jnp.argmax(y, -1)
 
 
-@pytest.mark.parametrize(("function", "shapes"), [
-    (rnn, [(1000, 16, 64), (64, 64)]),
-    (heat, [(4096,)]),
-    (until, [(256,)]),
-    (draws, [(300,)]),
-    (lambda x: lax.cummax(x, 1), [(4096, 1024)]),
-    (lambda x: lax.cumprod(x, 0), [(8192, 512)]),
-    (normalized_with_place, [(8192, 4096)]),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (rnn, [(1000, 16, 64), (64, 64)]),
+        (heat, [(4096,)]),
+        (until, [(256,)]),
+        (draws, [(300,)]),
+        (lambda x: lax.cummax(x, 1), [(4096, 1024)]),
+        (lambda x: lax.cumprod(x, 0), [(8192, 512)]),
+        (normalized_with_place, [(8192, 4096)]),
+    ],
+)
 def test_takes_what_xla_runs_in_many_kernels(function: Callable, shapes: list) -> None:
     plan = plan_of(function, *shapes)
     assert plan.coverage == 1, [verdict.reason for _, verdict in plan.rejected]
@@ -92,22 +102,25 @@ def test_takes_what_xla_runs_in_many_kernels(function: Callable, shapes: list) -
         assert "by a model" in verdict.reason
 
 
-@pytest.mark.parametrize(("function", "shapes"), [
-    (lambda x: jnp.tanh(x) * 2, [(4096, 4096)]),
-    (jax.nn.softmax, [(4096, 4096)]),
-    (lambda x: x - x.mean(-1, keepdims=True), [(4096, 4096)]),
-    (lambda x: x.sum(0), [(4096, 4096)]),
-    (lambda x: x.T + 1, [(4096, 4096)]),
-    (lambda x: jnp.argmax(x, 1), [(4096, 4096)]),
-    (lambda x: jnp.cumsum(x, 1), [(4096, 1024)]),
-    (lambda x: lax.cumlogsumexp(x, 1), [(4096, 1024)]),  # ours goes through rows one by one
-    (lambda x, y: jax.nn.gelu(x @ y), [(1024, 1024), (1024, 1024)]),
-    (lambda x: jnp.zeros((10, 64)).at[jnp.arange(4096) % 10].add(x), [(4096, 64)]),
-    (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"), [(512, 512)]),
-    (heat, [(1 << 24,)]),  # rounds that take the whole GPU
-    (until, [(1 << 22,)]),  # one block would do them all
-    (lambda x, w: rnn(x, w), [(100, 512, 1024), (1024, 1024)]),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x: jnp.tanh(x) * 2, [(4096, 4096)]),
+        (jax.nn.softmax, [(4096, 4096)]),
+        (lambda x: x - x.mean(-1, keepdims=True), [(4096, 4096)]),
+        (lambda x: x.sum(0), [(4096, 4096)]),
+        (lambda x: x.T + 1, [(4096, 4096)]),
+        (lambda x: jnp.argmax(x, 1), [(4096, 4096)]),
+        (lambda x: jnp.cumsum(x, 1), [(4096, 1024)]),
+        (lambda x: lax.cumlogsumexp(x, 1), [(4096, 1024)]),  # ours goes through rows one by one
+        (lambda x, y: jax.nn.gelu(x @ y), [(1024, 1024), (1024, 1024)]),
+        (lambda x: jnp.zeros((10, 64)).at[jnp.arange(4096) % 10].add(x), [(4096, 64)]),
+        (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"), [(512, 512)]),
+        (heat, [(1 << 24,)]),  # rounds that take the whole GPU
+        (until, [(1 << 22,)]),  # one block would do them all
+        (lambda x, w: rnn(x, w), [(100, 512, 1024), (1024, 1024)]),
+    ],
+)
 def test_leaves_what_xla_should_be_as_good_at(function: Callable, shapes: list) -> None:
     plan = plan_of(function, *shapes)
     assert not plan.taken
@@ -116,6 +129,7 @@ def test_leaves_what_xla_should_be_as_good_at(function: Callable, shapes: list) 
 
 def test_values_that_pass_between_kernels_count() -> None:
     """What fusions of XLA's would have handed over in registers is written and read again."""
+
     def scan_of(x: jax.Array) -> jax.Array:
         return lax.cummax(x, 1)
 
@@ -123,8 +137,8 @@ def test_values_that_pass_between_kernels_count() -> None:
         return by_xla(lax.cummax(by_xla(x), 1))
 
     alone, amid = plan_of(scan_of, (2048, 1024)), plan_of(scan_amid, (2048, 1024))
-    (_, one), = alone.taken
-    (_, other), = [*amid.taken, *amid.rejected]
+    ((_, one),) = alone.taken
+    ((_, other),) = [*amid.taken, *amid.rejected]
     passed = 2 * 2 * 2048 * 1024 * 4 / TARGET.memory_bytes_per_us
     assert other.ours_us - one.ours_us == pytest.approx(passed)
 
@@ -150,6 +164,6 @@ def test_ours_leaves_large_products_that_stand_alone() -> None:
     for n, taken in ((size, True), (2 * size, False)):
         plan = plan_of(lambda x, y: x @ y, (n, n), (n, n), choose=choose_all)
         assert bool(plan.taken) is taken
-    (_, verdict), = plan.rejected
+    ((_, verdict),) = plan.rejected
     assert "cuBLAS" in verdict.reason
     assert plan_of(lambda x, y: jnp.tanh(x @ y), (512, 512), (512, 512), choose=choose_all).taken

@@ -13,10 +13,14 @@ from hlo_mlc.partition.fuse.horizontal import LARGE
 @pytest.fixture
 def kernels_of(take_apart, arrays):
     """`kernels_of(function, *shapes)`: for each kernel call, the number of its nests."""
+
     def kernels(function, *shapes):
         parts = take_apart(function, *arrays("float32", *shapes))
-        return [len(parts.kernels[n.attributes["id"]].program.steps) for n in parts.graph.nodes
-                if n.op == KERNEL_OP]
+        return [
+            len(parts.kernels[n.attributes["id"]].program.steps)
+            for n in parts.graph.nodes
+            if n.op == KERNEL_OP
+        ]
 
     return kernels
 
@@ -29,16 +33,20 @@ def gates(x, a, b):
     return jax.nn.sigmoid(a @ x) * 0.5, jnp.tanh(b @ x)
 
 
-@pytest.mark.parametrize("function, shapes, nests", [
-    (projections, ((64, 60), (60, 64), (60, 70), (60, 50), (64,)), [3]),
-    (gates, ((60, 64), (64, 60), (70, 60)), [2]),
-    (lambda x, a, b: (x @ a, b @ x.T), ((64, 60), (60, 64), (70, 60)), [2]),  # x twice
-    (lambda x, y, a: (x @ a, y @ a), ((64, 60), (70, 60), (60, 64)), [2]),
-    (lambda x, y, a, b: (x @ a, y @ b), ((64, 60), (70, 60), (60, 64), (60, 65)), [1, 1]),
-    (lambda x, a: x @ a @ a, ((64, 64), (64, 64)), [1, 1]),  # the second waits for the first
-])
-def test_products_that_share_a_factor_are_one_kernel(kernels_of, check, arrays, function, shapes,
-                                                     nests):
+@pytest.mark.parametrize(
+    "function, shapes, nests",
+    [
+        (projections, ((64, 60), (60, 64), (60, 70), (60, 50), (64,)), [3]),
+        (gates, ((60, 64), (64, 60), (70, 60)), [2]),
+        (lambda x, a, b: (x @ a, b @ x.T), ((64, 60), (60, 64), (70, 60)), [2]),  # x twice
+        (lambda x, y, a: (x @ a, y @ a), ((64, 60), (70, 60), (60, 64)), [2]),
+        (lambda x, y, a, b: (x @ a, y @ b), ((64, 60), (70, 60), (60, 64), (60, 65)), [1, 1]),
+        (lambda x, a: x @ a @ a, ((64, 64), (64, 64)), [1, 1]),  # the second waits for the first
+    ],
+)
+def test_products_that_share_a_factor_are_one_kernel(
+    kernels_of, check, arrays, function, shapes, nests
+):
     assert sorted(kernels_of(function, *shapes)) == nests
     check(function, *arrays("float32", *shapes), ulps=32)  # where nothing is fused, too
 
@@ -54,6 +62,7 @@ def test_scores_of_several_heads_share_their_queries(kernels_of, check, arrays):
 
 def test_two_groups_that_wait_for_each_other_stay_apart(kernels_of, check, arrays):
     """x @ a is before y @ f(x @ a), and y @ c before x @ g(y @ c): one of both pairs may join."""
+
     def function(x, y, a, c):
         first, second = x @ a, y @ c
         return y @ jnp.cumsum(first, 0), x @ jnp.cumsum(second, 0)
@@ -67,8 +76,7 @@ def test_two_groups_that_wait_for_each_other_stay_apart(kernels_of, check, array
 
 def test_large_products_are_kernels_of_their_own(take_apart, arrays):
     size = round(LARGE ** (1 / 3)) + 1
-    parts = take_apart(lambda x, a, b: (x @ a, x @ b),
-                       *arrays("float32", *((size, size),) * 3))
+    parts = take_apart(lambda x, a, b: (x @ a, x @ b), *arrays("float32", *((size, size),) * 3))
     assert [n.op for n in parts.graph.nodes] == [KERNEL_OP] * 2
 
 

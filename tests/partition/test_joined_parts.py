@@ -47,8 +47,9 @@ PARTS: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
     "rolled": lambda e, b, axis: jnp.roll(e, 2, axis),
     "cut": lambda e, b, axis: lax.slice_in_dim(e, 1, e.shape[axis] - 1, axis=axis),
     "strided": lambda e, b, axis: lax.slice_in_dim(e, 0, None, 2, axis),
-    "masked": lambda e, b, axis: jnp.where(lax.broadcasted_iota(jnp.int32, e.shape, axis) > 2,
-                                           e, b),
+    "masked": lambda e, b, axis: jnp.where(
+        lax.broadcasted_iota(jnp.int32, e.shape, axis) > 2, e, b
+    ),
 }
 
 
@@ -101,29 +102,42 @@ def test_a_choice_that_is_joined(check, arrays):
     check(function, a, b)
 
 
-@pytest.mark.parametrize("looked_up", [
-    lambda k: jnp.take(jnp.concatenate([k, k[1:] + 1]), k, mode="clip"),
-    lambda k: jnp.pad(k, ((0, 1),), mode="edge")[jnp.concatenate([k[:1], k])],
-    lambda k: jnp.take(jnp.roll(k, 1), jnp.roll(k, 2), mode="clip"),
-    lambda k: jnp.concatenate([k, k + 1])[jnp.concatenate([k, k + 2]) % 36]])
+@pytest.mark.parametrize(
+    "looked_up",
+    [
+        lambda k: jnp.take(jnp.concatenate([k, k[1:] + 1]), k, mode="clip"),
+        lambda k: jnp.pad(k, ((0, 1),), mode="edge")[jnp.concatenate([k[:1], k])],
+        lambda k: jnp.take(jnp.roll(k, 1), jnp.roll(k, 2), mode="clip"),
+        lambda k: jnp.concatenate([k, k + 1])[jnp.concatenate([k, k + 2]) % 36],
+    ],
+)
 def test_what_is_looked_up_in_joined_parts_is_joined_too(check, looked_up):
     """The guard of a part asks where the index points, and the index is read under the guard."""
     check(looked_up, np.arange(-3, 20, dtype=np.int32) * 5 % 17)
 
 
 LOOKED_UP: dict[str, Callable[[jnp.ndarray], jnp.ndarray]] = {
-    "itself": lambda k: k, "part": lambda k: k[1:] + 1, "reversed": lambda k: k[::-1],
+    "itself": lambda k: k,
+    "part": lambda k: k[1:] + 1,
+    "reversed": lambda k: k[::-1],
     "cut": lambda k: lax.pad(k, jnp.int32(2), [(-2, -3, 0)]),
     "apart": lambda k: lax.pad(k, jnp.int32(0), [(-2, 1, 1)]),
-    "rolled": lambda k: jnp.roll(k, 3), "every other": lambda k: k[::2]}
+    "rolled": lambda k: jnp.roll(k, 3),
+    "every other": lambda k: k[::2],
+}
 
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_what_is_looked_up_again_and_again_in_joined_parts(check, data):
     """An index is read under a guard whose own indices are read under guards, and so on."""
-    names = data.draw(st.lists(st.lists(st.sampled_from(sorted(LOOKED_UP)), min_size=1,
-                                        max_size=4), min_size=1, max_size=4))
+    names = data.draw(
+        st.lists(
+            st.lists(st.sampled_from(sorted(LOOKED_UP)), min_size=1, max_size=4),
+            min_size=1,
+            max_size=4,
+        )
+    )
     mode = data.draw(st.sampled_from(["clip", "wrap", "fill"]))
     is_joined = data.draw(st.booleans())
 
@@ -143,8 +157,9 @@ def test_parts_of_parts(check, data):
     """Any few of them one after the other, each of them a result or not."""
     shape = data.draw(st.tuples(st.integers(4, 21), st.integers(4, 21)))
     axis = data.draw(st.integers(0, 1))
-    names = data.draw(st.lists(st.tuples(st.sampled_from(sorted(PARTS)), st.booleans()),
-                               min_size=1, max_size=3))
+    names = data.draw(
+        st.lists(st.tuples(st.sampled_from(sorted(PARTS)), st.booleans()), min_size=1, max_size=3)
+    )
     consumer = data.draw(st.sampled_from(sorted(CONSUMERS)))
     rng = np.random.default_rng(0)
     a = rng.normal(size=shape).astype(np.float32)
@@ -164,6 +179,7 @@ def test_parts_of_parts(check, data):
 
 def test_what_is_merged_is_still_merged(take_apart, arrays):
     """Exponentials are stored while they are summed, also if they are chosen by position."""
+
     def function(x):
         e = jnp.exp(x) + jnp.tanh(x)
         return e, e.sum(1)
@@ -173,7 +189,7 @@ def test_what_is_merged_is_still_merged(take_apart, arrays):
         return e, jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, 1) > 2, e, 0).sum(1)
 
     for one in (function, chosen):
-        program, = take_apart(one, *arrays("float32", (37, 19))).programs
+        (program,) = take_apart(one, *arrays("float32", (37, 19))).programs
         (nest,) = program.steps
         (stage,) = nest.stages
         assert len(stage.along) == 1
@@ -192,6 +208,7 @@ def test_parts_of_short_rows_are_one_nest(take_apart, dtype) -> None:
     """Cross products are joined along the first axis, and turned round: they have no buffer."""
     with jax.enable_x64(dtype is np.float64):
         v = np.ones((20_000, 3), dtype)
-        program, = take_apart(lambda v, w: jnp.concatenate([jnp.cross(v, w), 2 * v + w], -1), v, v
-                              ).programs
+        (program,) = take_apart(
+            lambda v, w: jnp.concatenate([jnp.cross(v, w), 2 * v + w], -1), v, v
+        ).programs
     assert len(program.steps) == 1

@@ -27,7 +27,8 @@ def fingerprints(parts) -> list[str]:
 def names(take_apart, arrays):
     """`names(function, *shapes, dtype)`: the fingerprints of a function's kernels."""
     return lambda function, *shapes, dtype="float32": fingerprints(
-        take_apart(function, *arrays(dtype, *shapes)))
+        take_apart(function, *arrays(dtype, *shapes))
+    )
 
 
 def test_names_and_order_of_the_users_values_do_not_matter(names):
@@ -41,11 +42,16 @@ def test_names_and_order_of_the_users_values_do_not_matter(names):
     assert one == names(lambda y, x: jnp.exp(x) * 2 + y, (9, 20), (9, 20))
 
 
-@pytest.mark.parametrize(("other", "shape", "dtype"), [
-    (lambda x: jnp.exp(x) * 3, (9, 20), "float32"), (lambda x: jnp.exp(x) * 2, (9, 21), "float32"),
-    (lambda x: jnp.exp(x) * 2, (9, 20), "bfloat16"), (lambda x: jnp.exp(x * 2), (9, 20), "float32"),
-    (lambda x: (jnp.exp(x) * 2).T, (9, 20), "float32"),
-])
+@pytest.mark.parametrize(
+    ("other", "shape", "dtype"),
+    [
+        (lambda x: jnp.exp(x) * 3, (9, 20), "float32"),
+        (lambda x: jnp.exp(x) * 2, (9, 21), "float32"),
+        (lambda x: jnp.exp(x) * 2, (9, 20), "bfloat16"),
+        (lambda x: jnp.exp(x * 2), (9, 20), "float32"),
+        (lambda x: (jnp.exp(x) * 2).T, (9, 20), "float32"),
+    ],
+)
 def test_what_computes_something_else_has_another_name(names, other, shape, dtype):
     assert names(lambda x: jnp.exp(x) * 2, (9, 20)) != names(other, shape, dtype=dtype)
 
@@ -93,8 +99,13 @@ def test_names_are_the_same_in_every_process():
     answers = []
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, text=True,
-                              capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT],
+            env=environment,
+            text=True,
+            capture_output=True,
+            check=True,
+        )
         answers.append(done.stdout)
     assert answers[0] == answers[1]
     assert "[]" not in answers[0]

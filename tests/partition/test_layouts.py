@@ -40,7 +40,7 @@ def factor(a: jax.Array) -> jax.Array:
 def copies(function: Callable, *args: object) -> list[str]:
     """What XLA copies or transposes outside of its fusions."""
     compiled = mlc_jit(function, choose="ours").lower(*args).compile().as_text()
-    entry = compiled[compiled.index("ENTRY"):]
+    entry = compiled[compiled.index("ENTRY") :]
     return re.findall(r"= \S+ (?:copy|transpose)\(.*", entry)
 
 
@@ -50,8 +50,10 @@ def kernels(parts: object) -> list[Node]:
 
 def layouts(parts: object) -> list[tuple[object, object]]:
     """Those of the operands and results of each kernel."""
-    return [(node.attributes.get("operand_layouts"), node.attributes.get("result_layouts"))
-            for node in kernels(parts)]
+    return [
+        (node.attributes.get("operand_layouts"), node.attributes.get("result_layouts"))
+        for node in kernels(parts)
+    ]
 
 
 def both_triangles(a):
@@ -137,8 +139,12 @@ def test_gradients(check, name):
 def test_complex_numbers(check, dtype):
     with jax.enable_x64(dtype == "complex128"):
         a = positive(dtype)
-        check(lambda a: (jnp.tril(factor(a), -1) * 2, jnp.abs(factor(a * 3)).sum(0)), a,
-              coverage=0.6, ulps=2048)
+        check(
+            lambda a: (jnp.tril(factor(a), -1) * 2, jnp.abs(factor(a * 3)).sum(0)),
+            a,
+            coverage=0.6,
+            ulps=2048,
+        )
         assert not copies(lambda a: factor(a + a) * 2, a)
 
 
@@ -160,8 +166,9 @@ def test_interpreted(take_apart, name):
     function, args = PROGRAMS[name]
     with jax.enable_x64(True):
         parts = take_apart(function, *args)
-        found = parts.run(args, lambda program, given: interpret(
-            schedule_program(program, PLANNED, {})[0], given))
+        found = parts.run(
+            args, lambda program, given: interpret(schedule_program(program, PLANNED, {})[0], given)
+        )
         for one, other in zip(found, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-8)
 
@@ -191,8 +198,12 @@ def test_a_map_between_two_calls_goes_along_columns(take_apart):
     assert between.attributes["result_layouts"] == (COLUMNS,)
     (nest,) = parts.kernels[between.attributes["id"]].program.steps
     (stage,) = nest.stages
-    assert all(access.indices == stage.axes for group in stage.loads_by_buffer.values()
-               for access in group if access.indices)
+    assert all(
+        access.indices == stage.axes
+        for group in stage.loads_by_buffer.values()
+        for access in group
+        if access.indices
+    )
 
 
 def test_results_and_arguments_of_a_function_lie_in_rows(check, take_apart):
@@ -208,6 +219,7 @@ def test_results_and_arguments_of_a_function_lie_in_rows(check, take_apart):
 
 def test_what_goes_along_rows_gets_rows(check, take_apart):
     """Each element would bring a line of memory."""
+
     def rows(a):
         return jax.nn.softmax(factor(a), -1)
 
@@ -248,6 +260,7 @@ def test_in_loops(check):
 
 def test_memory_of_a_call_is_written_again(check, take_apart):
     """What a call has made is overwritten column by column, or not at all."""
+
     def twice(a):
         return factor(jnp.abs(factor(a * 2)) + 2 * jnp.eye(N, dtype=a.dtype))
 

@@ -68,8 +68,11 @@ def _calls(graph: Graph) -> int:
 
     sys.setprofile(note)
     try:
-        partition(graph, lambda cluster: choose_predicted(cluster, target),
-                  lambda unit: is_small_unit(unit, target))
+        partition(
+            graph,
+            lambda cluster: choose_predicted(cluster, target),
+            lambda unit: is_small_unit(unit, target),
+        )
     finally:
         sys.setprofile(None)
     return count

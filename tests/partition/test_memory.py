@@ -18,10 +18,15 @@ def tensor(size: int) -> TensorType:
     return TensorType((size,), F32)
 
 
-def kernel(builder: GraphBuilder, operands: list[Value], *sizes: int,
-           name: str = "none") -> tuple[Value, ...]:
-    return builder.add_node("hlo_mlc.kernel", operands, [tensor(s) for s in sizes],
-                            {"id": name, "aliases": (), "dims": ()})
+def kernel(
+    builder: GraphBuilder, operands: list[Value], *sizes: int, name: str = "none"
+) -> tuple[Value, ...]:
+    return builder.add_node(
+        "hlo_mlc.kernel",
+        operands,
+        [tensor(s) for s in sizes],
+        {"id": name, "aliases": (), "dims": ()},
+    )
 
 
 def random_graph(seed: int) -> Graph:
@@ -32,8 +37,9 @@ def random_graph(seed: int) -> Graph:
         operands = [values[int(n)] for n in rng.integers(0, len(values), rng.integers(1, 4))]
         if rng.random() < 0.2:
             size = operands[0].type.size
-            values.append(builder.add("stablehlo.reshape", operands[:1],
-                                      TensorType((size, 1), F32)))
+            values.append(
+                builder.add("stablehlo.reshape", operands[:1], TensorType((size, 1), F32))
+            )
             continue
         sizes = [int(n) for n in rng.integers(0, 90, rng.integers(1, 4))]
         values += kernel(builder, operands, *sizes, name=str(rng.choice(["k", "none"])))
@@ -49,7 +55,8 @@ def run(graph: Graph, plan: MemoryPlan) -> None:
         if node.op == "stablehlo.reshape":
             root[node.results[0]] = root[node.operands[0]]
     held: dict[tuple[str, int], Value | None] = {
-        ("operand", n): v for n, v in enumerate(graph.parameters)}
+        ("operand", n): v for n, v in enumerate(graph.parameters)
+    }
 
     def cells(place: Place, size: int) -> list[tuple[str, int]]:
         if place.kind != "workspace":
@@ -63,15 +70,22 @@ def run(graph: Graph, plan: MemoryPlan) -> None:
         for value, place in zip(call.operands, invocation.buffers, strict=False):
             assert all(held[c] is root[value] for c in cells(place, value.type.bytes))
         scratch = cells(Place("workspace", invocation.scratch), SCRATCH[call.attributes["id"]])
-        used = [c for v, p in zip(values, invocation.buffers, strict=True)
-                for c in cells(p, v.type.bytes)]
-        written = [c for v, p in zip(call.results, invocation.buffers[len(call.operands):],
-                                     strict=True) for c in cells(p, v.type.bytes)]
+        used = [
+            c
+            for v, p in zip(values, invocation.buffers, strict=True)
+            for c in cells(p, v.type.bytes)
+        ]
+        written = [
+            c
+            for v, p in zip(call.results, invocation.buffers[len(call.operands) :], strict=True)
+            for c in cells(p, v.type.bytes)
+        ]
         assert len(set(written)) == len(written)
         assert not set(scratch) & set(used)
         held.update(dict.fromkeys(scratch))
-        for value, place in zip(call.results, invocation.buffers[len(call.operands):],
-                                strict=True):
+        for value, place in zip(
+            call.results, invocation.buffers[len(call.operands) :], strict=True
+        ):
             assert place.kind != "operand"
             held.update(dict.fromkeys(cells(place, value.type.bytes), value))
     copied = {copy.target: copy.source for copy in plan.copies}
@@ -105,10 +119,15 @@ def test_results_twice_operands_and_constants() -> None:
     (y,) = kernel(builder, [x, table], 4)
     plan = plan_memory(builder.graph(y, x, table, y), SCRATCH)
     assert plan.invocations[0].buffers == (
-        Place("operand", 0), Place("constant", 0), Place("result", 0))
-    assert plan.copies == (Copy(Place("operand", 0), Place("result", 1), 16),
-                           Copy(Place("constant", 0), Place("result", 2), 12),
-                           Copy(Place("result", 0), Place("result", 3), 16))
+        Place("operand", 0),
+        Place("constant", 0),
+        Place("result", 0),
+    )
+    assert plan.copies == (
+        Copy(Place("operand", 0), Place("result", 1), 16),
+        Copy(Place("constant", 0), Place("result", 2), 12),
+        Copy(Place("result", 0), Place("result", 3), 16),
+    )
     np.testing.assert_array_equal(plan.constants[0], [0, 1, 2])
 
 

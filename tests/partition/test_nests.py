@@ -15,7 +15,7 @@ from making.left import by_xla
 
 
 def nests(parts) -> list:
-    program, = parts.programs
+    (program,) = parts.programs
     return list(program.steps)
 
 
@@ -30,51 +30,58 @@ def test_elementwise_chains_become_one_stage(nests_of):
         a = jnp.exp(x) + y
         return a * 2, jnp.tanh(a) - x, a.astype(jnp.bfloat16)
 
-    nest, = nests_of(function, (9, 20), (9, 20))
-    stage, = nest.stages
+    (nest,) = nests_of(function, (9, 20), (9, 20))
+    (stage,) = nest.stages
     assert is_map(stage)
     assert len(stage.assigns) == 3
     assert nest.private == ()
 
 
-@pytest.mark.parametrize("function", [
-    jax.nn.softmax, lambda x: x - x.mean(1, keepdims=True), jax.nn.log_softmax,
-    lambda x: (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1e-5),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        jax.nn.softmax,
+        lambda x: x - x.mean(1, keepdims=True),
+        jax.nn.log_softmax,
+        lambda x: (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1e-5),
+    ],
+)
 def test_row_wise_chains_are_one_nest(nests_of, function):
-    nest, = nests_of(function, (9, 50))
+    (nest,) = nests_of(function, (9, 50))
     assert nest.shared == 1
     assert {v.extent for stage in nest.stages for v in stage.axes[:1]} == {9}
 
 
 def test_stages_of_a_nest_have_only_the_shared_axes_in_common(nests_of):
     """Else a transformation of one stage's loop would hit another's."""
+
     def function(x):
         clipped = jnp.clip(x, -1, 1)
         return jnp.concatenate([lax.cummax(clipped, axis=2), clipped, x], 1)[:, :40]
 
     for nest in nests_of(function, (5, 33, 7)):
-        own = [{*s.axes[nest.shared:], *s.reduce_axes} for s in nest.stages]
+        own = [{*s.axes[nest.shared :], *s.reduce_axes} for s in nest.stages]
         assert sum(map(len, own)) == len(set().union(*own))
 
 
 def test_reductions_of_the_same_rows_share_a_pass(nests_of):
-    nest, = nests_of(lambda x: (x.sum(1), x.max(1), x.min(1)), (9, 50))
+    (nest,) = nests_of(lambda x: (x.sum(1), x.max(1), x.min(1)), (9, 50))
     assert len(nest.stages) == 3
 
 
 def test_epilogues_join_a_product(nests_of):
-    nest, = nests_of(lambda x, w, b: jax.nn.gelu(x @ w + b), (9, 20), (20, 30), (30,))
-    stage, = nest.stages
+    (nest,) = nests_of(lambda x, w, b: jax.nn.gelu(x @ w + b), (9, 20), (20, 30), (30,))
+    (stage,) = nest.stages
     assert stage.combiner.name == "add"
     assert len(stage.assigns) == 1
 
 
 def test_epilogues_in_another_layout_join_a_product(nests_of):
     """Splitting heads is a way of storing the product."""
-    nest, = nests_of(lambda x, w: (x @ w).reshape(9, 5, 6).transpose(1, 0, 2) * 2,
-                     (9, 20), (20, 30))
-    stage, = nest.stages
+    (nest,) = nests_of(
+        lambda x, w: (x @ w).reshape(9, 5, 6).transpose(1, 0, 2) * 2, (9, 20), (20, 30)
+    )
+    (stage,) = nest.stages
     assert stage.assigns[0].buffer.shape == (5, 9, 6)
 
 
@@ -82,14 +89,17 @@ def test_rows_and_columns_do_not_share_a_nest(nests_of):
     assert len(nests_of(lambda x: x.sum(0) + x.sum(1), (50, 50))) > 1
 
 
-@pytest.mark.parametrize(("function", "shape"), [
-    (lambda x: (x.sum(), (x * x).sum(), x.max()), (9, 50)),
-    (lambda x: (x.min(0), x.max(0), x.sum(0) / 9), (9, 50)),
-    (lambda x: (x.sum((0, 1)), (x > 0).any((0, 1))), (5, 9, 7)),
-])
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: (x.sum(), (x * x).sum(), x.max()), (9, 50)),
+        (lambda x: (x.min(0), x.max(0), x.sum(0) / 9), (9, 50)),
+        (lambda x: (x.sum((0, 1)), (x > 0).any((0, 1))), (5, 9, 7)),
+    ],
+)
 def test_several_folds_of_one_tensor_take_one_pass(nests_of, check, arrays, function, shape):
-    nest, = nests_of(function, shape)
-    stage, = nest.stages
+    (nest,) = nests_of(function, shape)
+    (stage,) = nest.stages
     assert len(stage.accumulators) == len(function(jnp.zeros(shape)))
     check(function, *arrays("float32", shape, special=True), ulps=64)
 
@@ -106,29 +116,47 @@ def attention(q, k, v):
 
 
 def test_attention_is_one_nest_and_its_scores_are_private(nests_of):
-    nest, = nests_of(attention, (20, 8), (30, 8), (30, 5))
+    (nest,) = nests_of(attention, (20, 8), (30, 8), (30, 5))
     assert nest.shared == 1
     assert {b.shape for b in nest.private} == {(20, 30), (20,)}
     assert nest.stages[-1].axes[-1].extent == 5
 
 
-@pytest.mark.parametrize(("function", "shapes", "reason"), [
-    (attention, ((20, 300), (30, 300), (30, 5)), "more than 256 terms or columns in a product"),
-    (attention, ((7, 8), (30, 8), (30, 5)), "fewer than 8 rows with the same keys"),
-    (lambda q, k, v: jnp.tanh(q @ k.T) @ v, ((20, 8), (30, 8), (30, 5)),
-     "two products whose rows stay in the caches"),
-    (lambda q, k, v: (p := jax.nn.softmax(q @ k.T), p @ v), ((20, 8), (30, 8), (30, 5)),
-     "what is between the two products is needed elsewhere"),
-    (lambda q, k, v: jnp.cumsum(q @ k.T, 1) @ v, ((20, 8), (30, 8), (30, 5)),
-     "a stage in between walks over something else than the rows and their columns"),
-    (lambda q, k, v: (s := q @ k.T, (s / s.sum(0)) @ v)[1], ((30, 8), (30, 8), (30, 5)),
-     "a stage does not walk over the rows of the first product"),
-    (lambda q, k, v: (s := q @ k.T, (s @ s.T) @ v)[1], ((20, 8), (30, 8), (20, 5)),
-     "it reads the rows at other places than they are computed"),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes", "reason"),
+    [
+        (attention, ((20, 300), (30, 300), (30, 5)), "more than 256 terms or columns in a product"),
+        (attention, ((7, 8), (30, 8), (30, 5)), "fewer than 8 rows with the same keys"),
+        (
+            lambda q, k, v: jnp.tanh(q @ k.T) @ v,
+            ((20, 8), (30, 8), (30, 5)),
+            "two products whose rows stay in the caches",
+        ),
+        (
+            lambda q, k, v: (p := jax.nn.softmax(q @ k.T), p @ v),
+            ((20, 8), (30, 8), (30, 5)),
+            "what is between the two products is needed elsewhere",
+        ),
+        (
+            lambda q, k, v: jnp.cumsum(q @ k.T, 1) @ v,
+            ((20, 8), (30, 8), (30, 5)),
+            "a stage in between walks over something else than the rows and their columns",
+        ),
+        (
+            lambda q, k, v: (s := q @ k.T, (s / s.sum(0)) @ v)[1],
+            ((30, 8), (30, 8), (30, 5)),
+            "a stage does not walk over the rows of the first product",
+        ),
+        (
+            lambda q, k, v: (s := q @ k.T, (s @ s.T) @ v)[1],
+            ((20, 8), (30, 8), (20, 5)),
+            "it reads the rows at other places than they are computed",
+        ),
+    ],
+)
 def test_chains_that_stay_apart_say_why(check, arrays, function, shapes, reason):
     report = check(function, *arrays("float32", *shapes), ulps=64)
-    item, = (item for item in report.apart if item.reason == reason)
+    (item,) = (item for item in report.apart if item.reason == reason)
     assert item.op == "stablehlo.dot_general"
     assert f"  {reason}\n    dot_general at " in report.explain()
 
@@ -159,7 +187,7 @@ def test_chains_after_each_other_keep_their_order(check, arrays):
 
 def test_rows_that_do_not_fit_the_cache_are_walked_several_times(take_apart, arrays):
     def count(extent):
-        x, = arrays("float32", (2, extent))
+        (x,) = arrays("float32", (2, extent))
         return sum(len(program.steps) for program in take_apart(jax.nn.softmax, x).programs)
 
     assert count(ROW_LIMIT) == 1
@@ -172,17 +200,17 @@ def bilateral(x: jax.Array, reach: int = 3) -> jax.Array:
     total = weights = jnp.float32(0)
     for i in range(2 * reach + 1):
         for j in range(2 * reach + 1):
-            y = p[i:i + n, j:j + n]
-            w = jnp.exp(-((i - reach)**2 + (j - reach)**2) / 8 - (y - x)**2)
+            y = p[i : i + n, j : j + n]
+            w = jnp.exp(-((i - reach) ** 2 + (j - reach) ** 2) / 8 - (y - x) ** 2)
             total, weights = total + w * y, weights + w
     return total / weights
 
 
 def test_values_for_one_reader_need_no_memory_however_many_there_are(take_apart, check, arrays):
-    x, = arrays("float32", (20, 20))
+    (x,) = arrays("float32", (20, 20))
     *_, last = take_apart(bilateral, x).programs
-    nest, = last.steps
-    stage, = nest.stages
+    (nest,) = last.steps
+    (stage,) = nest.stages
     assert stage_cost(stage) > COST_LIMIT
     assert len(stage.assigns) == 1 and not last.temporaries
     check(bilateral, x)
@@ -210,27 +238,37 @@ def test_joined_parts_of_any_length_are_filled_one_by_one(nests_of, check, array
             x = (x[:, ::2] + x[:, 1::2]) * 0.7071
         return jnp.concatenate([x, *details[::-1]], 1)
 
-    written = [nest for nest in nests_of(haar, (8, 64 << levels))
-               if any(a.buffer.name.startswith("r") for s in nest.stages for a in s.assigns)]
+    written = [
+        nest
+        for nest in nests_of(haar, (8, 64 << levels))
+        if any(a.buffer.name.startswith("r") for s in nest.stages for a in s.assigns)
+    ]
     assert len(written) == levels + 1
-    assert not any(node.op == "select" for nest in written for stage in nest.stages
-                   for e in stage.expressions for node in walk(e) if isinstance(node, Apply))
+    assert not any(
+        node.op == "select"
+        for nest in written
+        for stage in nest.stages
+        for e in stage.expressions
+        for node in walk(e)
+        if isinstance(node, Apply)
+    )
     short = arrays("float32", (8, 1 << levels))
     check(haar, *short)
 
 
 def test_dead_stores_are_left_out(take_apart, arrays):
     """What only its own nest reads is never written to memory outside."""
-    x, = arrays("float32", (9, 50))
-    program, = take_apart(jax.nn.softmax, x).programs
+    (x,) = arrays("float32", (9, 50))
+    (program,) = take_apart(jax.nn.softmax, x).programs
     assert len(program.results) == 1
     assert {b.name for b in program.temporaries} == {
-        b.name for nest in program.steps for b in nest.private}
+        b.name for nest in program.steps for b in nest.private
+    }
 
 
 def test_an_operation_of_xla_stays_between(check, arrays):
     """Neither what it needs nor what needs it may move across it."""
-    x, = arrays("float32", (9, 20))
+    (x,) = arrays("float32", (9, 20))
 
     def function(x):
         before = jnp.exp(x)

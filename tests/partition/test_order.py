@@ -59,7 +59,8 @@ def test_any_of_the_kernels(monkeypatch: pytest.MonkeyPatch, function: Callable)
         def chooser(*args: object, taken=taken, left=left) -> Chooser:
             rule = given(*args)
             return lambda cluster: replace(
-                rule(cluster), take=taken.setdefault(cluster.kernel.fingerprint, next(left, True)))
+                rule(cluster), take=taken.setdefault(cluster.kernel.fingerprint, next(left, True))
+            )
 
         monkeypatch.setattr(CpuBackend, "chooser", chooser)
         results = jax.tree.leaves(mlc_jit(lambda x: function(x), choose="ours")(X))
@@ -70,8 +71,14 @@ def test_any_of_the_kernels(monkeypatch: pytest.MonkeyPatch, function: Callable)
 def test_kernels_that_wait_for_each_other_are_an_error() -> None:
     """And no loop without an end."""
     first, second = (Value(TensorType((3,), F32), name) for name in ("first", "second"))
-    graph = Graph((), (Node("stablehlo.negate", (second,), (first,)),
-                       Node("stablehlo.negate", (first,), (second,))), (first,))
+    graph = Graph(
+        (),
+        (
+            Node("stablehlo.negate", (second,), (first,)),
+            Node("stablehlo.negate", (first,), (second,)),
+        ),
+        (first,),
+    )
     with pytest.raises(VerifyError, match="waits for"):
         with_calls(graph, {})
 
@@ -79,16 +86,20 @@ def test_kernels_that_wait_for_each_other_are_an_error() -> None:
 X3 = np.arange(24 * 40 * 70, dtype=np.float32).reshape(24, 40, 70) % 31
 
 
-@pytest.mark.parametrize("fold", [
-    lambda x: jnp.sum(jnp.swapaxes(x, 1, 2), 0),
-    lambda x: jnp.max(x.T * 2, 2) + 1,
-    lambda x: jnp.mean(jnp.transpose(x, (0, 2, 1)), 0) / 3,
-    lambda x: jnp.argmax(x.T, 1),
-])
+@pytest.mark.parametrize(
+    "fold",
+    [
+        lambda x: jnp.sum(jnp.swapaxes(x, 1, 2), 0),
+        lambda x: jnp.max(x.T * 2, 2) + 1,
+        lambda x: jnp.mean(jnp.transpose(x, (0, 2, 1)), 0) / 3,
+        lambda x: jnp.argmax(x.T, 1),
+    ],
+)
 def test_rows_of_terms_are_folded_whatever_the_order_of_the_results(fold: Callable) -> None:
     """One by one, each from another line of memory, they took 10 to 40 times as long."""
     compiled = mlc_jit(lambda x: fold(x), choose="ours", target="cpu")
     np.testing.assert_allclose(compiled(X3), fold(X3), rtol=1e-6)
     report = compiled.report(X3)
-    assert report.coverage == 1 and {n.template for k in report.kernels for n in k.nests} \
-        == {"columns"}
+    assert report.coverage == 1 and {n.template for k in report.kernels for n in k.nests} == {
+        "columns"
+    }

@@ -37,23 +37,31 @@ def recurrent(x):
     return lax.scan(step, jnp.zeros(256), x)
 
 
-@pytest.mark.parametrize("function, shape, operands", [
-    (lambda x: x @ weights(256, 192), (5, 256), [(3, 256, 64)]),
-    (lambda x: x @ weights(256, 144), (5, 256), [(3, 256, 48)]),
-    (lambda x: x @ weights(192, 256).T, (5, 256), [(3, 256, 64)]),
-    (lambda x: x @ weights(251, 256).T, (5, 256), [(256, 251)]),  # nothing divides the columns
-    (lambda x: x @ weights(20, 30).T, (5, 30), [(30, 20)]),  # one panel
-    (lambda x: x @ weights(256, 251), (5, 256), [(256, 251)]),  # as it is
-    (lambda x: x @ weights(64, 64), (5, 64), [(64, 64)]),
-    (lambda x: jnp.einsum("sd,dhe->she", x, weights(128, 8, 64)), (5, 128), [(8, 128, 64)]),
-    (lambda x: jnp.einsum("hsd,hdn->hsn", x, weights(4, 64, 192)), (4, 5, 64), [(4, 3, 64, 64)]),
-    (through_two_layers, (5, 256), [(3, 256, 64), (4, 192, 64)]),
-    (lambda x: x @ weights(256, 192), (256,), [(3, 256, 64)]),
-    (lambda x: x @ weights(192, 256).T, (256,), [(192, 256)]),  # goes along both
-    (recurrent, (7, 160), [(4, 160, 64), (4, 256, 64)]),
-])
-def test_constant_factors_are_laid_out_as_tiles_read_them(take_apart, check, arrays, function,
-                                                          shape, operands):
+@pytest.mark.parametrize(
+    "function, shape, operands",
+    [
+        (lambda x: x @ weights(256, 192), (5, 256), [(3, 256, 64)]),
+        (lambda x: x @ weights(256, 144), (5, 256), [(3, 256, 48)]),
+        (lambda x: x @ weights(192, 256).T, (5, 256), [(3, 256, 64)]),
+        (lambda x: x @ weights(251, 256).T, (5, 256), [(256, 251)]),  # nothing divides the columns
+        (lambda x: x @ weights(20, 30).T, (5, 30), [(30, 20)]),  # one panel
+        (lambda x: x @ weights(256, 251), (5, 256), [(256, 251)]),  # as it is
+        (lambda x: x @ weights(64, 64), (5, 64), [(64, 64)]),
+        (lambda x: jnp.einsum("sd,dhe->she", x, weights(128, 8, 64)), (5, 128), [(8, 128, 64)]),
+        (
+            lambda x: jnp.einsum("hsd,hdn->hsn", x, weights(4, 64, 192)),
+            (4, 5, 64),
+            [(4, 3, 64, 64)],
+        ),
+        (through_two_layers, (5, 256), [(3, 256, 64), (4, 192, 64)]),
+        (lambda x: x @ weights(256, 192), (256,), [(3, 256, 64)]),
+        (lambda x: x @ weights(192, 256).T, (256,), [(192, 256)]),  # goes along both
+        (recurrent, (7, 160), [(4, 160, 64), (4, 256, 64)]),
+    ],
+)
+def test_constant_factors_are_laid_out_as_tiles_read_them(
+    take_apart, check, arrays, function, shape, operands
+):
     (x,) = arrays("float32", shape)
     found = [b.shape for p in take_apart(function, x).programs for b in p.operands]
     assert set(operands) <= set(found)

@@ -50,8 +50,11 @@ def attention(q, k, v):
 
 
 def convolved(x):
-    return jax.nn.relu(lax.conv_general_dilated(
-        x, IMAGES, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return jax.nn.relu(
+        lax.conv_general_dilated(
+            x, IMAGES, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+    )
 
 
 def several(x, y):
@@ -71,21 +74,33 @@ def sorted_rows(x):
 
 
 ROWS: dict[Callable, Sequence[tuple[int, ...]]] = {
-    layer: [(-1, 24)], factor_as_argument: [(-1, 24), (24, 40)], normalized: [(-1, 50)],
-    attention: [(-1, 6, 8), (-1, 7, 8), (-1, 7, 8)], convolved: [(-1, 9, 7, 2)],
-    several: [(-1, 33), (-1, 33)], recurrent: [(-1, 16)], looked_up: [(-1, 3), (10, 4)],
-    sorted_rows: [(-1, 21)], jnp.sin: [(-1,)]}
+    layer: [(-1, 24)],
+    factor_as_argument: [(-1, 24), (24, 40)],
+    normalized: [(-1, 50)],
+    attention: [(-1, 6, 8), (-1, 7, 8), (-1, 7, 8)],
+    convolved: [(-1, 9, 7, 2)],
+    several: [(-1, 33), (-1, 33)],
+    recurrent: [(-1, 16)],
+    looked_up: [(-1, 3), (10, 4)],
+    sorted_rows: [(-1, 21)],
+    jnp.sin: [(-1,)],
+}
 """Functions of independent rows, and the shapes of their arguments; -1 is the number of rows."""
 
 OTHERS: dict[str, Callable] = {
-    "running": lambda x: jnp.cumsum(x, 0), "reversed": lambda x: x[::-1] + 1,
+    "running": lambda x: jnp.cumsum(x, 0),
+    "reversed": lambda x: x[::-1] + 1,
     "numbered": lambda x: x * jnp.arange(x.shape[0], dtype=x.dtype)[:, None],
-    "turned": lambda x: x.T * 2, "windows": lambda x: x[1:] - x[:-1],
-    "second": lambda x: jnp.sin(x)[None], "sorted": lambda x: jnp.sort(x, 0)}
+    "turned": lambda x: x.T * 2,
+    "windows": lambda x: x[1:] - x[:-1],
+    "second": lambda x: jnp.sin(x)[None],
+    "sorted": lambda x: jnp.sort(x, 0),
+}
 
 
 def trained(w, v, x, labels):
     """Loss and gradients of a classifier, mean over the rows."""
+
     def loss(w, v):
         logits = jax.nn.relu(x @ w) @ v
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels, 1))
@@ -105,8 +120,16 @@ def batch_norm_gradient(x, scale):
 
 def several_folds(x):
     y = x * 2
-    return (y.max(0), y.min(), (y > 1).any(0), (y > -9).all(), (y > 0).sum(0),
-            x.astype(jnp.bfloat16).sum(0), x + 1, jnp.abs(x).max(1))
+    return (
+        y.max(0),
+        y.min(),
+        (y > 1).any(0),
+        (y > -9).all(),
+        (y > 0).sum(0),
+        x.astype(jnp.bfloat16).sum(0),
+        x + 1,
+        jnp.abs(x).max(1),
+    )
 
 
 def weight_gradient(x, g):
@@ -118,41 +141,49 @@ def unbiased(x):
 
 
 FOLDS: dict[Callable, Callable[[int], list[np.ndarray]]] = {
-    trained: lambda rows: [*arguments([(12, 24), (24, 5), (-1, 12)], rows),
-                           np.arange(rows, dtype=np.int32)[:, None] % 5],
+    trained: lambda rows: [
+        *arguments([(12, 24), (24, 5), (-1, 12)], rows),
+        np.arange(rows, dtype=np.int32)[:, None] % 5,
+    ],
     batch_norm: lambda rows: arguments([(-1, 30), (30,)], rows),
     batch_norm_gradient: lambda rows: arguments([(-1, 30), (30,)], rows),
     several_folds: lambda rows: arguments([(-1, 17)], rows),
     unbiased: lambda rows: arguments([(-1, 40)], rows),
     jnp.mean: lambda rows: arguments([(-1,)], rows),
-    weight_gradient: lambda rows: arguments([(-1, 200), (-1, 300)], rows)}
+    weight_gradient: lambda rows: arguments([(-1, 200), (-1, 300)], rows),
+}
 """Functions that fold their rows, and arguments with so many."""
 
 
-def compiled(function: Callable, args: Sequence[np.ndarray], platform: str
-             ) -> tuple[list[np.ndarray], Report]:
+def compiled(
+    function: Callable, args: Sequence[np.ndarray], platform: str
+) -> tuple[list[np.ndarray], Report]:
     """The results by kernels for a platform, all ops being in them, and the report."""
     module = parse_module(jax.jit(function).lower(*args).as_text())
     return run(module, args, platform)
 
 
 def run(module, args: Sequence[np.ndarray], platform: str) -> tuple[list[np.ndarray], Report]:
-    made, report = compile_extracted(module, Options(choose="ours"), entry="main",
-                                     platform=platform)
+    made, report = compile_extracted(
+        module, Options(choose="ours"), entry="main", platform=platform
+    )
     assert made is not None, str(report)
     return [np.asarray(r) for r in compat.compile_for_cpu(made)(args)], report
 
 
 def arguments(shapes: Sequence[tuple[int, ...]], rows: int) -> list[np.ndarray]:
     rng = np.random.default_rng(rows)
-    return [rng.standard_normal([rows if d == -1 else d for d in shape]).astype(np.float32)
-            for shape in shapes]
+    return [
+        rng.standard_normal([rows if d == -1 else d for d in shape]).astype(np.float32)
+        for shape in shapes
+    ]
 
 
 def rows_of(report: Report) -> int:
     """How many rows the blocks of one call have."""
-    return sum(int(re.search(r", (\d+) row", kernel.name)[1]) * kernel.calls
-               for kernel in report.kernels)
+    return sum(
+        int(re.search(r", (\d+) row", kernel.name)[1]) * kernel.calls for kernel in report.kernels
+    )
 
 
 @pytest.mark.parametrize("rows", [2, 3, 5, 17, 64, 67, 150, 1000])
@@ -165,14 +196,17 @@ def test_rows_are_computed_once_each(function: Callable, rows: int) -> None:
     assert rows_of(report) == kernels * rows
     for one, other in zip(results, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
         assert one.dtype == other.dtype
-        np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64),
-                                   rtol=2e-5, atol=1e-5)
+        np.testing.assert_allclose(
+            np.asarray(one, np.float64), np.asarray(other, np.float64), rtol=2e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("function", ROWS, ids=lambda f: f.__name__)
 def test_kernels_are_the_same_for_any_number_of_rows(function: Callable) -> None:
-    found = [{k.id for k in compiled(function, arguments(ROWS[function], rows), ANY_ROWS
-                                     )[1].kernels} for rows in (85, 2, 17, 100, 230, 4000)]
+    found = [
+        {k.id for k in compiled(function, arguments(ROWS[function], rows), ANY_ROWS)[1].kernels}
+        for rows in (85, 2, 17, 100, 230, 4000)
+    ]
     assert set().union(*found) == found[0]
 
 
@@ -196,8 +230,9 @@ def test_rows_are_folded_block_by_block(function: Callable, rows: int) -> None:
             continue
         step = float(jnp.finfo(one.dtype).eps)
         largest = float(np.max(np.abs(other.astype(np.float64))))
-        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64),
-                                   atol=400 * step * max(largest, 1e-3))
+        np.testing.assert_allclose(
+            one.astype(np.float64), other.astype(np.float64), atol=400 * step * max(largest, 1e-3)
+        )
     for one, other in zip(results, compiled(function, args, ANY_ROWS)[0], strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -205,8 +240,10 @@ def test_rows_are_folded_block_by_block(function: Callable, rows: int) -> None:
 @pytest.mark.parametrize("function", FOLDS, ids=lambda f: f.__name__)
 def test_kernels_are_the_same_for_any_number_of_folded_rows(function: Callable) -> None:
     """5461 rows are in groups of blocks, of each size; by 64 may be multiplied."""
-    found = [{k.id for k in compiled(function, FOLDS[function](rows), ANY_ROWS)[1].kernels}
-             for rows in (5461, 341, 64, 100, 21, 128, 230, 4500, 10)]
+    found = [
+        {k.id for k in compiled(function, FOLDS[function](rows), ANY_ROWS)[1].kernels}
+        for rows in (5461, 341, 64, 100, 21, 128, 230, 4500, 10)
+    ]
     assert set().union(*found) == set().union(*found[:3])
 
 
@@ -236,6 +273,7 @@ def test_rows_that_need_each_other_stay_in_one_kernel(name: str) -> None:
 
 def test_functions_for_any_number_of_rows() -> None:
     """Through `mlc_jit`: values, gradients and `vmap` of it."""
+
     def loss(x):
         return (normalized(layer(x)) ** 3).sum(-1)
 
@@ -277,9 +315,12 @@ def test_blocks_fit_into_a_cache(take_apart) -> None:
         assert sum(rows * count for rows, (count, _) in call.kernels.items()) == 100
 
 
-EXAMPLES = [pytest.param(text, id=f"{definition.name}-{k}")
-            for definition in DEFINITIONS.values() if "lapack" not in definition.name
-            for k, text in enumerate(definition.examples)]
+EXAMPLES = [
+    pytest.param(text, id=f"{definition.name}-{k}")
+    for definition in DEFINITIONS.values()
+    if "lapack" not in definition.name
+    for k, text in enumerate(definition.examples)
+]
 
 
 def interpreted(program: TensorProgram, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -295,8 +336,11 @@ def assert_same(one: np.ndarray, other: np.ndarray) -> None:
         return
     wide = np.complex128 if one.dtype.kind == "c" else np.float64
     largest = np.max(np.abs(other.astype(wide)), initial=0, where=np.isfinite(other.astype(wide)))
-    np.testing.assert_allclose(one.astype(wide), other.astype(wide),
-                               atol=4 * float(jnp.finfo(one.dtype).eps) * float(largest))
+    np.testing.assert_allclose(
+        one.astype(wide),
+        other.astype(wide),
+        atol=4 * float(jnp.finfo(one.dtype).eps) * float(largest),
+    )
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -314,8 +358,9 @@ def test_examples_of_all_ops(text: str, take_module_apart) -> None:
                 assert_same(one, other)
 
 
-def in_blocks(blocks: RowBlocks, program: TensorProgram, operands: Sequence[np.ndarray]
-              ) -> list[np.ndarray]:
+def in_blocks(
+    blocks: RowBlocks, program: TensorProgram, operands: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """The results of all calls, each block after the other."""
     known = dict(zip(program.operands, operands, strict=True))
     for call in blocks.calls:
@@ -333,23 +378,34 @@ def in_blocks(blocks: RowBlocks, program: TensorProgram, operands: Sequence[np.n
         rows = iter(range(blocks.rows))
         parts, folded = [], []
         for group in range(groups):
-            folds = [np.full(f.before.shape, f.initial.value, f.before.dtype.numpy)
-                     for f in call.folds]
+            folds = [
+                np.full(f.before.shape, f.initial.value, f.before.dtype.numpy) for f in call.folds
+            ]
             first, last = (n * len(sizes) // groups for n in (group, group + 1))
             for size in sizes[first:last]:
                 block = list(itertools.islice(rows, size))
                 kernel = call.kernels[size][1]
-                here = [a if a.shape == b.shape else a[block]
-                        for b, a in zip(kernel.program.operands, given, strict=False)]
+                here = [
+                    a if a.shape == b.shape else a[block]
+                    for b, a in zip(kernel.program.operands, given, strict=False)
+                ]
                 results = interpreted(kernel.program, [*here, *folds])
                 count = len(results) - len(folds)
                 parts.append(results[:count])
                 folds = results[count:]
             folded.append(folds)
         count = len(call.results) - len(call.folds)
-        known.update(zip(call.results[:count], map(np.concatenate, zip(*parts, strict=True)),
-                         strict=True))
-        known.update(zip(call.results[count:], (
-            np.stack(all_groups) if groups > 1 else all_groups[0]
-            for all_groups in zip(*folded, strict=True)), strict=True))
+        known.update(
+            zip(call.results[:count], map(np.concatenate, zip(*parts, strict=True)), strict=True)
+        )
+        known.update(
+            zip(
+                call.results[count:],
+                (
+                    np.stack(all_groups) if groups > 1 else all_groups[0]
+                    for all_groups in zip(*folded, strict=True)
+                ),
+                strict=True,
+            )
+        )
     return [known[b] for b in program.results]

@@ -19,8 +19,12 @@ UPDATES = {
     "slice": lambda i, v, x: lax.dynamic_update_slice_in_dim(v, x[..., -1:], i, -1) - v[..., ::-1],
     "whole": lambda i, v, x: lax.dynamic_update_slice(v, x, [0] * v.ndim) + v,
     "chosen": lambda i, v, x: v.at[..., jnp.abs(x.ravel()[0]) % v.shape[-1]].set(i),
-    "turned": lambda i, v, x: lax.dynamic_update_slice_in_dim(
-        jnp.concatenate([v[..., 1:], v[..., :1]], -1), v[..., -1:], i, -1) * 3,
+    "turned": lambda i, v, x: (
+        lax.dynamic_update_slice_in_dim(
+            jnp.concatenate([v[..., 1:], v[..., :1]], -1), v[..., -1:], i, -1
+        )
+        * 3
+    ),
     "many": lambda i, v, x: v.at[..., jnp.array([0, v.shape[-1] - 1])].set(x[..., :1] + i),
 }
 
@@ -36,6 +40,7 @@ def test_trips_are_those_of_the_loop(check, update, shape, dtype):
 
 def test_vectors_of_a_batch_stay_in_registers(take_apart):
     """No loop is left, and no step between the trips."""
+
     def function(pivots):
         def exchange(i, p):
             other = p[jnp.arange(5), pivots[:, i]]
@@ -43,6 +48,6 @@ def test_vectors_of_a_batch_stay_in_registers(take_apart):
 
         return lax.fori_loop(0, 3, exchange, jnp.broadcast_to(jnp.arange(3), (5, 3)))
 
-    program, = take_apart(function, np.zeros((5, 3), np.int32)).programs
+    (program,) = take_apart(function, np.zeros((5, 3), np.int32)).programs
     assert not any(isinstance(step, Loop) for step in program.steps)
     assert program.temporaries == ()

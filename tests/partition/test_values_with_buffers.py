@@ -25,8 +25,7 @@ from hlo_mlc.tensor.core import Loop
 
 
 def _stages(parts):
-    return [stage for program in parts.programs for step in program.steps
-            for stage in _in(step)]
+    return [stage for program in parts.programs for step in program.steps for stage in _in(step)]
 
 
 def _in(step):
@@ -37,18 +36,24 @@ def _in(step):
 
 def _stored(parts, ones=True):
     """The shapes of all that is stored, without axes of length one unless `ones`."""
-    return [tuple(n for n in a.buffer.shape if ones or n > 1)
-            for stage in _stages(parts) for a in stage.assigns]
+    return [
+        tuple(n for n in a.buffer.shape if ones or n > 1)
+        for stage in _stages(parts)
+        for a in stage.assigns
+    ]
 
 
 def _is_kept(parts, dtype, size):
     """Whether so many elements between operands and results are stored."""
-    return any(buffer.size == size and buffer.dtype.numpy == dtype
-               for program in parts.programs for buffer in program.temporaries)
+    return any(
+        buffer.size == size and buffer.dtype.numpy == dtype
+        for program in parts.programs
+        for buffer in program.temporaries
+    )
 
 
 def test_a_sum_of_few_terms_is_part_of_what_reads_it(take_apart, arrays):
-    x, = arrays("float32", (100, 6))
+    (x,) = arrays("float32", (100, 6))
     (stage,) = _stages(take_apart(lambda x: jnp.sqrt((x * x).sum(1) + 1), x))
     assert is_map(stage)
 
@@ -59,15 +64,19 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
     assert _stored(parts).count((30, 20)) == 2  # all of it, and the column again
 
 
-@pytest.mark.parametrize(("across", "is_stored"), [
-    (lambda x: x[:, None] + x, True),
-    (lambda x: jnp.abs(x[:, None] + 2 - x), True),
-    (lambda x: x[:, None] * jnp.arange(40.0), False),  # once for a row
-    (lambda x: x + jnp.ones((REUSED - 1, 1)), False),
-])
-def test_what_is_looked_up_and_read_many_times_is_stored(take_apart, check, arrays, across,
-                                                         is_stored):
-    x, = arrays("float32", (100,))
+@pytest.mark.parametrize(
+    ("across", "is_stored"),
+    [
+        (lambda x: x[:, None] + x, True),
+        (lambda x: jnp.abs(x[:, None] + 2 - x), True),
+        (lambda x: x[:, None] * jnp.arange(40.0), False),  # once for a row
+        (lambda x: x + jnp.ones((REUSED - 1, 1)), False),
+    ],
+)
+def test_what_is_looked_up_and_read_many_times_is_stored(
+    take_apart, check, arrays, across, is_stored
+):
+    (x,) = arrays("float32", (100,))
     places = np.random.default_rng(0).integers(0, 100, 40)
 
     def function(x, places):
@@ -77,17 +86,21 @@ def test_what_is_looked_up_and_read_many_times_is_stored(take_apart, check, arra
     check(function, x, places)
 
 
-@pytest.mark.parametrize(("parts", "is_stored"), [
-    (lambda y: y[1:] - y[:-1], True),
-    (lambda y: y - jnp.roll(y, 3), True),
-    (lambda y: y.reshape(8, 5)[:, 1:] - y.reshape(8, 5)[:, :-1], True),
-    (lambda y: y[:20] - y[20:], False),
-    (lambda y: (y + 3) * y, False),
-])
+@pytest.mark.parametrize(
+    ("parts", "is_stored"),
+    [
+        (lambda y: y[1:] - y[:-1], True),
+        (lambda y: y - jnp.roll(y, 3), True),
+        (lambda y: y.reshape(8, 5)[:, 1:] - y.reshape(8, 5)[:, :-1], True),
+        (lambda y: y[:20] - y[20:], False),
+        (lambda y: (y + 3) * y, False),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_what_is_looked_up_and_read_in_parts_that_overlap_is_stored(take_apart, check, arrays,
-                                                                    dtype, parts, is_stored):
-    x, = arrays(dtype, (100,))
+def test_what_is_looked_up_and_read_in_parts_that_overlap_is_stored(
+    take_apart, check, arrays, dtype, parts, is_stored
+):
+    (x,) = arrays(dtype, (100,))
     places = np.random.default_rng(0).integers(0, 100, 40)
 
     def function(x, places):
@@ -100,13 +113,14 @@ def test_what_is_looked_up_and_read_in_parts_that_overlap_is_stored(take_apart, 
 @pytest.mark.parametrize(("reach", "is_stored"), [(1, False), (8, True)])
 @pytest.mark.parametrize("mode", ["wrap", "edge", "reflect"])
 def test_joined_arrays_that_are_read_in_many_shifted_parts_are_stored(
-        take_apart, check, arrays, mode, reach, is_stored):
+    take_apart, check, arrays, mode, reach, is_stored
+):
     """To find each element's part takes longer than to store it, if it is done so often."""
-    x, = arrays("float32", (200,))
+    (x,) = arrays("float32", (200,))
 
     def line(x):
         padded = jnp.pad(x, reach, mode=mode)
-        return sum(padded[i:i + 200] * (i + 1) for i in range(2 * reach + 1))
+        return sum(padded[i : i + 200] * (i + 1) for i in range(2 * reach + 1))
 
     assert _is_kept(take_apart(line, x), "float32", 200 + 2 * reach) == is_stored
     check(line, x)
@@ -117,25 +131,28 @@ def test_parts_of_joined_arrays_that_are_taken_apart_again_need_no_copy(take_apa
 
     def again(x, y):
         both = jnp.concatenate([x, y], 1)
-        return sum(both[:, n:n + 10] * (n + 1) for n in range(0, 50, 10))
+        return sum(both[:, n : n + 10] * (n + 1) for n in range(0, 50, 10))
 
     assert not _is_kept(take_apart(again, x, y), "float32", 40 * 50)
     check(again, x, y)
 
 
 def test_vectors_that_are_looked_up_are_loaded_where_they_are_read(take_apart, arrays):
-    x, = arrays("float32", (100, 16))
+    (x,) = arrays("float32", (100, 16))
     places = np.random.default_rng(0).integers(0, 100, 40)
     parts = take_apart(lambda x, places: x[places][1:] - x[places][:-1], x, places)
     assert not _is_kept(parts, "float32", 40 * 16)
 
 
-@pytest.mark.parametrize("update", [
-    lambda x, y: x.at[::2, 1::2].set(y),
-    lambda x, y: x.at[::2, 1::2].add(y).at[1::2, ::2].add(y * 2),
-    lambda x, y: x.at[jnp.arange(15) * 2 + 1, :10].set(y),
-    lambda x, y: x[jnp.arange(15) * 2][:, :10] + x[29 - 2 * jnp.arange(15)][:, 10:] * y,
-])
+@pytest.mark.parametrize(
+    "update",
+    [
+        lambda x, y: x.at[::2, 1::2].set(y),
+        lambda x, y: x.at[::2, 1::2].add(y).at[1::2, ::2].add(y * 2),
+        lambda x, y: x.at[jnp.arange(15) * 2 + 1, :10].set(y),
+        lambda x, y: x[jnp.arange(15) * 2][:, :10] + x[29 - 2 * jnp.arange(15)][:, 10:] * y,
+    ],
+)
 def test_places_in_even_steps_are_not_stored(take_apart, arrays, update):
     """They are expressions of where they are read, in bounds without a question."""
     parts = take_apart(update, *arrays("float32", (30, 20), (15, 10)))
@@ -146,6 +163,7 @@ def test_places_in_even_steps_are_not_stored(take_apart, arrays, update):
 
 def test_places_that_wrap_around_are_stored_or_computed_but_right(take_apart, arrays):
     """257 numbers of eight bits are no even steps."""
+
     def function(x, y):
         return jnp.tanh(x).at[(jnp.arange(257).astype(jnp.int8) * 2).astype(jnp.int32) & 127].add(y)
 
@@ -154,7 +172,7 @@ def test_places_that_wrap_around_are_stored_or_computed_but_right(take_apart, ar
 
 
 def test_a_sum_of_more_terms_is_a_reduction(take_apart, arrays):
-    x, = arrays("float32", (100, 7))
+    (x,) = arrays("float32", (100, 7))
     assert not all(map(is_map, _stages(take_apart(lambda x: (x * x).sum(1), x))))
 
 
@@ -169,18 +187,16 @@ _BACK = {  # whose folds go back to their rows, or are of rows to which one went
 
 @pytest.mark.parametrize("name", _BACK)
 @pytest.mark.parametrize("terms", [7, 8, 9])
-def test_a_row_is_written_out_where_its_sum_goes_back_to_it(
-    name, terms, take_apart, check, arrays
-):
-    x, = arrays("float32", (100, terms), special=True)
+def test_a_row_is_written_out_where_its_sum_goes_back_to_it(name, terms, take_apart, check, arrays):
+    (x,) = arrays("float32", (100, terms), special=True)
     stages = _stages(take_apart(_BACK[name], x))
     assert all(map(is_map, stages)) == (terms < 9)
     check(_BACK[name], x, ulps=64.0)
 
 
 def test_a_sum_that_goes_elsewhere_is_a_reduction(take_apart, arrays):
-    x, = arrays("float32", (8, 8))
-    y, = arrays("float32", (8, 9))
+    (x,) = arrays("float32", (8, 8))
+    (y,) = arrays("float32", (8, 9))
     for function in (lambda x, y: x.sum(1), lambda x, y: jnp.exp(x).sum(1)[:, None] * y):
         assert not all(map(is_map, _stages(take_apart(function, x, y))))
 
@@ -195,7 +211,7 @@ def test_what_is_joined_for_a_product_is_put_together_once(take_apart, arrays):
     rows = JOINED_LIMIT // 36 + 1
     x, y = arrays("float32", (rows, 5), (rows, 4))
     assert (rows, 9) in _stored(take_apart(function, x, y, w))
-    assert (rows, 9) not in _stored(take_apart(function, x, y, w[:, :REUSED - 1]))
+    assert (rows, 9) not in _stored(take_apart(function, x, y, w[:, : REUSED - 1]))
 
 
 def test_what_is_joined_for_a_convolution_is_put_together_once(take_apart, check, arrays):
@@ -204,8 +220,9 @@ def test_what_is_joined_for_a_convolution_is_put_together_once(take_apart, check
     x, y, w = arrays("float32", (1, 8, 9, 4), (1, 8, 9, 4), (3, 3, 8, 5))
 
     def convolution(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME",
-                                        dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def skip(x, y, w):
         return convolution(jnp.concatenate([x, y], -1), w)
@@ -221,7 +238,7 @@ def test_what_is_joined_for_a_convolution_is_put_together_once(take_apart, check
 
 @pytest.mark.parametrize(("shape", "axis"), [((80,), 0), ((40, 5), 0), ((1, 130), 1)], ids=str)
 def test_many_long_parts_are_put_together_one_by_one(shape, axis, take_apart, arrays, check):
-    parts = arrays("float32", *[shape] * MANY_PARTS, (*shape[:axis], 1, *shape[axis + 1:]))
+    parts = arrays("float32", *[shape] * MANY_PARTS, (*shape[:axis], 1, *shape[axis + 1 :]))
 
     def function(*parts):
         joined = jnp.concatenate([parts[0] * 2, *parts[1:]], axis)
@@ -231,14 +248,17 @@ def test_many_long_parts_are_put_together_one_by_one(shape, axis, take_apart, ar
     assert len([s for s in first if s.inputs[0].shape != s.outputs[0].shape]) >= len(parts)
     check(function, *parts)
     check(lambda *parts: jnp.concatenate(parts, axis), *parts)
-    check(lambda x, *rest: lax.fori_loop(  # in a loop, whose buffers are reused
-        0, 3, lambda i, c: jnp.concatenate([c, *rest], axis)[tuple(map(slice, c.shape))] * 2, x),
-        *parts)
+    check(
+        lambda x, *rest: lax.fori_loop(  # in a loop, whose buffers are reused
+            0, 3, lambda i, c: jnp.concatenate([c, *rest], axis)[tuple(map(slice, c.shape))] * 2, x
+        ),
+        *parts,
+    )
 
 
 def test_parts_in_a_loop_are_put_together_one_by_one(take_apart, check, arrays):
     """Planes that flow in several directions: each is shifted once, not wherever it is read."""
-    x, = arrays("float32", (MANY_PARTS, 12, 16))
+    (x,) = arrays("float32", (MANY_PARTS, 12, 16))
 
     def flow(x):
         def step(_, x):
@@ -254,13 +274,15 @@ def test_parts_in_a_loop_are_put_together_one_by_one(take_apart, check, arrays):
     check(flow, x)
 
 
-@pytest.mark.parametrize(("shape", "axis"), [((9, 70), 1), ((5, 33, 40), 1), ((130, 7), 0)],
-                         ids=str)
-def test_parts_that_are_computed_are_put_together_one_by_one(shape, axis, take_apart, arrays,
-                                                             check):
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((9, 70), 1), ((5, 33, 40), 1), ((130, 7), 0)], ids=str
+)
+def test_parts_that_are_computed_are_put_together_one_by_one(
+    shape, axis, take_apart, arrays, check
+):
     """One loop over all would compute every part for each element: wavelets of 64 rows took eight
     times as long."""
-    x, y = arrays("float32", shape, (*shape[:axis], shape[axis] + 3, *shape[axis + 1:]))
+    x, y = arrays("float32", shape, (*shape[:axis], shape[axis] + 3, *shape[axis + 1 :]))
 
     def function(x, y):
         joined = jnp.concatenate([jnp.tanh(x) * x, jnp.exp(-y * y), jnp.tanh(y)], axis)
@@ -278,28 +300,29 @@ def test_parts_that_are_computed_are_put_together_one_by_one(shape, axis, take_a
 
     def repeated(x, y):
         return lax.fori_loop(
-            0, 3, lambda _, c: function(c, y)[1][tuple(map(slice, x.shape))] - 1, x)
+            0, 3, lambda _, c: function(c, y)[1][tuple(map(slice, x.shape))] - 1, x
+        )
 
     filled = _stored(take_apart(function, x, y)).count(function(x, y)[0].shape)
     assert filled >= 3  # once for each part
-    has_long_rows = math.prod(shape[axis + 1:]) >= SHORTEST_PART  # else each part is found for few
+    has_long_rows = math.prod(shape[axis + 1 :]) >= SHORTEST_PART  # else each part is found for few
     assert len(_stages(take_apart(cheap, x, y))) == (1 if has_long_rows else 2)
     check(function, x, y, magnitude=2)
     check(cheap, x, y)
     check(repeated, x, y, magnitude=100)
-    even, = arrays("float32", (*shape[:axis], 96, *shape[axis + 1:]))
+    (even,) = arrays("float32", (*shape[:axis], 96, *shape[axis + 1 :]))
     check(halved, even, magnitude=100)
 
 
 def test_few_or_short_or_interleaved_parts_are_chosen_where_they_are_read(take_apart, arrays):
-    x, = arrays("float32", (8, 40))
+    (x,) = arrays("float32", (8, 40))
     for parts, axis in (((x,) * 3, 0), ((x[0, :9],) * 9, 0), ((x,) * 6, 1)):
         stages = _stages(take_apart(lambda *p, axis=axis: jnp.concatenate(p, axis) + 1, *parts))
         assert len(stages) == 1
 
 
 def test_moves_on_top_of_each_other_end_in_a_buffer(take_apart, arrays):
-    x, = arrays("float32", (6, 6))
+    (x,) = arrays("float32", (6, 6))
 
     def function(x, depth):
         for _ in range(depth):
@@ -328,7 +351,7 @@ def test_stencils_in_several_steps_are_one_loop_where_arrays_are_large(take_apar
 
 
 def test_what_is_not_only_read_in_shifted_parts_is_stored(take_apart, arrays):
-    x, = arrays("float32", (FAR_BYTES // 4 + 100,))
+    (x,) = arrays("float32", (FAR_BYTES // 4 + 100,))
 
     def laplacian(x):
         return 4 * x[1:-1] - x[2:] - x[:-2]
@@ -352,7 +375,7 @@ def test_what_is_not_only_read_in_shifted_parts_is_stored(take_apart, arrays):
 
 def test_stencils_of_stencils_end_somewhere(take_apart, arrays):
     """What is computed again for each of its readers doubles with each step."""
-    x, = arrays("float32", (FAR_BYTES // 4 + 100,))
+    (x,) = arrays("float32", (FAR_BYTES // 4 + 100,))
 
     def smoothed(x):
         for _ in range(10):
@@ -363,19 +386,27 @@ def test_stencils_of_stencils_end_somewhere(take_apart, arrays):
 
 
 REDUCED = {
-    "sum": jnp.sum, "largest": jnp.max, "product": lambda x: jnp.prod(1 + x / 64),
-    "any": lambda x: jnp.any(x > 1), "first": jnp.argmax, "variance": jnp.var,
-    "two": lambda x: x.sum((0, 1)), "last two": lambda x: x.sum((1, 2)),
-    "one": lambda x: x.sum(1), "norms": lambda x: jnp.linalg.norm(x.reshape(-1, x.shape[-1])),
-    "windows": lambda x: x.reshape(-1, 2, x.shape[-1]).max(1)}
+    "sum": jnp.sum,
+    "largest": jnp.max,
+    "product": lambda x: jnp.prod(1 + x / 64),
+    "any": lambda x: jnp.any(x > 1),
+    "first": jnp.argmax,
+    "variance": jnp.var,
+    "two": lambda x: x.sum((0, 1)),
+    "last two": lambda x: x.sum((1, 2)),
+    "one": lambda x: x.sum(1),
+    "norms": lambda x: jnp.linalg.norm(x.reshape(-1, x.shape[-1])),
+    "windows": lambda x: x.reshape(-1, 2, x.shape[-1]).max(1),
+}
 
 
 @pytest.mark.parametrize("reduced", REDUCED)
 @pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1), (2, 0, 1)])
-def test_what_is_transposed_is_reduced_in_the_order_of_memory(check, take_apart, arrays, reduced,
-                                                              order):
+def test_what_is_transposed_is_reduced_in_the_order_of_memory(
+    check, take_apart, arrays, reduced, order
+):
     """Where the order of the terms is free: the first of several largest elements stays that."""
-    x, = arrays("float32", (6, 18, 20))
+    (x,) = arrays("float32", (6, 18, 20))
     x[2, 3] = x[1, 2] = x.max()
 
     def function(x):
@@ -389,12 +420,15 @@ def test_what_is_transposed_is_reduced_in_the_order_of_memory(check, take_apart,
         assert len(steps) > 1 and sorted(steps, reverse=True) == steps
 
 
-@pytest.mark.parametrize("shape, crossed", [((160, 128), True), ((96, 80), False),
-                                            ((6000, 3), False), ((3, 6000), False)])
+@pytest.mark.parametrize(
+    "shape, crossed",
+    [((160, 128), True), ((96, 80), False), ((6000, 3), False), ((3, 6000), False)],
+)
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("reduced", [jnp.sum, jnp.max, jnp.any])
 def test_what_is_read_along_rows_and_columns_is_stored_before_it_is_reduced(
-        check, take_apart, arrays, shape, crossed, axis, reduced):
+    check, take_apart, arrays, shape, crossed, axis, reduced
+):
     """Large arrays of long rows only."""
     x, y = arrays("float32", shape, shape[::-1])
 
@@ -413,14 +447,16 @@ def test_maps_of_different_shapes_that_share_a_scalar_stay_apart(check, take_apa
         return w - rate * g.T, b - rate * b
 
     check(function, w, g, b, rate)
-    nests = [step for program in take_apart(function, w, g, b, rate).programs
-             for step in program.steps]
+    nests = [
+        step for program in take_apart(function, w, g, b, rate).programs for step in program.steps
+    ]
     assert sorted(len(stage.axes) for nest in nests for stage in nest.stages) == [1, 2]
     assert all(len(nest.stages) == 1 for nest in nests)
 
 
-def test_a_loop_whose_values_all_readers_compute_themselves_is_no_kernel(take_apart, arrays
-                                                                        ) -> None:
+def test_a_loop_whose_values_all_readers_compute_themselves_is_no_kernel(
+    take_apart, arrays
+) -> None:
     def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         rows = lax.map(jnp.tanh, x.at[::2].set(3.0))
         return rows.argmin(1), rows.argmax(1)

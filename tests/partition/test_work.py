@@ -53,16 +53,19 @@ def test_guards_of_folded_elements_do_not_count(stage_of):
     assert Work.of(padded).operations == Work.of(inside).operations
 
 
-@pytest.mark.parametrize(("function", "apart", "read"), [
-    (lambda x: x + 1, 0, X.nbytes),
-    (lambda x: x[:, ::2] + 1, X.size // 8, X.nbytes),  # every other element, but every line
-    (lambda x: x[:, ::5] + 1, X.size // 5, X.nbytes),
-    (lambda x: x[::2] + 1, 0, X.nbytes // 2),
-    (lambda x: x.T + 1, X.size, X.nbytes),
-    (lambda x: x[:, ::2].T + 1, X.size // 2, X.size // 2 * 64),  # a line for each element
-    (lambda x: x.sum(1), 0, X.nbytes),
-    (lambda x: x.sum(0), 0, X.nbytes),
-])
+@pytest.mark.parametrize(
+    ("function", "apart", "read"),
+    [
+        (lambda x: x + 1, 0, X.nbytes),
+        (lambda x: x[:, ::2] + 1, X.size // 8, X.nbytes),  # every other element, but every line
+        (lambda x: x[:, ::5] + 1, X.size // 5, X.nbytes),
+        (lambda x: x[::2] + 1, 0, X.nbytes // 2),
+        (lambda x: x.T + 1, X.size, X.nbytes),
+        (lambda x: x[:, ::2].T + 1, X.size // 2, X.size // 2 * 64),  # a line for each element
+        (lambda x: x.sum(1), 0, X.nbytes),
+        (lambda x: x.sum(0), 0, X.nbytes),
+    ],
+)
 def test_elements_that_lie_apart(stage_of, function, apart, read):
     stage = stage_of(function, X)
     assert Work.of(stage).apart == apart

@@ -28,8 +28,9 @@ def likelihood(o: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def in_a_loop(o: jax.Array, a: jax.Array) -> jax.Array:
-    return jax.lax.fori_loop(0, 3, lambda _, sums: sums + likelihood(o, a),
-                             jnp.zeros_like(a[:, :, 0]))
+    return jax.lax.fori_loop(
+        0, 3, lambda _, sums: sums + likelihood(o, a), jnp.zeros_like(a[:, :, 0])
+    )
 
 
 def nodes_of(function: Callable, *args: jax.Array) -> Sequence[Node]:
@@ -45,13 +46,16 @@ def test_sums_of_products(function: Callable, dtype: jnp.dtype) -> None:
     assert fault(nodes, "0.11.1") == ""
 
 
-@pytest.mark.parametrize("function", [
-    lambda o, a: jnp.sum(o[..., None, None, None] * a[..., 0], axis=2),  # of six dimensions
-    lambda o, a: jnp.max(o[..., None, None, None, None] * a, axis=2),
-    lambda o, a: jnp.sum(o[..., None, None, None, None] + a, axis=2),
-    lambda o, a: jnp.sum(o[..., None, None, None, None] * a, axis=(2, 3)),
-    lambda o, a: jnp.sum(a, axis=2),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda o, a: jnp.sum(o[..., None, None, None] * a[..., 0], axis=2),  # of six dimensions
+        lambda o, a: jnp.max(o[..., None, None, None, None] * a, axis=2),
+        lambda o, a: jnp.sum(o[..., None, None, None, None] + a, axis=2),
+        lambda o, a: jnp.sum(o[..., None, None, None, None] * a, axis=(2, 3)),
+        lambda o, a: jnp.sum(a, axis=2),
+    ],
+)
 def test_others_are_right(function: Callable) -> None:
     assert fault(nodes_of(function, SEEN, TABLE), FAULTY) == ""
 

@@ -26,7 +26,8 @@ OLDEST = datetime.timedelta(days=366)
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     specification = importlib.util.spec_from_file_location(
-        "xla_figures_script", ROOT / "scripts" / "xla_figures.py")
+        "xla_figures_script", ROOT / "scripts" / "xla_figures.py"
+    )
     loaded = importlib.util.module_from_spec(specification)
     monkeypatch.setitem(sys.modules, "xla_figures_script", loaded)
     specification.loader.exec_module(loaded)
@@ -44,8 +45,10 @@ def test_each_figure_has_its_unit_its_run_and_a_case_that_there_is() -> None:
 
 
 def test_no_run_is_a_year_older_than_the_newest_results_of_the_bench() -> None:
-    newest = max(json.loads(path.read_text())["environment"]["date"][:10]
-                 for path in (ROOT / "bench" / "results").glob("*.json"))
+    newest = max(
+        json.loads(path.read_text())["environment"]["date"][:10]
+        for path in (ROOT / "bench" / "results").glob("*.json")
+    )
     for run in read().runs.values():
         assert run.cpu
         assert run.cores > 0
@@ -56,8 +59,10 @@ def test_no_run_is_a_year_older_than_the_newest_results_of_the_bench() -> None:
 
 def test_each_figure_is_used_and_each_used_is_there() -> None:
     text = "".join(path.read_text() for path in SOURCES.glob("*.py"))
-    used = [re.sub(r"\\{[^}]*\\}", r"\\d+", re.escape(name))
-            for name in re.findall(r'figure\(\s*f?"([^"]+)"', text)]
+    used = [
+        re.sub(r"\\{[^}]*\\}", r"\\d+", re.escape(name))
+        for name in re.findall(r'figure\(\s*f?"([^"]+)"', text)
+    ]
     known = read().by_name
     for name in known:
         assert any(re.fullmatch(one, name) for one in used), name
@@ -93,11 +98,13 @@ def test_rates_and_what_a_case_does_not_tell(script: ModuleType) -> None:
 def test_results_of_several_machines_count_as_their_geometric_mean(script: ModuleType) -> None:
     path = max((ROOT / "bench" / "results").glob("*.json"))
     results = load(path)
-    slower = replace(results, rows=[
-        replace(row, jax_ms=4 * row.jax_ms) for row in results.rows if row.jax_ms])
+    slower = replace(
+        results, rows=[replace(row, jax_ms=4 * row.jax_ms) for row in results.rows if row.jax_ms]
+    )
     means = script.means([results, slower])
     for row in slower.rows:
         assert means[row.name] == pytest.approx(row.jax_ms * 1e3 / 2)
-    run = script.run_of({"a": results.environment,
-                         "b": {**results.environment, "date": "2099-01-01T00:00:00"}})
+    run = script.run_of(
+        {"a": results.environment, "b": {**results.environment, "date": "2099-01-01T00:00:00"}}
+    )
     assert (run.cpu, run.date) == ("a, b", "2099-01-01")

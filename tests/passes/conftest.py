@@ -41,8 +41,9 @@ def traced() -> Callable[..., Graph]:
     def trace(function: Callable, *arrays: np.ndarray) -> Graph:
         module = jax.jit(function).lower(*arrays).compiler_ir("stablehlo")
         with module.context:
-            passmanager.PassManager.parse(
-                "builtin.module(inline,symbol-dce,canonicalize,cse)").run(module.operation)
+            passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
+                module.operation
+            )
         graph = merge_common_nodes(sink_constants(import_function(module)))
         return close_loops(eliminate_dead_nodes(graph))
 
@@ -53,11 +54,13 @@ def traced() -> Callable[..., Graph]:
 def same() -> Callable[..., None]:
     """same(after, before, arrays, tolerance): both graphs are well formed and mean the same."""
 
-    def compare(after: Graph, before: Graph, arrays: Sequence[np.ndarray],
-                tolerance: float = 0) -> None:
+    def compare(
+        after: Graph, before: Graph, arrays: Sequence[np.ndarray], tolerance: float = 0
+    ) -> None:
         verify_graph(after)
-        for result, expected in zip(evaluate_graph(after, arrays),
-                                    evaluate_graph(before, arrays), strict=True):
+        for result, expected in zip(
+            evaluate_graph(after, arrays), evaluate_graph(before, arrays), strict=True
+        ):
             np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
 
     return compare

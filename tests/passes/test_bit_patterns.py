@@ -13,8 +13,17 @@ from jax import lax
 from hlo_mlc import mlc_jit
 
 X = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
-TYPES = ("uint8", "int8", "float8_e5m2", "uint16", "bfloat16", "int32", "float32", "uint64",
-         "float64")
+TYPES = (
+    "uint8",
+    "int8",
+    "float8_e5m2",
+    "uint16",
+    "bfloat16",
+    "int32",
+    "float32",
+    "uint64",
+    "float64",
+)
 
 
 def cast(x: jax.Array, dtype: str) -> jax.Array:
@@ -30,14 +39,20 @@ def check(function: Callable, *args: np.ndarray) -> None:
     assert kernels.report(*args).coverage == 1
 
 
-@pytest.mark.parametrize(("narrow", "wide"), [
-    (one, other) for one in TYPES for other in TYPES
-    if jnp.dtype(one).itemsize < jnp.dtype(other).itemsize])
+@pytest.mark.parametrize(
+    ("narrow", "wide"),
+    [
+        (one, other)
+        for one in TYPES
+        for other in TYPES
+        if jnp.dtype(one).itemsize < jnp.dtype(other).itemsize
+    ],
+)
 def test_split_and_joined(narrow: str, wide: str) -> None:
     one, other = jnp.dtype(narrow).itemsize, jnp.dtype(wide).itemsize
     raw = np.random.default_rng(1).integers(0, 256, 6 * other, dtype=np.uint8)
-    raw[other - 1::other] = 0x40  # no NaN, whose bits need not be kept, and no subnormal number
-    raw[one - 1::one] = 0x40
+    raw[other - 1 :: other] = 0x40  # no NaN, whose bits need not be kept, and no subnormal number
+    raw[one - 1 :: one] = 0x40
     with jax.enable_x64(True):
         whole = raw.view(jnp.dtype(wide)).reshape(2, 3)
         check(lambda x: cast(x, narrow), whole)
@@ -52,15 +67,29 @@ def loop(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 5, trip, jnp.zeros(4, jnp.int32))
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: cast(x, "uint8")[1:3, :2, 1:3] + 1, lambda x: cast(x * 2, "uint8")[..., 0],
-    lambda x: cast(jnp.broadcast_to(x[0], (3, 4)), "uint8"),
-    lambda x: cast(jnp.float32(1.5) + jnp.zeros(3), "uint16") + x[:3, :2].astype(jnp.uint16),
-    lambda x: cast(cast(x, "uint16")[1:3], "float32") * 2, loop,
-    lambda x: cast(jnp.concatenate([x, x * 2]), "uint8").astype(jnp.int32).sum(0),
-    lambda x: cast(jnp.broadcast_to(cast(x[0], "uint16")[0], (4, 2)), "float32") * 1,
-], ids=["slice", "lowest bits", "broadcast", "constant", "there and back", "loop", "joined parts",
-        "of one number"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: cast(x, "uint8")[1:3, :2, 1:3] + 1,
+        lambda x: cast(x * 2, "uint8")[..., 0],
+        lambda x: cast(jnp.broadcast_to(x[0], (3, 4)), "uint8"),
+        lambda x: cast(jnp.float32(1.5) + jnp.zeros(3), "uint16") + x[:3, :2].astype(jnp.uint16),
+        lambda x: cast(cast(x, "uint16")[1:3], "float32") * 2,
+        loop,
+        lambda x: cast(jnp.concatenate([x, x * 2]), "uint8").astype(jnp.int32).sum(0),
+        lambda x: cast(jnp.broadcast_to(cast(x[0], "uint16")[0], (4, 2)), "float32") * 1,
+    ],
+    ids=[
+        "slice",
+        "lowest bits",
+        "broadcast",
+        "constant",
+        "there and back",
+        "loop",
+        "joined parts",
+        "of one number",
+    ],
+)
 def test_with_what_is_around(function: Callable) -> None:
     check(function, np.abs(X))
 
@@ -68,6 +97,7 @@ def test_with_what_is_around(function: Callable) -> None:
 @pytest.mark.parametrize("implementation", ["rbg", "unsafe_rbg", "threefry2x32"])
 def test_keys_of_generators(implementation: str) -> None:
     """Their states are words that become longer ones."""
+
     def draw(data: jax.Array) -> jax.Array:
         key = jax.random.wrap_key_data(data, impl=implementation)
         one, other = jax.random.split(key)

@@ -20,8 +20,9 @@ X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
 @pytest.mark.parametrize("choice", [False, True])
 def test_an_if(choice: bool, traced: Callable, same: Callable, ops_of: Callable) -> None:
-    graph = traced(lambda p, x: lax.cond(p, lambda y: (jnp.sin(y), y[0]), lambda y: (-y, y[1]), x),
-                   choice, X)
+    graph = traced(
+        lambda p, x: lax.cond(p, lambda y: (jnp.sin(y), y[0]), lambda y: (-y, y[1]), x), choice, X
+    )
     after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
     assert {"case", "if"} & set(ops_of(graph))
     assert not {"case", "if"} & set(ops_of(after, True))
@@ -46,12 +47,15 @@ def test_a_case_of_three(number: int, traced: Callable, same: Callable, ops_of: 
 
 def test_a_case_of_one(read: Callable, ops_of: Callable) -> None:
     """Whatever the number, it is the only branch."""
-    graph = read("%k: tensor<i32>, %x: tensor<3xf32>", """
+    graph = read(
+        "%k: tensor<i32>, %x: tensor<3xf32>",
+        """
         %r = "stablehlo.case"(%k) ({
           %y = stablehlo.negate %x : tensor<3xf32>
           stablehlo.return %y : tensor<3xf32>
         }) : (tensor<i32>) -> tensor<3xf32>
-        return %r : tensor<3xf32>""")
+        return %r : tensor<3xf32>""",
+    )
     assert ops_of(apply_rules(graph, BRANCH_RULES)) == ["negate"]
 
 
@@ -60,8 +64,9 @@ C = np.arange(40, dtype=np.float32).reshape(10, 4)
 
 
 def one_or_the_other(p, k, c):
-    return lax.switch(p, [lambda c: c.at[k[0]].set(c[k[1]] * 2), lambda c: c.at[k[2]].add(-1.0),
-                          lambda c: c], c)
+    return lax.switch(
+        p, [lambda c: c.at[k[0]].set(c[k[1]] * 2), lambda c: c.at[k[2]].add(-1.0), lambda c: c], c
+    )
 
 
 def several_arrays(p, k, c):
@@ -83,23 +88,39 @@ def one_after_the_other(p, k, c):
 
 
 def branches_in_branches(p, k, c):
-    return lax.cond(p > 0, lambda c: lax.cond(c[0, 1] > p, lambda c: c.at[k[1]].set(7.0),
-                                              lambda c: c.at[k[2], 1].set(8.0), c),
-                    lambda c: c, c)
+    return lax.cond(
+        p > 0,
+        lambda c: lax.cond(
+            c[0, 1] > p, lambda c: c.at[k[1]].set(7.0), lambda c: c.at[k[2], 1].set(8.0), c
+        ),
+        lambda c: c,
+        c,
+    )
 
 
 def out_of_bounds(p, k, c):
-    return lax.cond(p == 0, lambda c: c.at[k * 4].set(5.0, mode="drop"),
-                    lambda c: c.at[k - 2].add(1.0, mode="drop"), c)
+    return lax.cond(
+        p == 0,
+        lambda c: c.at[k * 4].set(5.0, mode="drop"),
+        lambda c: c.at[k - 2].add(1.0, mode="drop"),
+        c,
+    )
 
 
-UPDATES = (one_or_the_other, several_arrays, whole_or_part, one_after_the_other,
-           branches_in_branches, out_of_bounds)
+UPDATES = (
+    one_or_the_other,
+    several_arrays,
+    whole_or_part,
+    one_after_the_other,
+    branches_in_branches,
+    out_of_bounds,
+)
 
 
 @pytest.mark.parametrize("function", UPDATES)
-def test_updates_in_branches(function: Callable, traced: Callable, same: Callable,
-                             ops_of: Callable) -> None:
+def test_updates_in_branches(
+    function: Callable, traced: Callable, same: Callable, ops_of: Callable
+) -> None:
     graph = traced(function, np.int32(0), K, C)
     after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
     assert {"case", "if"} & set(ops_of(graph))
@@ -137,15 +158,18 @@ def updates_one_of_two(p, k, c):
     return lax.cond(p == 0, lambda: c.at[k[0]].set(1.0), lambda: d.at[k[0]].set(1.0))
 
 
-@pytest.mark.parametrize("function", [reads_what_it_updated, updates_what_it_computed,
-                                      updates_one_of_two])
+@pytest.mark.parametrize(
+    "function", [reads_what_it_updated, updates_what_it_computed, updates_one_of_two]
+)
 def test_other_updates_stay(function: Callable, traced: Callable, ops_of: Callable) -> None:
     after = apply_rules(traced(function, np.int32(0), K, C), BRANCH_RULES)
     assert {"case", "if"} & set(ops_of(after))
 
 
 def test_a_known_choice(read: Callable, ops_of: Callable, same: Callable) -> None:
-    graph = read("%a: tensor<4xf32>", """
+    graph = read(
+        "%a: tensor<4xf32>",
+        """
       %k = stablehlo.constant dense<5> : tensor<i32>
       %0 = "stablehlo.case"(%k) ({
         stablehlo.return %a : tensor<4xf32>
@@ -153,7 +177,8 @@ def test_a_known_choice(read: Callable, ops_of: Callable, same: Callable) -> Non
         %1 = stablehlo.negate %a : tensor<4xf32>
         stablehlo.return %1 : tensor<4xf32>
       }) : (tensor<i32>) -> tensor<4xf32>
-      return %0 : tensor<4xf32>""")
+      return %0 : tensor<4xf32>""",
+    )
     after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
     assert ops_of(after) == ["negate"]
     same(after, graph, [np.arange(4, dtype=np.float32)])
@@ -161,9 +186,11 @@ def test_a_known_choice(read: Callable, ops_of: Callable, same: Callable) -> Non
 
 def test_a_known_choice_of_anything(traced: Callable, ops_of: Callable, same: Callable) -> None:
     """A sort, a product and a loop with another known choice in it."""
+
     def chosen(x: jax.Array) -> jax.Array:
-        y = lax.fori_loop(0, 3, lambda i, y: lax.switch(
-            jnp.int32(1), [jnp.sort, lambda y: y @ y.T @ y], y), x)
+        y = lax.fori_loop(
+            0, 3, lambda i, y: lax.switch(jnp.int32(1), [jnp.sort, lambda y: y @ y.T @ y], y), x
+        )
         return jnp.sort(y, 0), y
 
     graph = traced(lambda x: lax.switch(jnp.int32(7), [lambda x: (x, x), chosen], x), X)
@@ -174,12 +201,16 @@ def test_a_known_choice_of_anything(traced: Callable, ops_of: Callable, same: Ca
     same(after, graph, [X])
 
 
-@pytest.mark.parametrize("branch", [
-    lambda y: y @ y.T @ y,
-    lambda y: jnp.sort(y),
-    lambda y: lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, y),
-    lambda y: y + jnp.sum(jnp.broadcast_to(y[0, 0], (MOST_WORK,))),
-], ids=["product", "sort", "loop", "reduction"])
+@pytest.mark.parametrize(
+    "branch",
+    [
+        lambda y: y @ y.T @ y,
+        lambda y: jnp.sort(y),
+        lambda y: lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, y),
+        lambda y: y + jnp.sum(jnp.broadcast_to(y[0, 0], (MOST_WORK,))),
+    ],
+    ids=["product", "sort", "loop", "reduction"],
+)
 def test_costly_branches_stay(branch: Callable, traced: Callable) -> None:
     graph = traced(lambda p, x: lax.cond(p, branch, lambda y: -y, x), True, X)
     assert apply_rules(graph, BRANCH_RULES) is graph
@@ -193,7 +224,9 @@ def test_large_branches_stay(traced: Callable) -> None:
 
 def test_a_branch_may_hold_what_gives_nothing(read: Callable, ops_of: Callable) -> None:
     """A loop that carries nothing: what it computed was dead."""
-    graph = read("%a: tensor<4xf32>, %k: tensor<i32>, %p: tensor<i1>", """
+    graph = read(
+        "%a: tensor<4xf32>, %k: tensor<i32>, %p: tensor<i1>",
+        """
       %0 = "stablehlo.case"(%k) ({
         "stablehlo.while"() ({
           stablehlo.return %p : tensor<i1>
@@ -205,5 +238,6 @@ def test_a_branch_may_hold_what_gives_nothing(read: Callable, ops_of: Callable) 
         %1 = stablehlo.negate %a : tensor<4xf32>
         stablehlo.return %1 : tensor<4xf32>
       }) : (tensor<i32>) -> tensor<4xf32>
-      return %0 : tensor<4xf32>""")
+      return %0 : tensor<4xf32>""",
+    )
     assert apply_rules(graph, BRANCH_RULES) is graph

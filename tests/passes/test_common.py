@@ -69,9 +69,7 @@ def test_regions_are_compared(read: Callable[[str, str], Graph]) -> None:
     assert merged.results[0] is not merged.results[2]
 
 
-def test_regions_do_not_share_with_what_is_around_them(
-    read: Callable[[str, str], Graph],
-) -> None:
+def test_regions_do_not_share_with_what_is_around_them(read: Callable[[str, str], Graph]) -> None:
     graph = read(
         "%p: tensor<i1>, %a: tensor<f32>",
         """%0 = stablehlo.sine %a : tensor<f32>

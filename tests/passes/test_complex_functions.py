@@ -55,8 +55,10 @@ def compiled(op: str, z: np.ndarray, *more: np.ndarray) -> np.ndarray:
     operands = [f"%a{k}" for k in range(1 + len(more))]
     function = compile_stablehlo(
         f"func.func @main({', '.join(f'{a}: {tensor}' for a in operands)}) -> {tensor} {{\n"
-        f"  %r = \"{op}\"({', '.join(operands)}) : ({', '.join([tensor] * len(operands))})"
-        f" -> {tensor}\n  return %r : {tensor}\n}}\n", choose="ours")
+        f'  %r = "{op}"({", ".join(operands)}) : ({", ".join([tensor] * len(operands))})'
+        f" -> {tensor}\n  return %r : {tensor}\n}}\n",
+        choose="ours",
+    )
     (result,) = function(z, *more)
     assert function.report().coverage == 1
     return np.asarray(result)
@@ -70,10 +72,19 @@ def points(dtype: str) -> np.ndarray:
     far = 30 if dtype == "complex64" else 200
     apart = np.exp(rng.uniform(-far, far, (2, count))) * rng.choice([-1, 1], (2, count))
     numbers = np.exp(rng.uniform(-far, far, count)) * turn
-    return np.concatenate([
-        rng.standard_normal(count) + 1j * rng.standard_normal(count), numbers,
-        apart[0] + 1j * apart[1], turn * (1 + small.real), small, 1 + small, small - 1, small + 1j,
-        turn - 1]).astype(dtype)
+    return np.concatenate(
+        [
+            rng.standard_normal(count) + 1j * rng.standard_normal(count),
+            numbers,
+            apart[0] + 1j * apart[1],
+            turn * (1 + small.real),
+            small,
+            1 + small,
+            small - 1,
+            small + 1j,
+            turn - 1,
+        ]
+    ).astype(dtype)
 
 
 def away_from_poles(z: np.ndarray) -> np.ndarray:
@@ -176,20 +187,31 @@ def test_zeros_infinities_and_branch_cuts(op: str, dtype: str) -> None:
 
 def test_infinite_numbers_have_a_small_inverse_root_and_no_direction() -> None:
     z = np.array([np.inf, -np.inf, 1j * np.inf, np.inf + 1j * np.inf, 0, 4], np.complex64)
-    np.testing.assert_array_equal(compiled("stablehlo.rsqrt", z)[[0, 1, 2, 3, 5]],
-                                  [0, 0, 0, 0, 0.5])
+    np.testing.assert_array_equal(
+        compiled("stablehlo.rsqrt", z)[[0, 1, 2, 3, 5]], [0, 0, 0, 0, 0.5]
+    )
     signs = compiled("stablehlo.sign", z)
     assert np.isnan(signs[:4]).all()
     np.testing.assert_array_equal(signs[4:], [0, 1])
 
 
-@pytest.mark.parametrize(("op", "z"), [
-    ("stablehlo.exponential", 88.85 + 0.8j), ("chlo.cosh", 89.3 + 0.8j),
-    ("chlo.sinh", -89.3 + 0.8j), ("stablehlo.sqrt", 3e38 + 3e38j),
-    ("stablehlo.rsqrt", 3e38 + 3e38j), ("chlo.acosh", 3e38 + 2e38j),
-    ("chlo.atanh", 3e30 + 2e30j), ("chlo.atanh", 1 + 1e-30j), ("chlo.asin", 0.5 + 1e-30j),
-    ("stablehlo.log", 1e-30 + 1e-31j), ("stablehlo.sign", 3e38 + 3e38j),
-], ids=str)
+@pytest.mark.parametrize(
+    ("op", "z"),
+    [
+        ("stablehlo.exponential", 88.85 + 0.8j),
+        ("chlo.cosh", 89.3 + 0.8j),
+        ("chlo.sinh", -89.3 + 0.8j),
+        ("stablehlo.sqrt", 3e38 + 3e38j),
+        ("stablehlo.rsqrt", 3e38 + 3e38j),
+        ("chlo.acosh", 3e38 + 2e38j),
+        ("chlo.atanh", 3e30 + 2e30j),
+        ("chlo.atanh", 1 + 1e-30j),
+        ("chlo.asin", 0.5 + 1e-30j),
+        ("stablehlo.log", 1e-30 + 1e-31j),
+        ("stablehlo.sign", 3e38 + 3e38j),
+    ],
+    ids=str,
+)
 def test_no_step_leaves_the_range(op: str, z: complex) -> None:
     whole = np.array([z], np.complex64)
     (found,), (right,) = compiled(op, whole), KNOWN[op][0](whole.astype(np.complex128))
@@ -222,8 +244,19 @@ def test_whole_lengths_of_whole_numbers_are_exact(dtype: str) -> None:
     """Times any power of two, as long as all of them are normal numbers."""
     info = np.finfo(dtype)
     powers = 2.0 ** np.arange(info.minexp, info.maxexp - 9, dtype=info.dtype)
-    triples = np.array([[5, 12, 13], [84, 13, 85], [-8, 15, 17], [3, 0, 3], [0, -7, 7],
-                        [312, 0, 312], [0, 0, 0], [180, -299, 349]], info.dtype)
+    triples = np.array(
+        [
+            [5, 12, 13],
+            [84, 13, 85],
+            [-8, 15, 17],
+            [3, 0, 3],
+            [0, -7, 7],
+            [312, 0, 312],
+            [0, 0, 0],
+            [180, -299, 349],
+        ],
+        info.dtype,
+    )
     re, im, length = (triples * powers[:, None, None]).reshape(-1, 3).T
     z = np.stack([re, im], -1).copy().view(dtype)[:, 0]
     kernels = mlc_jit(jnp.abs, choose="ours")
@@ -235,14 +268,20 @@ def test_whole_lengths_of_whole_numbers_are_exact(dtype: str) -> None:
 Z = points("complex64")[:480].reshape(20, 24)
 
 
-@pytest.mark.parametrize("function", [
-    lambda z: jnp.prod(z, 1), lambda z: jnp.cumprod(z / 2, 0), lambda z: jnp.max(z, 1),
-    lambda z: jnp.min(z), lambda z: jnp.sort(z, 1),
-    lambda z: lax.sort((z, z.real), dimension=1, num_keys=1),
-    lambda z: lax.bitcast_convert_type(z * 2, "complex64"),
-    lambda z: lax.reduce(z, jnp.complex64(1), lambda a, b: a * b + 1j, (0,)),
-], ids=["product", "products", "largest", "smallest", "sort", "two operands", "bits",
-        "any body"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda z: jnp.prod(z, 1),
+        lambda z: jnp.cumprod(z / 2, 0),
+        lambda z: jnp.max(z, 1),
+        lambda z: jnp.min(z),
+        lambda z: jnp.sort(z, 1),
+        lambda z: lax.sort((z, z.real), dimension=1, num_keys=1),
+        lambda z: lax.bitcast_convert_type(z * 2, "complex64"),
+        lambda z: lax.reduce(z, jnp.complex64(1), lambda a, b: a * b + 1j, (0,)),
+    ],
+    ids=["product", "products", "largest", "smallest", "sort", "two operands", "bits", "any body"],
+)
 def test_what_combines_and_compares_numbers(function: Callable) -> None:
     kernels, plain = mlc_jit(function, choose="ours"), jax.jit(function)
     z = np.round(Z * 4) / 4  # with equal real parts

@@ -45,8 +45,9 @@ def check(function: Callable, *args: object, ulps: int = 32) -> Report:
         wide = jnp.issubdtype(kind.dtype, jnp.inexact)
         scale = np.max(np.abs(right), initial=0) if wide else 0
         eps = jnp.finfo(kind.dtype).eps if wide else 0
-        np.testing.assert_allclose(np.asarray(ours), np.asarray(right), rtol=ulps * eps,
-                                   atol=ulps * eps * scale)
+        np.testing.assert_allclose(
+            np.asarray(ours), np.asarray(right), rtol=ulps * eps, atol=ulps * eps * scale
+        )
     return compiled.report(*args)
 
 
@@ -60,8 +61,11 @@ def mandelbrot(c):
 
 
 def newton(x):
-    return lax.while_loop(lambda s: (s[0] < 20) & (jnp.abs(s[1] ** 2 - 2j).max() > 1e-2),
-                          lambda s: (s[0] + 1, (s[1] + 2j / s[1]) / 2), (0, x))[1]
+    return lax.while_loop(
+        lambda s: (s[0] < 20) & (jnp.abs(s[1] ** 2 - 2j).max() > 1e-2),
+        lambda s: (s[0] + 1, (s[1] + 2j / s[1]) / 2),
+        (0, x),
+    )[1]
 
 
 def chosen_in_a_loop(x, k):
@@ -80,7 +84,7 @@ FUNCTIONS = {
     "product": (lambda x, y: x * y * 1.5, X, Y),
     "quotient": (lambda x, y: x / y, X, Y),
     "by a real number": (lambda x, y: x / 3 - y / 2.5, X, Y),
-    "square": (lambda x: jnp.square(x) - x ** 2, X),
+    "square": (lambda x: jnp.square(x) - x**2, X),
     "length": (lambda x: jnp.abs(x), X),
     "exponential": (lambda x: jnp.exp(x * 2j), X),
     "phase": (lambda r: jnp.exp(1j * r), REAL),
@@ -97,8 +101,13 @@ FUNCTIONS = {
     "joined": (lambda x, y: jnp.concatenate([x, y * 2j, x[:2]]), X, Y),
     "looked up": (lambda x, k: x[k] * x[:, 1][k][:, None], X, ROWS),
     "updated": (lambda x, k: x.at[k].set(1j).at[2, 3].add(x[0, 0]).at[k, 1].add(2 + 1j), X, ROWS),
-    "slices": (lambda x, k: lax.dynamic_update_slice(
-        x, lax.dynamic_slice(x, (k[1], k[0]), (2, 3)) * 1j, (k[2], 1)), X, ROWS),
+    "slices": (
+        lambda x, k: lax.dynamic_update_slice(
+            x, lax.dynamic_slice(x, (k[1], k[0]), (2, 3)) * 1j, (k[2], 1)
+        ),
+        X,
+        ROWS,
+    ),
     "table": (lambda x: x * jnp.asarray(Y), X),
     "given back": (lambda x, y: (x, x * y, 3j, y), X, Y),
     "rank 0": (lambda x, y: x[0, 0] * y[1, 1], X, Y),
@@ -108,18 +117,40 @@ FUNCTIONS = {
     "gradient": (gradient, X),
     "mandelbrot": (mandelbrot, X),
     "newton": (newton, X),
-    "short filter": (lambda x: jnp.fft.ifft(
-        jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(13))).real, X),
-    "transforms": (lambda x: (jnp.fft.fftn(x), jnp.fft.ifft2(x), jnp.fft.rfftn(x.real),
-                              jnp.fft.irfftn(x, s=(7, 24)), jnp.fft.irfft(x, 25)), X),
-    "long filter": (lambda x: jnp.fft.ifft(
-        jnp.fft.fft(x, 90) * jnp.exp(1j * jnp.arange(90))).real, X),
-    "long transforms": (lambda x: (jnp.fft.ifft(x, 98), jnp.fft.rfft(x.real, 120),
-                                   jnp.fft.irfft(x, 144)), X),
-    "axis by axis": (lambda x: (jnp.fft.fftn(x, (72, 12)), jnp.fft.ifft2(x, (6, 66)),
-                                jnp.fft.rfftn(x.real, (12, 75)), jnp.fft.irfftn(x, (72, 20))), X),
-    "loop of long transforms": (lambda x: lax.fori_loop(
-        0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 9, jnp.concatenate([x] * 6, 1)), X),
+    "short filter": (lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(13))).real, X),
+    "transforms": (
+        lambda x: (
+            jnp.fft.fftn(x),
+            jnp.fft.ifft2(x),
+            jnp.fft.rfftn(x.real),
+            jnp.fft.irfftn(x, s=(7, 24)),
+            jnp.fft.irfft(x, 25),
+        ),
+        X,
+    ),
+    "long filter": (
+        lambda x: jnp.fft.ifft(jnp.fft.fft(x, 90) * jnp.exp(1j * jnp.arange(90))).real,
+        X,
+    ),
+    "long transforms": (
+        lambda x: (jnp.fft.ifft(x, 98), jnp.fft.rfft(x.real, 120), jnp.fft.irfft(x, 144)),
+        X,
+    ),
+    "axis by axis": (
+        lambda x: (
+            jnp.fft.fftn(x, (72, 12)),
+            jnp.fft.ifft2(x, (6, 66)),
+            jnp.fft.rfftn(x.real, (12, 75)),
+            jnp.fft.irfftn(x, (72, 20)),
+        ),
+        X,
+    ),
+    "loop of long transforms": (
+        lambda x: lax.fori_loop(
+            0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 9, jnp.concatenate([x] * 6, 1)
+        ),
+        X,
+    ),
     "root": (lambda x: jnp.sqrt(x * x + 1) - x, X),
     "sorted": (lambda x: jnp.sort(x, 1) + 1j, X),
     "root in a branch": (lambda x: lax.cond(x[0, 0].real > 9, jnp.sqrt, lambda x: x * 2j, x), X),
@@ -134,12 +165,16 @@ def test_all_of_it_is_in_kernels(name: str) -> None:
         assert check(function, *args).coverage == 1
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(71))).real,
-    lambda x: jnp.abs(jnp.fft.rfft(x.real)) ** 2,
-    lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 4, x),
-    lambda x: lax.cond(x[0, 0].real > 9, jnp.fft.fft, lambda x: x * 2j, x),
-], ids=["filter", "spectrum", "loop", "branch"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(71))).real,
+        lambda x: jnp.abs(jnp.fft.rfft(x.real)) ** 2,
+        lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 4, x),
+        lambda x: lax.cond(x[0, 0].real > 9, jnp.fft.fft, lambda x: x * 2j, x),
+    ],
+    ids=["filter", "spectrum", "loop", "branch"],
+)
 def test_what_is_not_known_here_stays_with_xla(function: Callable) -> None:
     report = check(function, WIDE, ulps=128)
     assert report.kernels
@@ -149,9 +184,18 @@ def test_what_is_not_known_here_stays_with_xla(function: Callable) -> None:
 SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x, y: x + y, lambda x, y: x * y, lambda x, y: x / y, lambda x, y: abs(x),
-    lambda x, y: x == y, lambda x, y: x != y], ids=["add", "multiply", "divide", "abs", "eq", "ne"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + y,
+        lambda x, y: x * y,
+        lambda x, y: x / y,
+        lambda x, y: abs(x),
+        lambda x, y: x == y,
+        lambda x, y: x != y,
+    ],
+    ids=["add", "multiply", "divide", "abs", "eq", "ne"],
+)
 def test_zeros_and_infinities(function: Callable) -> None:
     """As in NumPy: a number where that has one, NaN and infinities in the same parts."""
     re, im = np.meshgrid(SPECIAL, SPECIAL)
@@ -181,15 +225,19 @@ def test_donated_numbers() -> None:
     np.testing.assert_allclose(function(jnp.array(X), Y), X * Y, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("function", "gains"), [
-    (lambda x: x * 2j + x, False),
-    (lambda x: jnp.fft.fft(x) * 2j, False),
-    (lambda x: jnp.fft.fft(x[:, :16]) * 2j, True),
-    (lambda x: jnp.abs(x), True),
-    (lambda x: jnp.repeat(x, 2048, 0) * 2j, True),
-    (lambda x: lax.fori_loop(0, 20, lambda i, x: x * 1j, x), True),
-    (lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j), x), False),
-], ids=["little", "fourier", "short fourier", "length", "large", "loop", "loop of fourier"])
+@pytest.mark.parametrize(
+    ("function", "gains"),
+    [
+        (lambda x: x * 2j + x, False),
+        (lambda x: jnp.fft.fft(x) * 2j, False),
+        (lambda x: jnp.fft.fft(x[:, :16]) * 2j, True),
+        (lambda x: jnp.abs(x), True),
+        (lambda x: jnp.repeat(x, 2048, 0) * 2j, True),
+        (lambda x: lax.fori_loop(0, 20, lambda i, x: x * 1j, x), True),
+        (lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j), x), False),
+    ],
+    ids=["little", "fourier", "short fourier", "length", "large", "loop", "loop of fourier"],
+)
 def test_where_kernels_gain(function: Callable, gains: bool, traced: Callable) -> None:
     graph, _ = simplify(traced(function, WIDE), references)
     assert has_complex(graph)
@@ -201,13 +249,16 @@ def test_graphs_without_complex_numbers_are_left_alone(traced: Callable) -> None
     assert split_complex(graph) is graph
 
 
-@pytest.mark.parametrize("function", [
-    lambda x, y: x.at[2:5, 3:9].multiply(2j),
-    lambda x, y: x.at[1].multiply(y[0]).at[:, 2].add(y[:, 1]).at[-1, 5:].set(1 - 1j),
-    lambda x, y: (x * 2).at[3, 4].multiply(y[0, 0]) - y,
-    lambda x, y: x.at[0].set(y[1]).at[1].set(x[0]),
-    lambda x, y: x.at[5:9].add(y[:4]) if x.shape[0] > 8 else x.at[5:].add(y[:2]),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x.at[2:5, 3:9].multiply(2j),
+        lambda x, y: x.at[1].multiply(y[0]).at[:, 2].add(y[:, 1]).at[-1, 5:].set(1 - 1j),
+        lambda x, y: (x * 2).at[3, 4].multiply(y[0, 0]) - y,
+        lambda x, y: x.at[0].set(y[1]).at[1].set(x[0]),
+        lambda x, y: x.at[5:9].add(y[:4]) if x.shape[0] > 8 else x.at[5:].add(y[:2]),
+    ],
+)
 def test_updates_of_a_part_that_is_known(function: Callable) -> None:
     """They are computed with what is around them."""
     assert check(function, X, Y).coverage == 1

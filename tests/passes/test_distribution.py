@@ -52,16 +52,20 @@ STEPS = {
     "transposed": lambda h, x, w, u: (h @ u + (x.T[:, ::-1].T[:, None] @ w)[:, 0], h),
     "batched": lambda h, x, w, u: (h @ u + jnp.einsum("bi,bij->bj", x, jnp.stack([w, w * 2])), h),
     "joined": lambda h, x, w, u: (
-        jnp.tanh(jnp.concatenate([x, h], 1) @ jnp.concatenate([w, u])), h),
-    "joined thrice": lambda h, x, w, u: (jnp.tanh(
-        jnp.concatenate([x, h, x], 1) @ jnp.concatenate([w, u, w])), h),
+        jnp.tanh(jnp.concatenate([x, h], 1) @ jnp.concatenate([w, u])),
+        h,
+    ),
+    "joined thrice": lambda h, x, w, u: (
+        jnp.tanh(jnp.concatenate([x, h, x], 1) @ jnp.concatenate([w, u, w])),
+        h,
+    ),
 }
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_products_of_rows_move_before_the_loop(
-    name: str, reverse: bool, traced: Callable, same: Callable, loops_of: Callable,
+    name: str, reverse: bool, traced: Callable, same: Callable, loops_of: Callable
 ) -> None:
     graph = hoist_invariants(traced(_scan(STEPS[name], reverse), XS, W, U, H))
     assert _dots(graph, loops_of)[0] == 0
@@ -75,6 +79,7 @@ def test_products_of_rows_move_before_the_loop(
 
 def test_rows_in_any_order(traced: Callable, same: Callable, loops_of: Callable) -> None:
     """Which row a trip reads may depend on data, as long as there are not fewer trips."""
+
     def function(xs: jax.Array, order: jax.Array, w: jax.Array) -> jax.Array:
         def body(i: int, h: jax.Array) -> jax.Array:
             return jnp.tanh(h + lax.dynamic_index_in_dim(xs, order[i], keepdims=False) @ w)
@@ -88,12 +93,16 @@ def test_rows_in_any_order(traced: Callable, same: Callable, loops_of: Callable)
     same(moved, graph, [XS, order, W], 1e-5)
 
 
-@pytest.mark.parametrize("function", [
-    lambda xs, w, u, h: lax.fori_loop(0, 3, lambda i, c: c + xs[i] @ w, h),
-    lambda xs, w, u, h: lax.fori_loop(0, w[0, 0].astype(int), lambda i, c: c + xs[i] @ w, h),
-    lambda xs, w, u, h: lax.fori_loop(0, 5, lambda i, c: c @ u, h),
-    lambda xs, w, u, h: lax.fori_loop(0, 9, lambda i, c: c + xs[i, :, :3] @ w[:3], h),
-], ids=["fewer trips than rows", "unknown trips", "no rows", "few terms"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda xs, w, u, h: lax.fori_loop(0, 3, lambda i, c: c + xs[i] @ w, h),
+        lambda xs, w, u, h: lax.fori_loop(0, w[0, 0].astype(int), lambda i, c: c + xs[i] @ w, h),
+        lambda xs, w, u, h: lax.fori_loop(0, 5, lambda i, c: c @ u, h),
+        lambda xs, w, u, h: lax.fori_loop(0, 9, lambda i, c: c + xs[i, :, :3] @ w[:3], h),
+    ],
+    ids=["fewer trips than rows", "unknown trips", "no rows", "few terms"],
+)
 def test_what_does_not_pay_stays(function: Callable, traced: Callable) -> None:
     graph = hoist_invariants(traced(function, XS, W, U, H))
     assert multiply_before_loops(graph) is graph
@@ -107,7 +116,7 @@ def test_memory_is_bounded(traced: Callable, monkeypatch: pytest.MonkeyPatch) ->
 
 def _gradient(step: Callable, reverse: bool = False) -> Callable:
     def loss(xs: jax.Array, w: jax.Array, u: jax.Array, h: jax.Array) -> jax.Array:
-        return sum((a ** 2).sum() for a in _scan(step, reverse)(xs, w, u, h))
+        return sum((a**2).sum() for a in _scan(step, reverse)(xs, w, u, h))
 
     return jax.grad(loss, argnums=(0, 1, 2, 3))
 
@@ -115,7 +124,7 @@ def _gradient(step: Callable, reverse: bool = False) -> Callable:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", [n for n in STEPS if n != "chosen"])
 def test_gradients_multiply_after_the_loop(
-    name: str, reverse: bool, traced: Callable, same: Callable, loops_of: Callable,
+    name: str, reverse: bool, traced: Callable, same: Callable, loops_of: Callable
 ) -> None:
     """Of each step's gradient the product of the carried state stays in the loop; also what is
     padded or taken apart on its way out."""
@@ -128,7 +137,7 @@ def test_gradients_multiply_after_the_loop(
 
 
 def test_rows_of_a_product_and_sums_of_products(
-    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable,
+    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable
 ) -> None:
     def function(xs: jax.Array, w: jax.Array, u: jax.Array, h: jax.Array) -> tuple:
         def body(s: tuple, x: jax.Array) -> tuple:
@@ -148,15 +157,20 @@ def test_rows_of_a_product_and_sums_of_products(
     assert multiply_after_loops(moved) is moved
 
 
-@pytest.mark.parametrize("body", [
-    lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), s[1] + (s[0] @ u) * s[1]), None),
-    lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), (s[1] + s[0] @ u) * 2), None),
-    lambda s, x, u: ((jnp.tanh(s[0] + s[1]), s[1] + s[0] @ u), None),
-    lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), s[1]), (s[0] @ u, (s[0] @ u).sum())),
-], ids=["read", "scaled", "read elsewhere", "used twice"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), s[1] + (s[0] @ u) * s[1]), None),
+        lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), (s[1] + s[0] @ u) * 2), None),
+        lambda s, x, u: ((jnp.tanh(s[0] + s[1]), s[1] + s[0] @ u), None),
+        lambda s, x, u: ((jnp.tanh(s[0] + x[:, :1]), s[1]), (s[0] @ u, (s[0] @ u).sum())),
+    ],
+    ids=["read", "scaled", "read elsewhere", "used twice"],
+)
 def test_what_is_needed_in_the_loop_stays(body: Callable, traced: Callable) -> None:
-    graph = traced(lambda xs, w, u, h: lax.scan(lambda s, x: body(s, x, u), (h, h), xs),
-                   XS, W, U, H)
+    graph = traced(
+        lambda xs, w, u, h: lax.scan(lambda s, x: body(s, x, u), (h, h), xs), XS, W, U, H
+    )
     assert multiply_after_loops(graph) is graph
 
 

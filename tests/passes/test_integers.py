@@ -18,8 +18,9 @@ DTYPES = [jnp.int8, jnp.int16, jnp.int32, jnp.uint8, jnp.uint16, jnp.uint32]
 
 def simplified(function, dtype) -> Graph:
     argument = jax.ShapeDtypeStruct((4,), dtype)
-    graph, _ = simplify(import_function(jax.jit(function).lower(argument).compiler_ir()),
-                        references)
+    graph, _ = simplify(
+        import_function(jax.jit(function).lower(argument).compiler_ir()), references
+    )
     return graph
 
 

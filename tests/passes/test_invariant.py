@@ -17,10 +17,15 @@ X, W = (RNG.standard_normal((3, 3)).astype(np.float32) for _ in range(2))
 
 
 def test_what_depends_on_nothing_in_the_loop_moves(
-    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable,
+    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable
 ) -> None:
-    graph = traced(lambda x, w: lax.fori_loop(
-        0, 4, lambda i, c: c * jnp.tanh(w @ w) + jnp.exp(w).sum() * i, x), X, W)
+    graph = traced(
+        lambda x, w: lax.fori_loop(
+            0, 4, lambda i, c: c * jnp.tanh(w @ w) + jnp.exp(w).sum() * i, x
+        ),
+        X,
+        W,
+    )
     moved = hoist_invariants(graph)
     (loop,) = loops_of(moved)
     assert {"dot_general", "tanh", "exponential", "reduce"} <= set(ops_of(moved))
@@ -30,7 +35,7 @@ def test_what_depends_on_nothing_in_the_loop_moves(
 
 
 def test_inner_loops_first_then_outer_ones(
-    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable,
+    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable
 ) -> None:
     def function(x: jax.Array, w: jax.Array) -> jax.Array:
         def outer(i: int, c: jax.Array) -> jax.Array:
@@ -49,10 +54,11 @@ def test_inner_loops_first_then_outer_ones(
 
 @pytest.mark.parametrize("trips", [4, None])
 def test_loops_move_out_of_loops_that_run(
-    traced: Callable, same: Callable, loops_of: Callable, trips: int | None,
+    traced: Callable, same: Callable, loops_of: Callable, trips: int | None
 ) -> None:
     """With what they take from outside, which is computed on both sides where that costs nothing;
     they stay where nobody knows whether they would run, since they need not end."""
+
     def function(x: jax.Array, w: jax.Array) -> jax.Array:
         def outer(c: jax.Array) -> jax.Array:
             wide = jnp.broadcast_to(w[0], (3, 3))
@@ -65,15 +71,18 @@ def test_loops_move_out_of_loops_that_run(
 
     graph = traced(function, X, jnp.abs(W))
     moved = hoist_invariants(graph)
-    within = [loop for loop in loops_of(moved)
-              if any(node.op == "stablehlo.while" for node in loop.regions[1].nodes)]
+    within = [
+        loop
+        for loop in loops_of(moved)
+        if any(node.op == "stablehlo.while" for node in loop.regions[1].nodes)
+    ]
     assert len(within) == (trips is None)
     same(moved, graph, [X, np.abs(W)], 1e-6)
 
 
 @pytest.mark.parametrize("trips", [4, None])
 def test_branches_move_with_what_they_take_from_outside(
-    traced: Callable, same: Callable, trips: int | None,
+    traced: Callable, same: Callable, trips: int | None
 ) -> None:
     def function(x: jax.Array, w: jax.Array) -> jax.Array:
         def outer(c: jax.Array) -> jax.Array:
@@ -90,23 +99,33 @@ def test_branches_move_with_what_they_take_from_outside(
 
 
 def test_conditions_too(traced: Callable, loops_of: Callable, ops_of: Callable) -> None:
-    graph = traced(lambda x, w: lax.while_loop(
-        lambda c: c.sum() < jnp.exp(w).sum(), lambda c: c + 1, x), X, W)
+    graph = traced(
+        lambda x, w: lax.while_loop(lambda c: c.sum() < jnp.exp(w).sum(), lambda c: c + 1, x), X, W
+    )
     (loop,) = loops_of(hoist_invariants(graph))
     assert "exponential" not in ops_of(loop.regions[0])
 
 
-@pytest.mark.parametrize(("op", "body"), [
-    ("broadcast_in_dim", lambda c, w: c + jnp.broadcast_to(w[0, 0], (3, 3))),
-    ("iota", lambda c, w: c * jnp.arange(3.0)),
-    ("subtract",  # cheap, and larger than what it is made of
-     lambda c, w: (c[0, 0] + (jnp.ravel(w)[:, None] - jnp.ravel(w)[None])).sum(0)[:3] + c),
-    ("select",  # a few operations on what takes no memory
-     lambda c, w: c + jnp.where(jnp.arange(3)[:, None] * 2 >= jnp.arange(3)[None], w[0, 0], 0.0)),
-    ("optimization_barrier", lambda c, w: c + lax.optimization_barrier(w)),
-])
+@pytest.mark.parametrize(
+    ("op", "body"),
+    [
+        ("broadcast_in_dim", lambda c, w: c + jnp.broadcast_to(w[0, 0], (3, 3))),
+        ("iota", lambda c, w: c * jnp.arange(3.0)),
+        (
+            "subtract",  # cheap, and larger than what it is made of
+            lambda c, w: (c[0, 0] + (jnp.ravel(w)[:, None] - jnp.ravel(w)[None])).sum(0)[:3] + c,
+        ),
+        (
+            "select",  # a few operations on what takes no memory
+            lambda c, w: (
+                c + jnp.where(jnp.arange(3)[:, None] * 2 >= jnp.arange(3)[None], w[0, 0], 0.0)
+            ),
+        ),
+        ("optimization_barrier", lambda c, w: c + lax.optimization_barrier(w)),
+    ],
+)
 def test_what_is_free_or_unsafe_stays(
-    op: str, body: Callable, traced: Callable, loops_of: Callable, ops_of: Callable,
+    op: str, body: Callable, traced: Callable, loops_of: Callable, ops_of: Callable
 ) -> None:
     graph = traced(lambda x, w: lax.fori_loop(0, 4, lambda i, c: body(c, w), x), X, W)
     moved = hoist_invariants(graph)
@@ -114,34 +133,50 @@ def test_what_is_free_or_unsafe_stays(
     assert ops_of(moved).count(op) == ops_of(graph).count(op)
 
 
-def test_many_cheap_operations_are_worth_a_load(traced: Callable, loops_of: Callable,
-                                                ops_of: Callable) -> None:
+def test_many_cheap_operations_are_worth_a_load(
+    traced: Callable, loops_of: Callable, ops_of: Callable
+) -> None:
     def body(c: jax.Array) -> jax.Array:
         mask = jnp.arange(3.0)
         for factor in (2, 3, 5, 7):
             mask = jnp.maximum(mask * factor - 1, 0)
         return c + mask
 
-    moved = hoist_invariants(traced(lambda x, w: lax.fori_loop(0, 4, lambda i, c: body(c), x),
-                                    X, W))
+    moved = hoist_invariants(
+        traced(lambda x, w: lax.fori_loop(0, 4, lambda i, c: body(c), x), X, W)
+    )
     (loop,) = loops_of(moved)
     assert ops_of(moved).count("multiply") == 4
     assert ops_of(loop.regions[1]).count("multiply") < 2
 
 
 def test_a_single_trip_gains_nothing(traced: Callable) -> None:
-    graph = traced(lambda x, w: lax.while_loop(
-        lambda s: s[0] < 1, lambda s: (s[0] + 1, s[1] * jnp.exp(w)), (0, x))[1], X, W)
+    graph = traced(
+        lambda x, w: lax.while_loop(
+            lambda s: s[0] < 1, lambda s: (s[0] + 1, s[1] * jnp.exp(w)), (0, x)
+        )[1],
+        X,
+        W,
+    )
     assert hoist_invariants(graph) is graph
 
 
 def test_a_free_value_is_copied_where_both_sides_need_it(
-    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable,
+    traced: Callable, same: Callable, loops_of: Callable, ops_of: Callable
 ) -> None:
     """The broadcast stays for the sum and goes outside for the sine of it."""
-    graph = traced(lambda x, w: lax.fori_loop(
-        0, 3, lambda i, c: c + jnp.broadcast_to(w[:, :1], (3, 3)) *
-        jnp.sin(jnp.broadcast_to(w[:, :1], (3, 3))), x), X, W)
+    graph = traced(
+        lambda x, w: lax.fori_loop(
+            0,
+            3,
+            lambda i, c: (
+                c + jnp.broadcast_to(w[:, :1], (3, 3)) * jnp.sin(jnp.broadcast_to(w[:, :1], (3, 3)))
+            ),
+            x,
+        ),
+        X,
+        W,
+    )
     moved = hoist_invariants(graph)
     (loop,) = loops_of(moved)
     assert "sine" in ops_of(moved)

@@ -26,19 +26,30 @@ def shape_of(graph: Graph, op: str) -> tuple[int, ...]:
     return node.results[0].type.shape
 
 
-@pytest.mark.parametrize(("op", "shape", "function", "args"), [
-    ("dot_general", (1, 5), lambda x, w, b: (x @ w + b)[-1:], (X, W, B)),
-    ("dot_general", (6, 2), lambda x, w: jnp.tanh(x @ w)[:, 1::2], (X, W)),
-    ("dot_general", (2, 3), lambda x, w: (x @ w)[1:5:2, 2:], (X, W)),
-    ("dot_general", (1, 2, 5), lambda q, k: (q @ k)[2:, 1:3], (Q, K)),
-    ("dot_general", (3, 2, 4), lambda q, k: jnp.einsum("hij,hjk->hik", q, k)[:, :2, :4],
-     (Q, K)),
-    ("sine", (2, 4), lambda x: jnp.sin(x * 2 + 1)[2:4], (X,)),
-    ("transpose", (4, 2), lambda x: jnp.sin(x).T[:, 1:3], (X,)),
-    ("select", (2, 4), lambda x, w: lax.select(w[0, 0] > 0, x, -x)[:2], (X, W)),
-])
+@pytest.mark.parametrize(
+    ("op", "shape", "function", "args"),
+    [
+        ("dot_general", (1, 5), lambda x, w, b: (x @ w + b)[-1:], (X, W, B)),
+        ("dot_general", (6, 2), lambda x, w: jnp.tanh(x @ w)[:, 1::2], (X, W)),
+        ("dot_general", (2, 3), lambda x, w: (x @ w)[1:5:2, 2:], (X, W)),
+        ("dot_general", (1, 2, 5), lambda q, k: (q @ k)[2:, 1:3], (Q, K)),
+        (
+            "dot_general",
+            (3, 2, 4),
+            lambda q, k: jnp.einsum("hij,hjk->hik", q, k)[:, :2, :4],
+            (Q, K),
+        ),
+        ("sine", (2, 4), lambda x: jnp.sin(x * 2 + 1)[2:4], (X,)),
+        ("transpose", (4, 2), lambda x: jnp.sin(x).T[:, 1:3], (X,)),
+        ("select", (2, 4), lambda x, w: lax.select(w[0, 0] > 0, x, -x)[:2], (X, W)),
+    ],
+)
 def test_what_is_computed_is_what_is_read(
-    op: str, shape: tuple[int, ...], function: Callable, args: tuple, traced: Callable,
+    op: str,
+    shape: tuple[int, ...],
+    function: Callable,
+    args: tuple,
+    traced: Callable,
     same: Callable,
 ) -> None:
     graph = traced(function, *args)
@@ -58,12 +69,15 @@ def in_a_loop(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 3, lambda i, c: c + y[:2], x[:2])
 
 
-@pytest.mark.parametrize("function", [
-    two_users,
-    lambda x: (lambda y: (y, y[1:]))(jnp.sin(x)),  # a result
-    lambda x: jnp.cumsum(x, 0)[:2],
-    in_a_loop,
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        two_users,
+        lambda x: (lambda y: (y, y[1:]))(jnp.sin(x)),  # a result
+        lambda x: jnp.cumsum(x, 0)[:2],
+        in_a_loop,
+    ],
+)
 def test_what_others_read_or_loops_repeat_stays(function: Callable, traced: Callable) -> None:
     graph = traced(function, X)
     assert narrow_results(graph) is graph
@@ -81,11 +95,17 @@ def test_sums_that_are_read_as_fewer_bits_wrap_earlier(traced: Callable, same: C
     same(narrow, graph, (X * 99,), 0)
 
 
-@pytest.mark.parametrize("function", [
-    lambda x: as_bytes(x).astype(jnp.float32),
-    lambda x: (as_bytes(x), as_bytes(x).astype(jnp.uint8)),  # it would be summed twice
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: as_bytes(x).astype(jnp.float32),
+        lambda x: (as_bytes(x), as_bytes(x).astype(jnp.uint8)),  # it would be summed twice
+    ],
+)
 def test_sums_that_are_read_as_what_they_are_stay(function: Callable, traced: Callable) -> None:
     graph = merge_common_nodes(traced(function, X))
-    assert not [n for n in narrow_results(graph).walk() if n.op == "stablehlo.reduce"
-                and n.results[0].type.dtype.name != "ui32"]
+    assert not [
+        n
+        for n in narrow_results(graph).walk()
+        if n.op == "stablehlo.reduce" and n.results[0].type.dtype.name != "ui32"
+    ]

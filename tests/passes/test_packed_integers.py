@@ -76,21 +76,39 @@ def test_they_come_and_go_packed(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("function", [
-    lambda x, y: -x, lambda x, y: ~x, lambda x, y: x < y, lax.max, lambda x, y: lax.sign(x),
-    lambda x, y: x.T, lambda x, y: x[1:5, 3:9], lambda x, y: jnp.concatenate([x, y], 1),
-    lambda x, y: x[:, ::-1], lambda x, y: jnp.where(x > y, x, y), lambda x, y: jnp.pad(x, 1),
-    lambda x, y: jnp.sum(x, axis=0, dtype=x.dtype), lambda x, y: jnp.cumsum(x, 1, dtype=x.dtype),
-    lambda x, y: jnp.sort(x, axis=1), lambda x, y: jnp.argmax(x, axis=1),
-    lambda x, y: lax.top_k(x, 3), lambda x, y: x[jnp.array([3, 1, 1, 0])],
-    lambda x, y: x.at[2:4].set(y[0]), lambda x, y: x.at[jnp.array([3, 1, 1])].add(y[:3]),
-    lambda x, y: lax.dynamic_update_slice(x, y[:2, :3], (1, 2)),
-    lambda x, y: lax.fori_loop(0, 5, lambda i, c: c + x, y),
-    lambda x, y: lax.scan(lambda c, v: (c + v, c * v), y[0], x),
-    lambda x, y: x.astype(jnp.float32) @ y.astype(jnp.float32).T,
-    lambda x, y: x.astype(jnp.int32) @ y.astype(jnp.int32).T,
-    lambda x, y: x.astype(jnp.int32) + jnp.asarray(np.arange(16) % 2, x.dtype).astype(jnp.int32),
-], ids=lambda f: "")
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: -x,
+        lambda x, y: ~x,
+        lambda x, y: x < y,
+        lax.max,
+        lambda x, y: lax.sign(x),
+        lambda x, y: x.T,
+        lambda x, y: x[1:5, 3:9],
+        lambda x, y: jnp.concatenate([x, y], 1),
+        lambda x, y: x[:, ::-1],
+        lambda x, y: jnp.where(x > y, x, y),
+        lambda x, y: jnp.pad(x, 1),
+        lambda x, y: jnp.sum(x, axis=0, dtype=x.dtype),
+        lambda x, y: jnp.cumsum(x, 1, dtype=x.dtype),
+        lambda x, y: jnp.sort(x, axis=1),
+        lambda x, y: jnp.argmax(x, axis=1),
+        lambda x, y: lax.top_k(x, 3),
+        lambda x, y: x[jnp.array([3, 1, 1, 0])],
+        lambda x, y: x.at[2:4].set(y[0]),
+        lambda x, y: x.at[jnp.array([3, 1, 1])].add(y[:3]),
+        lambda x, y: lax.dynamic_update_slice(x, y[:2, :3], (1, 2)),
+        lambda x, y: lax.fori_loop(0, 5, lambda i, c: c + x, y),
+        lambda x, y: lax.scan(lambda c, v: (c + v, c * v), y[0], x),
+        lambda x, y: x.astype(jnp.float32) @ y.astype(jnp.float32).T,
+        lambda x, y: x.astype(jnp.int32) @ y.astype(jnp.int32).T,
+        lambda x, y: (
+            x.astype(jnp.int32) + jnp.asarray(np.arange(16) % 2, x.dtype).astype(jnp.int32)
+        ),
+    ],
+    ids=lambda f: "",
+)
 def test_ops(function: Callable, dtype: str) -> None:
     check(function, some(dtype, 8, 16), some(dtype, 8, 16, seed=1))
 
@@ -112,14 +130,22 @@ def test_bits(dtype: str) -> None:
     far = amount.astype(np.int32) & ((1 << bits) - 1)
     is_off = far >= bits
     check(lax.shift_left, x, amount, right=lambda *_: np.where(is_off, 0, pattern << far))
-    check(lax.shift_right_logical, x, amount,
-          right=lambda *_: np.where(is_off, 0, pattern >> far))
+    check(lax.shift_right_logical, x, amount, right=lambda *_: np.where(is_off, 0, pattern >> far))
     if dtype.startswith("int"):
-        check(lax.shift_right_arithmetic, x, amount,
-              right=lambda *_: x.astype(np.int32) >> np.minimum(far, bits))
+        check(
+            lax.shift_right_arithmetic,
+            x,
+            amount,
+            right=lambda *_: x.astype(np.int32) >> np.minimum(far, bits),
+        )
     check(lax.population_count, x, right=lambda _: np.bitwise_count(pattern))
-    check(lax.clz, x, right=lambda _: bits - np.array(
-        [int(p).bit_length() for p in pattern.ravel()]).reshape(8, 16))
+    check(
+        lax.clz,
+        x,
+        right=lambda _: (
+            bits - np.array([int(p).bit_length() for p in pattern.ravel()]).reshape(8, 16)
+        ),
+    )
 
 
 @pytest.mark.parametrize("dtype", NAMES)
@@ -139,8 +165,9 @@ def test_bits_of_others(dtype: str) -> None:
 
 
 def test_floats_end_at_the_limits() -> None:
-    values = np.array([-99, -8.6, -8, -7.5, -0.5, 0.9, 7, 7.6, 15.2, 99, np.inf, -np.inf, np.nan],
-                      np.float32)
+    values = np.array(
+        [-99, -8.6, -8, -7.5, -0.5, 0.9, 7, 7.6, 15.2, 99, np.inf, -np.inf, np.nan], np.float32
+    )
     for dtype in NAMES:
         limits = jnp.iinfo(dtype)
         right = np.trunc(np.clip(np.nan_to_num(values, nan=0), int(limits.min), int(limits.max)))
@@ -166,7 +193,8 @@ def test_donated_memory_is_of_the_same_type() -> None:
     expected = np.asarray(x)[:1, :1].astype(np.int8)
     y = mlc_jit(lambda x: (x[0, 0] + x[0, 1], x.astype(jnp.float32)), choose="ours")(x)
     assert y[0].shape == () and np.asarray(y[0]).astype(np.int8) == wrapped(
-        expected[0, 0] + np.asarray(x)[0, 1].astype(np.int8), np.dtype("int4"))
+        expected[0, 0] + np.asarray(x)[0, 1].astype(np.int8), np.dtype("int4")
+    )
 
 
 @pytest.mark.parametrize("dtype", PACKED, ids=str)
@@ -186,6 +214,9 @@ def test_others_stay_as_they_are(traced: Callable) -> None:
 def test_only_borders_are_packed(traced: Callable) -> None:
     graph = traced(lambda x, y: (x + y, x @ y), some("int4", 8, 8), some("int4", 8, 8))
     found, _ = simplify(in_bytes(graph), references)
-    packed = [node.op for node in found.walk()
-              if any(v.type.dtype in PACKED for v in (*node.operands, *node.results))]
+    packed = [
+        node.op
+        for node in found.walk()
+        if any(v.type.dtype in PACKED for v in (*node.operands, *node.results))
+    ]
     assert set(packed) == {"stablehlo.convert"}

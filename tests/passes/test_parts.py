@@ -27,17 +27,26 @@ def joined(axis: int, *parts: jax.Array) -> jax.Array:
 ROWS, COLUMNS = ((3, 17), (3, 1), (3, 16)), ((7, 5), (16, 5), (1, 5))
 
 
-@pytest.mark.parametrize(("function", "shapes"), [
-    (lambda *a: joined(1, *a).sum(1), ROWS),
-    (lambda *a: joined(0, *a).max(0), COLUMNS),
-    (lambda *a: joined(1, *a).min(), ROWS),
-    (lambda *a: jnp.sqrt(jnp.sum(joined(0, *[x.ravel() for x in a]) ** 2)), ROWS * 5),
-    (lambda *a: jnp.prod(jnp.where(joined(1, *a) > 0, joined(1, *a), 1.0), 1), ROWS),
-    (lambda *a: jnp.any(joined(0, *a) > 3, 0), COLUMNS),
-    (lambda x, y, s: jnp.sum(jnp.exp(joined(0, x, y) * s), (0, 1)), ((4, 5), (2, 5), ())),
-])
-def test_parts_are_folded_apart(function: Callable, shapes: tuple, traced: Callable,
-                                same: Callable, ops_of: Callable, check: Callable) -> None:
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda *a: joined(1, *a).sum(1), ROWS),
+        (lambda *a: joined(0, *a).max(0), COLUMNS),
+        (lambda *a: joined(1, *a).min(), ROWS),
+        (lambda *a: jnp.sqrt(jnp.sum(joined(0, *[x.ravel() for x in a]) ** 2)), ROWS * 5),
+        (lambda *a: jnp.prod(jnp.where(joined(1, *a) > 0, joined(1, *a), 1.0), 1), ROWS),
+        (lambda *a: jnp.any(joined(0, *a) > 3, 0), COLUMNS),
+        (lambda x, y, s: jnp.sum(jnp.exp(joined(0, x, y) * s), (0, 1)), ((4, 5), (2, 5), ())),
+    ],
+)
+def test_parts_are_folded_apart(
+    function: Callable,
+    shapes: tuple,
+    traced: Callable,
+    same: Callable,
+    ops_of: Callable,
+    check: Callable,
+) -> None:
     args = arrays(*shapes)
     graph = traced(function, *args)
     apart = eliminate_dead_nodes(fold_parts(graph))
@@ -60,14 +69,17 @@ def read_twice(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.exp(both - both.max(1, keepdims=True)).sum(1)
 
 
-@pytest.mark.parametrize(("function", "shapes"), [
-    (lambda x, y: joined(0, x, y).sum(1), ((4, 5), (2, 5))),  # along another axis
-    (lambda x, y: jnp.sum(joined(0, x, y) * joined(0, y, x), 0), ((4, 5), (2, 5))),
-    (lambda x, y, z: jnp.sum(joined(0, x, y) * z, 0), ((4, 5), (2, 5), (6, 5))),
-    (lambda x, y: jnp.argmax(joined(1, x, y), 1), ((4, 5), (4, 2))),
-    (kept_as_well, ((4, 5), (4, 2))),
-    (read_twice, ((4, 5), (4, 2))),
-])
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x, y: joined(0, x, y).sum(1), ((4, 5), (2, 5))),  # along another axis
+        (lambda x, y: jnp.sum(joined(0, x, y) * joined(0, y, x), 0), ((4, 5), (2, 5))),
+        (lambda x, y, z: jnp.sum(joined(0, x, y) * z, 0), ((4, 5), (2, 5), (6, 5))),
+        (lambda x, y: jnp.argmax(joined(1, x, y), 1), ((4, 5), (4, 2))),
+        (kept_as_well, ((4, 5), (4, 2))),
+        (read_twice, ((4, 5), (4, 2))),
+    ],
+)
 def test_others_stay(function: Callable, shapes: tuple, traced: Callable, check: Callable) -> None:
     args = arrays(*shapes)
     graph = traced(function, *args)
@@ -77,20 +89,22 @@ def test_others_stay(function: Callable, shapes: tuple, traced: Callable, check:
 
 def test_what_a_sum_starts_from_counts_once(traced: Callable, run: Callable) -> None:
     """XLA itself counts it for each part."""
+
     def function(x, y):
         return jax.lax.reduce(joined(0, x, y), jnp.ones((), x.dtype), jax.lax.add, (0,))
 
     args = arrays((4, 5), (2, 5))
     graph = traced(function, *args)
     assert fold_parts(graph) is graph
-    result, = run(function, *args)
+    (result,) = run(function, *args)
     np.testing.assert_allclose(result, 1 + np.concatenate(args).sum(0), rtol=1e-5)
 
 
 def test_sums_of_narrow_floats_stay_and_their_maxima_do_not(traced: Callable) -> None:
     args = arrays((4, 5), (2, 5), dtype=jnp.bfloat16)
-    graph = traced(lambda x, y: jax.lax.reduce(joined(0, x, y), jnp.bfloat16(0), jax.lax.add, (0,)),
-                   *args)
+    graph = traced(
+        lambda x, y: jax.lax.reduce(joined(0, x, y), jnp.bfloat16(0), jax.lax.add, (0,)), *args
+    )
     assert fold_parts(graph) is graph
     graph = traced(lambda x, y: joined(0, x, y).max(0), *args)
     assert fold_parts(graph) is not graph

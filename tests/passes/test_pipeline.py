@@ -41,8 +41,11 @@ def test_records_say_what_changed() -> None:
 
 def test_no_pass_runs_again_on_what_all_have_left_as_it_is() -> None:
     once = iter([_without_nodes])
-    passes = [Pass("first", lambda g: g), Pass("once", lambda g: next(once, lambda g: g)(g)),
-              Pass("last", lambda g: g)]
+    passes = [
+        Pass("first", lambda g: g),
+        Pass("once", lambda g: next(once, lambda g: g)(g)),
+        Pass("last", lambda g: g),
+    ]
     _, records = run_passes(_sine(), passes, rounds=4)
     assert [r.name for r in records] == ["first", "once", "last", "first", "once"]
     assert len(run_passes(_sine(), passes[::2], rounds=4)[1]) == 2
@@ -112,13 +115,16 @@ def test_random_chains_mean_the_same() -> None:
 
 
 def test_rules_see_nothing_in_what_is_not_modelled(read: Callable[[str, str], Graph]) -> None:
-    graph = read("%x: tensor<8xf32>", """
+    graph = read(
+        "%x: tensor<8xf32>",
+        """
         %a = stablehlo.convert %x : (tensor<8xf32>) -> tensor<8xi4>
         %b = stablehlo.convert %a : (tensor<8xi4>) -> tensor<8xf32>
         %c = stablehlo.convert %b : (tensor<8xf32>) -> tensor<8xi32>
         %zero = stablehlo.constant dense<0.0> : tensor<f32>
         %sum = stablehlo.reduce(%b init: %zero) applies stablehlo.add across dimensions = [0]
             : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
-        return %c, %sum : tensor<8xi32>, tensor<f32>""")
+        return %c, %sum : tensor<8xi32>, tensor<f32>""",
+    )
     simplified, _ = simplify(graph, references, verify=True)
     assert [n.op for n in simplified.nodes].count("stablehlo.convert") == 3

@@ -28,9 +28,12 @@ WRITTEN_OUT = {
 
 def _power(read: Callable[[str, str], Graph], dtype: str, exponent: float, size: int) -> Graph:
     t = f"tensor<{size}x{dtype}>"
-    return read(f"%a: {t}", f"""%c = stablehlo.constant dense<{exponent}> : {t}
+    return read(
+        f"%a: {t}",
+        f"""%c = stablehlo.constant dense<{exponent}> : {t}
       %0 = stablehlo.power %a, %c : {t}
-      return %0 : {t}""")
+      return %0 : {t}""",
+    )
 
 
 def _written_out(graph: Graph) -> Graph:
@@ -42,11 +45,11 @@ def _written_out(graph: Graph) -> Graph:
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 @pytest.mark.parametrize("exponent", WRITTEN_OUT)
 def test_values_and_special_values(
-    exponent: float, dtype: str, read: Callable[[str, str], Graph], ops_of: Callable,
+    exponent: float, dtype: str, read: Callable[[str, str], Graph], ops_of: Callable
 ) -> None:
     numpy = np.dtype(f"float{dtype[1:]}")
     info = np.finfo(numpy)
-    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, info.max, -info.max, info.tiny, 2 ** 0.5]
+    special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1, -1, info.max, -info.max, info.tiny, 2**0.5]
     magnitudes = np.exp2(np.linspace(np.log2(info.tiny), np.log2(info.max) - 1e-3, 1000))
     values = np.concatenate([special, magnitudes, -magnitudes]).astype(numpy)
     graph = _power(read, dtype, exponent, len(values))
@@ -64,8 +67,6 @@ def test_values_and_special_values(
 
 
 @pytest.mark.parametrize(("dtype", "exponent"), [("f32", 2.5), ("f32", -3.0), ("bf16", 2.0)])
-def test_other_powers_stay(
-    dtype: str, exponent: float, read: Callable[[str, str], Graph],
-) -> None:
+def test_other_powers_stay(dtype: str, exponent: float, read: Callable[[str, str], Graph]) -> None:
     graph = _power(read, dtype, exponent, 3)
     assert apply_rules(graph, POWER_RULES) is graph

@@ -14,15 +14,19 @@ from hlo_mlc.passes.products import PRODUCT_RULES
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize("spec", ["ij,jk->ik", "ij,kj->ik", "bij,bjk->bik", "i,i->", "ij,j->i",
-                                  "bij,jb->ib"])
-@pytest.mark.parametrize("extents", [(1, 1, 1, 1), (3, 17, 5, 2), (16, 33, 31, 3), (4, 0, 5, 2)],
-                         ids=str)
-def test_products_of_bools(spec: str, extents: tuple, traced: Callable, same: Callable,
-                           ops_of: Callable, check: Callable) -> None:
+@pytest.mark.parametrize(
+    "spec", ["ij,jk->ik", "ij,kj->ik", "bij,bjk->bik", "i,i->", "ij,j->i", "bij,jb->ib"]
+)
+@pytest.mark.parametrize(
+    "extents", [(1, 1, 1, 1), (3, 17, 5, 2), (16, 33, 31, 3), (4, 0, 5, 2)], ids=str
+)
+def test_products_of_bools(
+    spec: str, extents: tuple, traced: Callable, same: Callable, ops_of: Callable, check: Callable
+) -> None:
     sizes = dict(zip("ijkb", extents, strict=True))
-    args = [RNG.random([sizes[c] for c in side]) < 0.2
-            for side in spec.partition("->")[0].split(",")]
+    args = [
+        RNG.random([sizes[c] for c in side]) < 0.2 for side in spec.partition("->")[0].split(",")
+    ]
 
     def function(x, y):
         return jnp.einsum(spec, x, y, preferred_element_type=bool)

@@ -24,13 +24,14 @@ from proving.programs import programs
 from proving.reached import Reached
 
 # Rules that nothing here proves, and why.
-UNPROVED = {
-    "power_of_literal": "products and roots are rounded otherwise than a power",
-}
+UNPROVED = {"power_of_literal": "products and roots are rounded otherwise than a power"}
 
 TABLE = graph_rules(references)
-RULES = {rule: [op for op, rules in TABLE.items() if rule in rules]
-         for rules in TABLE.values() for rule in rules}
+RULES = {
+    rule: [op for op, rules in TABLE.items() if rule in rules]
+    for rules in TABLE.values()
+    for rule in rules
+}
 
 
 def why_not_proved(rule: Rule) -> str:
@@ -48,8 +49,9 @@ def why_not_proved(rule: Rule) -> str:
             applied += 1
             verify_graph(after)
             for arrays in program.inputs(before):
-                results = [evaluate_graph(graph, arrays, instead=MEANINGS)
-                           for graph in (after, before)]
+                results = [
+                    evaluate_graph(graph, arrays, instead=MEANINGS) for graph in (after, before)
+                ]
                 if not all(map(same_bits, *results)):
                     return f"{format_graph(before)}\n->\n{format_graph(after)}\n{results}"
         if not applied:

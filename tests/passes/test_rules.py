@@ -607,45 +607,69 @@ CASES += [
 ]
 # What looks like one of them and is not.
 STAYING = [
-    ("%a: tensor<4xf32>", """
+    (
+        "%a: tensor<4xf32>",
+        """
         %0 = stablehlo.broadcast_in_dim %a, dims = [1] : (tensor<4xf32>) -> tensor<3x4xf32>
         %1 = stablehlo.slice %0 [0:3, 1:3] : (tensor<3x4xf32>) -> tensor<3x2xf32>
-        return %1 : tensor<3x2xf32>"""),
-    ("%a: tensor<4x2xf32>", """
+        return %1 : tensor<3x2xf32>""",
+    ),
+    (
+        "%a: tensor<4x2xf32>",
+        """
         %0 = stablehlo.broadcast_in_dim %a, dims = [1, 2]
           : (tensor<4x2xf32>) -> tensor<3x4x2xf32>
         %1 = stablehlo.transpose %0, dims = [0, 2, 1] : (tensor<3x4x2xf32>) -> tensor<3x2x4xf32>
-        return %1 : tensor<3x2x4xf32>"""),
-    ("%a: tensor<3xf32>, %b: tensor<4xf32>", """
+        return %1 : tensor<3x2x4xf32>""",
+    ),
+    (
+        "%a: tensor<3xf32>, %b: tensor<4xf32>",
+        """
         %0 = stablehlo.concatenate %a, %b, dim = 0 : (tensor<3xf32>, tensor<4xf32>) -> tensor<7xf32>
         %1 = stablehlo.slice %0 [2:4] : (tensor<7xf32>) -> tensor<2xf32>
-        return %1 : tensor<2xf32>"""),
-    ("%a: tensor<4xf32>, %b: tensor<f32>", """
+        return %1 : tensor<2xf32>""",
+    ),
+    (
+        "%a: tensor<4xf32>, %b: tensor<f32>",
+        """
         %0 = stablehlo.pad %a, %b, low = [2], high = [1], interior = [0]
           : (tensor<4xf32>, tensor<f32>) -> tensor<7xf32>
         %1 = stablehlo.slice %0 [1:3] : (tensor<7xf32>) -> tensor<2xf32>
-        return %1 : tensor<2xf32>"""),
-    ("%a: tensor<4xf32>, %b: tensor<f32>", """
+        return %1 : tensor<2xf32>""",
+    ),
+    (
+        "%a: tensor<4xf32>, %b: tensor<f32>",
+        """
         %0 = stablehlo.pad %a, %b, low = [-2], high = [0], interior = [0]
           : (tensor<4xf32>, tensor<f32>) -> tensor<2xf32>
         %1 = stablehlo.pad %0, %b, low = [2], high = [0], interior = [0]
           : (tensor<2xf32>, tensor<f32>) -> tensor<4xf32>
-        return %1 : tensor<4xf32>"""),
-    ("%a: tensor<4xui8>", """
+        return %1 : tensor<4xf32>""",
+    ),
+    (
+        "%a: tensor<4xui8>",
+        """
         %0 = stablehlo.convert %a : (tensor<4xui8>) -> tensor<4xf32>
         %1 = stablehlo.convert %0 : (tensor<4xf32>) -> tensor<4xi8>
-        return %1 : tensor<4xi8>"""),
-    ("%a: tensor<7xf32>", """
+        return %1 : tensor<4xi8>""",
+    ),
+    (
+        "%a: tensor<7xf32>",
+        """
         %0 = stablehlo.slice %a [0:3] : (tensor<7xf32>) -> tensor<3xf32>
         %1 = stablehlo.slice %a [4:7] : (tensor<7xf32>) -> tensor<3xf32>
         %2 = stablehlo.concatenate %0, %1, dim = 0
           : (tensor<3xf32>, tensor<3xf32>) -> tensor<6xf32>
-        return %2 : tensor<6xf32>"""),
-    ("%a: tensor<4xf32>, %b: tensor<4xf32>", """
+        return %2 : tensor<6xf32>""",
+    ),
+    (
+        "%a: tensor<4xf32>, %b: tensor<4xf32>",
+        """
         %0 = stablehlo.broadcast_in_dim %a, dims = [1] : (tensor<4xf32>) -> tensor<4x4xf32>
         %1 = stablehlo.broadcast_in_dim %b, dims = [0] : (tensor<4xf32>) -> tensor<4x4xf32>
         %2 = stablehlo.add %0, %1 : tensor<4x4xf32>
-        return %2 : tensor<4x4xf32>"""),
+        return %2 : tensor<4x4xf32>""",
+    ),
 ]
 
 

@@ -45,7 +45,8 @@ def test_a_scan_is_a_loop(axis: int, reverse: bool) -> None:
 
 def test_several_operands_and_states() -> None:
     """The largest number so far and where it was, of two operands, with an operand not needed."""
-    function = compile_stablehlo("""
+    function = compile_stablehlo(
+        """
 func.func @main(%x: tensor<6xf32>, %p: tensor<6xi32>) -> (tensor<6xf32>, tensor<i32>) {
   %low = stablehlo.constant dense<0xFF800000> : tensor<f32>
   %zero = stablehlo.constant dense<0> : tensor<i32>
@@ -59,7 +60,9 @@ func.func @main(%x: tensor<6xf32>, %p: tensor<6xi32>) -> (tensor<6xf32>, tensor<
       -> (tensor<6xf32>, tensor<f32>, tensor<i32>)
   return %r#0, %r#2 : tensor<6xf32>, tensor<i32>
 }
-""", choose="ours")
+""",
+        choose="ours",
+    )
     x = np.array([1, 5, -2, 7, 7, 3], np.float32)
     largest, place = function(x, np.arange(6, dtype=np.int32))
     np.testing.assert_array_equal(np.asarray(largest), np.maximum.accumulate(x))
@@ -86,10 +89,13 @@ func.func @main(%x: tensor<3x4xf32>) -> (tensor<3x4xf32>, {carried}) {{
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(("op", "start", "is_one"), [
-    ("add", 0, True), ("multiply", 1, True), ("add", 3, False), ("multiply", 0.5, False)])
-def test_running_sums_are_one_scan(op: str, start: float, is_one: bool, axis: int, reverse: bool
-                                   ) -> None:
+@pytest.mark.parametrize(
+    ("op", "start", "is_one"),
+    [("add", 0, True), ("multiply", 1, True), ("add", 3, False), ("multiply", 0.5, False)],
+)
+def test_running_sums_are_one_scan(
+    op: str, start: float, is_one: bool, axis: int, reverse: bool
+) -> None:
     function = compile_stablehlo(running(op, axis, start, reverse), choose="ours")
     found, last = map(np.asarray, function(ROWS))
     join = {"add": np.add, "multiply": np.multiply}[op]

@@ -10,9 +10,7 @@ from hlo_mlc.ops.registry import supports
 from hlo_mlc.passes.sinking import sink_constants
 
 
-def test_the_body_of_a_reduction_gets_its_own_constants(
-    read: Callable[[str, str], Graph],
-) -> None:
+def test_the_body_of_a_reduction_gets_its_own_constants(read: Callable[[str, str], Graph]) -> None:
     graph = read(
         "%a: tensor<4xf32>",
         """%z = stablehlo.constant dense<0.0> : tensor<f32>
@@ -78,7 +76,9 @@ def test_nothing_to_sink_changes_nothing(read: Callable[[str, str], Graph]) -> N
 
 
 def test_tables_leave_the_loops_that_use_them(read: Callable[[str, str], Graph]) -> None:
-    graph = read("%x: tensor<3xi32>, %n: tensor<i32>", """
+    graph = read(
+        "%x: tensor<3xi32>, %n: tensor<i32>",
+        """
       %1:2 = stablehlo.while(%i = %n, %y = %x) : tensor<i32>, tensor<3xi32> cond {
         %zero = stablehlo.constant dense<0> : tensor<i32>
         %more = stablehlo.compare GT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
@@ -90,10 +90,13 @@ def test_tables_leave_the_loops_that_use_them(read: Callable[[str, str], Graph])
         %sum = stablehlo.add %y, %table : tensor<3xi32>
         stablehlo.return %next, %sum : tensor<i32>, tensor<3xi32>
       }
-      return %1#1 : tensor<3xi32>""")
+      return %1#1 : tensor<3xi32>""",
+    )
     lifted = sink_constants(graph)
     table, loop = lifted.nodes
     assert table.literal.tolist() == [1, 2, 4]
-    assert [n.literal.tolist() for r in loop.regions for n in r.nodes if n.literal is not None] \
-        == [0, 1]
+    assert [n.literal.tolist() for r in loop.regions for n in r.nodes if n.literal is not None] == [
+        0,
+        1,
+    ]
     assert sink_constants(lifted) is lifted

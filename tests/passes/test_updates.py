@@ -53,6 +53,7 @@ def added_at(x: jax.Array, u: jax.Array, i: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("update", [sliced, set_at, added_at])
 def test_all_is_as_it_was_bit_by_bit(update: Callable, swapped: bool, traced: Callable) -> None:
     """Places in the middle, at both ends, and beyond them."""
+
     def function(x: jax.Array, u: jax.Array, i: jax.Array) -> jax.Array:
         x, change = positive(x), update(x, u, i)
         return change + x if swapped else x + change
@@ -68,41 +69,51 @@ def test_all_is_as_it_was_bit_by_bit(update: Callable, swapped: bool, traced: Ca
         assert all(map(same_bits, evaluate_graph(after, args), evaluate_graph(graph, args)))
 
 
-@pytest.mark.parametrize("function", [
-    lambda x, u, i: x + sliced(x, u, i),
-    lambda x, u, i: -positive(x) + sliced(x, u, i),
-    lambda x, u, i: positive(x) * 0.5 + sliced(x, u, i),
-    lambda x, u, i: jnp.concatenate([x[:9], positive(x[9:])]) + sliced(x, u, i),
-    lambda x, u, i: jnp.where(x > 0, x, positive(x)) + sliced(x, u, i),
-    lambda x, u, i: positive(x).at[i].set(u[0]) + sliced(x, u, i),
-    lambda x, u, i: positive(x).at[i].multiply(u[0]) + sliced(x, u, i),
-    lambda x, u, i: lax.pad(positive(x[1:]), jnp.float32(-0.0), [(1, 0, 0)]) + sliced(x, u, i),
-    lambda x, u, i: sliced(x, u, i) + sliced(x, u, i + 1),
-    lambda x, u, i: positive(x) - sliced(x, u, i),
-    lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.ones_like(x), u, (i,)),
-    lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.full_like(x, -0.0), u, (i,)),
-    lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
-    lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + PLACES].max(u, unique_indices=True),
-    lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: c * 1.0 + sliced(c, u, k), positive(x)),
-    lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: -(c + sliced(c, u, k)), positive(x)),
-    lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: (c[1] + sliced(x, u, k), x),
-                                  (positive(x), positive(x)))[0],
-    lambda x, u, i: lax.while_loop(lambda c: c[0] < 9, lambda c: (
-        c[0] + 1, c[2] + sliced(x, u, i), c[3], -c[1]), (i, *[positive(x)] * 3))[1],
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, u, i: x + sliced(x, u, i),
+        lambda x, u, i: -positive(x) + sliced(x, u, i),
+        lambda x, u, i: positive(x) * 0.5 + sliced(x, u, i),
+        lambda x, u, i: jnp.concatenate([x[:9], positive(x[9:])]) + sliced(x, u, i),
+        lambda x, u, i: jnp.where(x > 0, x, positive(x)) + sliced(x, u, i),
+        lambda x, u, i: positive(x).at[i].set(u[0]) + sliced(x, u, i),
+        lambda x, u, i: positive(x).at[i].multiply(u[0]) + sliced(x, u, i),
+        lambda x, u, i: lax.pad(positive(x[1:]), jnp.float32(-0.0), [(1, 0, 0)]) + sliced(x, u, i),
+        lambda x, u, i: sliced(x, u, i) + sliced(x, u, i + 1),
+        lambda x, u, i: positive(x) - sliced(x, u, i),
+        lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.ones_like(x), u, (i,)),
+        lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.full_like(x, -0.0), u, (i,)),
+        lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
+        lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + PLACES].max(u, unique_indices=True),
+        lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: c * 1.0 + sliced(c, u, k), positive(x)),
+        lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: -(c + sliced(c, u, k)), positive(x)),
+        lambda x, u, i: lax.fori_loop(
+            0, 3, lambda k, c: (c[1] + sliced(x, u, k), x), (positive(x), positive(x))
+        )[0],
+        lambda x, u, i: lax.while_loop(
+            lambda c: c[0] < 9,
+            lambda c: (c[0] + 1, c[2] + sliced(x, u, i), c[3], -c[1]),
+            (i, *[positive(x)] * 3),
+        )[1],
+    ],
+)
 def test_others_stay(function: Callable, traced: Callable) -> None:
     """What may be -0.0, or met twice, or not be zero, or not be added."""
     graph = traced(function, np.resize(SPECIAL, 100), OTHER, np.int32(3))
     assert update_in_place(graph) is graph
 
 
-@pytest.mark.parametrize("function", [
-    lambda x, u, i: x + sliced(x, u, i),
-    lambda x, u, i: x + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
-    lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: sliced(c, u, k) - c + sliced(c, u, i), x),
-])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, u, i: x + sliced(x, u, i),
+        lambda x, u, i: x + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
+        lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: sliced(c, u, k) - c + sliced(c, u, i), x),
+    ],
+)
 def test_integers_wrap_in_any_order(function: Callable, traced: Callable, same: Callable) -> None:
-    args = [RNG.integers(-2**31, 2**31, n).astype(np.int32) for n in (100, 9)]
+    args = [RNG.integers(-(2**31), 2**31, n).astype(np.int32) for n in (100, 9)]
     graph = traced(function, *args, np.int32(3))
     after = update_in_place(graph)
     assert after is not graph
@@ -149,10 +160,12 @@ def of_each(t: jax.Array, w: jax.Array, at: jax.Array) -> jax.Array:
     return jnp.sum(jax.vmap(looked_up, (1, 0, None))(t, w, at))
 
 
-@pytest.mark.parametrize("loss", [
-    looked_up, between, remembered, summed_up, computed_again, of_each])
-def test_gradients_of_loops_add_to_what_they_update(loss: Callable, traced: Callable,
-                                                    same: Callable, run: Callable) -> None:
+@pytest.mark.parametrize(
+    "loss", [looked_up, between, remembered, summed_up, computed_again, of_each]
+)
+def test_gradients_of_loops_add_to_what_they_update(
+    loss: Callable, traced: Callable, same: Callable, run: Callable
+) -> None:
     args = normal(8, 3), normal(3), ROWS
     gradient = jax.grad(loss, (0, 1))
     graph = traced(gradient, *args)
@@ -161,13 +174,16 @@ def test_gradients_of_loops_add_to_what_they_update(loss: Callable, traced: Call
     same(after, graph, args, 1e-5)
     for table in (args[0], np.resize(SPECIAL, (8, 3))):
         results = run(gradient, table, *args[1:])
-        for result, expected in zip(results, evaluate_graph(graph, [table, *args[1:]]),
-                                    strict=True):
+        for result, expected in zip(
+            results, evaluate_graph(graph, [table, *args[1:]]), strict=True
+        ):
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "loss"), [
-    *itertools.product(("float16", "bfloat16", "float64"), (looked_up, remembered))])
+@pytest.mark.parametrize(
+    ("dtype", "loss"),
+    [*itertools.product(("float16", "bfloat16", "float64"), (looked_up, remembered))],
+)
 def test_other_floats(dtype: str, loss: Callable) -> None:
     with jax.enable_x64(True):
         args = [jnp.asarray(a, dtype) for a in (normal(8, 3), normal(3))]
@@ -187,6 +203,12 @@ def _zeros(graph: Graph) -> list[str]:
             node = made.get(node.operands[0])
         return node is not None and node.literal is not None and not node.literal.any()
 
-    return [node.op for node in graph.walk() if node.op == "stablehlo.add" for v in node.operands
-            if v in made and made[v].op in ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
-            and is_zero(made.get(made[v].operands[0]))]
+    return [
+        node.op
+        for node in graph.walk()
+        if node.op == "stablehlo.add"
+        for v in node.operands
+        if v in made
+        and made[v].op in ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
+        and is_zero(made.get(made[v].operands[0]))
+    ]

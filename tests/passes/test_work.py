@@ -43,26 +43,33 @@ def _wide(size: int, traced: Callable) -> Graph:
     values = [builder.parameter(VECTOR)]
     for number in range(4 * size):
         op = ("add", "multiply", "maximum")[number % 3]
-        near, far = generator.integers(max(0, len(values) - 20), len(values)), \
-            generator.integers(0, len(values))
+        near, far = (
+            generator.integers(max(0, len(values) - 20), len(values)),
+            generator.integers(0, len(values)),
+        )
         values.append(builder.add(f"stablehlo.{op}", [values[near], values[far]], VECTOR))
     return builder.graph(*values[-9:])
 
 
 def _long_body(size: int, traced: Callable) -> Graph:
     """One loop with many ops, of which some do not change."""
+
     def step(c: jnp.ndarray, x: jnp.ndarray, w: jnp.ndarray) -> tuple:
         for _ in range(size):
             c = jnp.sin(c) * jnp.exp(w).sum(0) + x @ w
             w = jnp.cos(w)
         return c, c
 
-    return traced(lambda xs, w: lax.scan(lambda c, x: step(c, x, w), xs[0], xs),
-                  np.ones((9, 8), np.float32), np.ones((8, 8), np.float32))
+    return traced(
+        lambda xs, w: lax.scan(lambda c, x: step(c, x, w), xs[0], xs),
+        np.ones((9, 8), np.float32),
+        np.ones((8, 8), np.float32),
+    )
 
 
 def _many_loops(size: int, traced: Callable) -> Graph:
     """Loops one after another."""
+
     def function(x: jnp.ndarray, w: jnp.ndarray) -> jnp.ndarray:
         for number in range(size):
             x = lax.fori_loop(0, 9, lambda i, c, n=number: jnp.tanh(c @ w + (w * n).sum()), x)
@@ -73,26 +80,27 @@ def _many_loops(size: int, traced: Callable) -> Graph:
 
 def _much_carried(size: int, traced: Callable) -> Graph:
     """A loop that carries many arrays, each made from its neighbour."""
+
     def body(i: int, s: tuple) -> tuple:
         return tuple(s[(k + 1) % len(s)] * 0.5 for k in range(len(s)))
 
-    return traced(lambda *xs: lax.fori_loop(0, 9, body, xs),
-                  *[np.ones(8, np.float32)] * size)
+    return traced(lambda *xs: lax.fori_loop(0, 9, body, xs), *[np.ones(8, np.float32)] * size)
 
 
 def _nested(size: int, traced: Callable) -> Graph:
     """Loops in loops that all take a value from far outside."""
+
     def nest(depth: int, c: jnp.ndarray, w: jnp.ndarray) -> jnp.ndarray:
         if not depth:
             return jnp.sin(c)
         return lax.fori_loop(0, 3, lambda i, s: nest(depth - 1, s + w * i, w) * 0.5, c)
 
-    return traced(lambda x, w: nest(size // 2, x, w), np.ones(8, np.float32),
-                  np.ones(8, np.float32))
+    return traced(
+        lambda x, w: nest(size // 2, x, w), np.ones(8, np.float32), np.ones(8, np.float32)
+    )
 
 
-@pytest.mark.parametrize("make", [
-    _chain, _wide, _long_body, _many_loops, _much_carried, _nested])
+@pytest.mark.parametrize("make", [_chain, _wide, _long_body, _many_loops, _much_carried, _nested])
 def test_twice_the_program_takes_twice_the_calls(make: Callable, traced: Callable) -> None:
     size = 24
     once, twice = (_calls(make(n, traced)) for n in (size, 2 * size))

@@ -20,21 +20,31 @@ def every(graph: Graph) -> Iterator[Arrays]:
     for tensor in (v.type for v in graph.parameters):
         dtype = tensor.dtype.numpy
         if tensor.dtype is BOOL:
-            choices.append([np.array(bits).reshape(tensor.shape)
-                            for bits in itertools.product((False, True), repeat=tensor.size)])
+            choices.append(
+                [
+                    np.array(bits).reshape(tensor.shape)
+                    for bits in itertools.product((False, True), repeat=tensor.size)
+                ]
+            )
         elif tensor.dtype.is_integer and not tensor.shape:
             choices.append([np.asarray(n, dtype) for n in range(-1, 5)])
         else:
-            choices.append([np.arange(start, start + tensor.size).astype(dtype)
-                            .reshape(tensor.shape)])
+            choices.append(
+                [np.arange(start, start + tensor.size).astype(dtype).reshape(tensor.shape)]
+            )
             start += tensor.size
     return map(list, itertools.product(*choices))
 
 
 def far_apart(graph: Graph) -> Iterator[Arrays]:
     """Elements from all over the range of their type, whose sums wrap."""
-    yield [np.resize(values_of(v.type.dtype)[::-1][::max(
-        1, values_of(v.type.dtype).size // v.type.size)], v.type.shape) for v in graph.parameters]
+    yield [
+        np.resize(
+            values_of(v.type.dtype)[::-1][:: max(1, values_of(v.type.dtype).size // v.type.size)],
+            v.type.shape,
+        )
+        for v in graph.parameters
+    ]
 
 
 def unit_vectors(graph: Graph) -> Iterator[Arrays]:
@@ -61,24 +71,37 @@ def values_of(dtype: DType) -> np.ndarray:
         return np.array([False, True])
     if dtype.bits <= 16:
         return np.arange(1 << dtype.bits, dtype=f"u{dtype.bytes}").view(dtype.numpy)
-    powers = [sign * (1 << n) + d
-              for n in range(dtype.bits) for d in (-1, 0, 1) for sign in (1, -1)]
+    powers = [
+        sign * (1 << n) + d for n in range(dtype.bits) for d in (-1, 0, 1) for sign in (1, -1)
+    ]
     if dtype.is_integer:
         info = np.iinfo(dtype.numpy)
         return np.array([n for n in powers if info.min <= n <= info.max], dtype.numpy)
     rng = np.random.default_rng(0)
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 0.5, 1.5, 1e-40, -3e38, 1e300, 65520]
     with np.errstate(over="ignore"):
-        return np.concatenate([
-            np.array([*special, *map(float, powers), *rng.normal(0, 3, 300)]).astype(dtype.numpy),
-            rng.integers(0, 1 << 32, 300 * dtype.bytes // 4, np.uint32).view(dtype.numpy)])
+        return np.concatenate(
+            [
+                np.array([*special, *map(float, powers), *rng.normal(0, 3, 300)]).astype(
+                    dtype.numpy
+                ),
+                rng.integers(0, 1 << 32, 300 * dtype.bytes // 4, np.uint32).view(dtype.numpy),
+            ]
+        )
 
 
 def some(graph: Graph) -> Iterator[Arrays]:
     """Elements of each type that differ where they can."""
-    yield [(np.arange(v.type.size) % 2 == 0 if v.type.dtype is BOOL else
-            np.arange(1, v.type.size + 1) / (8 if v.type.dtype.is_float else 1)).astype(
-                v.type.dtype.numpy).reshape(v.type.shape) for v in graph.parameters]
+    yield [
+        (
+            np.arange(v.type.size) % 2 == 0
+            if v.type.dtype is BOOL
+            else np.arange(1, v.type.size + 1) / (8 if v.type.dtype.is_float else 1)
+        )
+        .astype(v.type.dtype.numpy)
+        .reshape(v.type.shape)
+        for v in graph.parameters
+    ]
 
 
 def all_bits(graph: Graph) -> Iterator[Arrays]:

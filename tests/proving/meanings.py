@@ -12,22 +12,29 @@ from hlo_mlc.ops.registry import evaluate_graph, references
 
 # The static op that each dynamic one is defined by, how many operands it has, and the attributes
 # that stand for the others.  Source: StableHLO specification.
-DYNAMIC = {f"stablehlo.{name}": (f"stablehlo.{static}", count, names)
-            for name, static, count, names in (
-    ("dynamic_broadcast_in_dim", "broadcast_in_dim", 1, ()),
-    ("dynamic_reshape", "reshape", 1, ()), ("dynamic_iota", "iota", 0, ()),
-    ("real_dynamic_slice", "slice", 1, ("start_indices", "limit_indices", "strides")),
-    ("dynamic_pad", "pad", 2, ("edge_padding_low", "edge_padding_high", "interior_padding")),
-    ("dynamic_gather", "gather", 2, ("slice_sizes",)),
-    ("dynamic_conv", "convolution", 2, ("padding",)))}
+DYNAMIC = {
+    f"stablehlo.{name}": (f"stablehlo.{static}", count, names)
+    for name, static, count, names in (
+        ("dynamic_broadcast_in_dim", "broadcast_in_dim", 1, ()),
+        ("dynamic_reshape", "reshape", 1, ()),
+        ("dynamic_iota", "iota", 0, ()),
+        ("real_dynamic_slice", "slice", 1, ("start_indices", "limit_indices", "strides")),
+        ("dynamic_pad", "pad", 2, ("edge_padding_low", "edge_padding_high", "interior_padding")),
+        ("dynamic_gather", "gather", 2, ("slice_sizes",)),
+        ("dynamic_conv", "convolution", 2, ("padding",)),
+    )
+}
 
 
 def dynamic_meaning(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     static, count, names = DYNAMIC[node.op]
-    said = {name: tuple(tuple(n) if isinstance(n, list) else n for n in array.tolist())
-            for name, array in zip(names, operands[count:], strict=bool(names))}
-    node = replace(node, op=static, operands=node.operands[:count],
-                   attributes={**node.attributes, **said})
+    said = {
+        name: tuple(tuple(n) if isinstance(n, list) else n for n in array.tolist())
+        for name, array in zip(names, operands[count:], strict=bool(names))
+    }
+    node = replace(
+        node, op=static, operands=node.operands[:count], attributes={**node.attributes, **said}
+    )
     return references[static](node, operands[:count])
 
 
@@ -55,5 +62,8 @@ def bitcast_meaning(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndar
     return (np.ascontiguousarray(operands[0]).view(result.dtype.numpy).reshape(result.shape),)
 
 
-MEANINGS = {"chlo.scan": scan_meaning, "stablehlo.bitcast_convert": bitcast_meaning,
-            **dict.fromkeys(DYNAMIC, dynamic_meaning)}
+MEANINGS = {
+    "chlo.scan": scan_meaning,
+    "stablehlo.bitcast_convert": bitcast_meaning,
+    **dict.fromkeys(DYNAMIC, dynamic_meaning),
+}

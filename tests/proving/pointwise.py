@@ -31,8 +31,12 @@ from proving.program import Builder, Program, Shape
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
-_SMALL = {Kind.FLOAT: (F16, BF16, *FLOATS_OF_A_BYTE), Kind.SIGNED: (I8,), Kind.UNSIGNED: (U8,),
-          Kind.BOOL: (BOOL,)}
+_SMALL = {
+    Kind.FLOAT: (F16, BF16, *FLOATS_OF_A_BYTE),
+    Kind.SIGNED: (I8,),
+    Kind.UNSIGNED: (U8,),
+    Kind.BOOL: (BOOL,),
+}
 _SPECIAL = (0, 1, -1, 0.5, -0.0, math.inf, -math.inf, math.nan)
 
 
@@ -56,8 +60,14 @@ def signatures(op: str) -> tuple[Signature, ...]:
     for text in DEFINITIONS[op].examples:
         node = import_function(parse_module(text)).nodes[-1]
         if not node.regions and all(v.type.dtype.kind in _SMALL for v in node.operands):
-            found.append(Signature(op, tuple(v.type.dtype for v in node.operands),
-                                   node.results[0].type.dtype, tuple(node.attributes.items())))
+            found.append(
+                Signature(
+                    op,
+                    tuple(v.type.dtype for v in node.operands),
+                    node.results[0].type.dtype,
+                    tuple(node.attributes.items()),
+                )
+            )
     return tuple(dict.fromkeys(found))
 
 
@@ -72,8 +82,11 @@ def small_signatures(op: str) -> Iterator[Signature]:
         kinds = dict.fromkeys((*signature.operands, signature.result))
         for types in itertools.product(*(_SMALL[t.kind] for t in kinds)):
             small = dict(zip(kinds, types, strict=True))
-            found = replace(signature, operands=tuple(small[t] for t in signature.operands),
-                            result=small[signature.result])
+            found = replace(
+                signature,
+                operands=tuple(small[t] for t in signature.operands),
+                result=small[signature.result],
+            )
             if found not in seen:
                 seen.add(found)
                 yield found
@@ -95,8 +108,12 @@ def number(value: np.generic) -> Form:
 
 
 def broadcast_number(value: np.generic, dtype: DType) -> Form:
-    return lambda b, shape: b.add(_BROADCAST, (b.constant(np.asarray(value)),),
-                                  TensorType(shape, dtype), {"broadcast_dimensions": ()})
+    return lambda b, shape: b.add(
+        _BROADCAST,
+        (b.constant(np.asarray(value)),),
+        TensorType(shape, dtype),
+        {"broadcast_dimensions": ()},
+    )
 
 
 def special_numbers(dtype: DType) -> list[np.generic]:
@@ -117,8 +134,10 @@ def forms(signature: Signature, dtype: DType) -> tuple[list[Form], list[Form]]:
         varying += [applied(op, source, dtype) for source in ALL if source.kind in _SMALL]
     special = special_numbers(dtype)
     all_values = len(signature.operands) == 2 and dtype.is_integer
-    return varying, [*map(number, values_of(dtype) if all_values else special),
-                     *(broadcast_number(n, dtype) for n in special)]
+    return varying, [
+        *map(number, values_of(dtype) if all_values else special),
+        *(broadcast_number(n, dtype) for n in special),
+    ]
 
 
 def pointwise(op: str) -> Iterator[Program]:
@@ -151,9 +170,13 @@ def spread(op: str) -> Iterator[Program]:
         pools = []
         for k, dtype in enumerate(signature.operands):
             one = special_numbers(dtype)[1]
-            pools.append([
-                parameter(f"{k}", dtype), number(one),
-                *(broadcast(f"{k}", source, axes, dtype) for source, axes in repeated)])
+            pools.append(
+                [
+                    parameter(f"{k}", dtype),
+                    number(one),
+                    *(broadcast(f"{k}", source, axes, dtype) for source, axes in repeated),
+                ]
+            )
             if op in ("stablehlo.select", "stablehlo.clamp") and k != 1:
                 pools[-1].append(lambda b, _, k=k, dtype=dtype: b.named(f"{k}", (), dtype))
         for operands in itertools.product(*pools):
@@ -163,5 +186,9 @@ def spread(op: str) -> Iterator[Program]:
 
 
 def broadcast(name: str, source: Shape, axes: Shape, dtype: DType) -> Form:
-    return lambda b, shape: b.add(_BROADCAST, (b.named(name, source, dtype),),
-                                  TensorType(shape, dtype), {"broadcast_dimensions": axes})
+    return lambda b, shape: b.add(
+        _BROADCAST,
+        (b.named(name, source, dtype),),
+        TensorType(shape, dtype),
+        {"broadcast_dimensions": axes},
+    )

@@ -41,15 +41,22 @@ def of_every_op(op: str) -> Iterator[Program]:
                 shape = (2, 0) if empty else (2, 3)
                 b, whole = Builder(), Builder()
                 literals = [np.resize(values_of(t), shape) for t in signature.operands]
-                yield Program(whole.graph(signature.apply(
-                    whole, [whole.constant(a) for a in literals], shape)), every)
-                splats = [b.constant(np.broadcast_to(values_of(t)[-1], shape))
-                          for t in signature.operands]
+                yield Program(
+                    whole.graph(
+                        signature.apply(whole, [whole.constant(a) for a in literals], shape)
+                    ),
+                    every,
+                )
+                splats = [
+                    b.constant(np.broadcast_to(values_of(t)[-1], shape)) for t in signature.operands
+                ]
                 yield Program(b.graph(signature.apply(b, splats, shape)), every)
     for op, shape in itertools.product(MOVING, SHAPES):
         for move in itertools.islice(moves(op, shape), 40):
-            for value in (np.arange(math.prod(shape), dtype=np.float32).reshape(shape),
-                          np.broadcast_to(np.float32(-0.0), shape)):
+            for value in (
+                np.arange(math.prod(shape), dtype=np.float32).reshape(shape),
+                np.broadcast_to(np.float32(-0.0), shape),
+            ):
                 b = Builder()
                 yield Program(b.graph(move.apply(b, b.constant(value))), every)
             b = Builder()
@@ -57,13 +64,23 @@ def of_every_op(op: str) -> Iterator[Program]:
 
 
 PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
-    EVERY_OP: of_every_op, "chlo.scan": scans, "stablehlo.while": counted,
-    "stablehlo.if": branching, "stablehlo.case": branching, "stablehlo.scatter": scattered,
-    "stablehlo.sort": in_order, "stablehlo.reduce": of_sorted, "stablehlo.dot_general": products,
-    "stablehlo.convolution": convolved, "stablehlo.bitcast_convert": split_and_joined,
-    "stablehlo.convert": sums_of_fewer_bits, "stablehlo.concatenate": joined,
+    EVERY_OP: of_every_op,
+    "chlo.scan": scans,
+    "stablehlo.while": counted,
+    "stablehlo.if": branching,
+    "stablehlo.case": branching,
+    "stablehlo.scatter": scattered,
+    "stablehlo.sort": in_order,
+    "stablehlo.reduce": of_sorted,
+    "stablehlo.dot_general": products,
+    "stablehlo.convolution": convolved,
+    "stablehlo.bitcast_convert": split_and_joined,
+    "stablehlo.convert": sums_of_fewer_bits,
+    "stablehlo.concatenate": joined,
     "stablehlo.and": compared_twice,
-    "stablehlo.select": rounded_down, **dict.fromkeys(DYNAMIC, dynamic)}
+    "stablehlo.select": rounded_down,
+    **dict.fromkeys(DYNAMIC, dynamic),
+}
 
 
 @lru_cache(maxsize=2)  # rules are proved op by op

@@ -17,8 +17,9 @@ def _returns(body: list[ast.stmt]) -> Iterator[ast.Return]:
             if not (isinstance(statement.value, ast.Constant) and statement.value.value is None):
                 yield statement
         elif not isinstance(statement, ast.FunctionDef):
-            yield from _returns([n for n in ast.iter_child_nodes(statement)
-                                 if isinstance(n, ast.stmt)])
+            yield from _returns(
+                [n for n in ast.iter_child_nodes(statement) if isinstance(n, ast.stmt)]
+            )
 
 
 class Reached:
@@ -28,8 +29,9 @@ class Reached:
         self._code, self._lines, self._before = rule.__code__, set(), sys.gettrace()
         lines, first = inspect.getsourcelines(rule)
         tree = ast.parse(textwrap.dedent("".join(lines)))
-        self._wanted = [(first + n.lineno - 1, first + n.end_lineno - 1)
-                        for n in _returns(tree.body[0].body)]
+        self._wanted = [
+            (first + n.lineno - 1, first + n.end_lineno - 1) for n in _returns(tree.body[0].body)
+        ]
 
     def __enter__(self) -> Reached:
         sys.settrace(self._call)
@@ -51,5 +53,6 @@ class Reached:
 
     @property
     def missing(self) -> list[int]:
-        return [first for first, last in self._wanted
-                if self._lines.isdisjoint(range(first, last + 1))]
+        return [
+            first for first, last in self._wanted if self._lines.isdisjoint(range(first, last + 1))
+        ]

@@ -21,8 +21,9 @@ from proving.program import Program
 def written(arguments: str, result: str, body: str) -> Graph:
     """A function whose last value is %r, or what `body` returns; read once for all rules."""
     end = "" if "func.return" in body else f"\nfunc.return %r : {result}"
-    return import_function(parse_module(
-        f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}"))
+    return import_function(
+        parse_module(f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}")
+    )
 
 
 _X = "tensor<3xf32>"
@@ -35,14 +36,16 @@ _SCATTER = """"stablehlo.scatter"(%x, %k, %u) <{scatter_dimension_numbers = #sta
     }) : (tensor<3xf32>, tensor<1xi64>, tensor<1xf32>) -> tensor<3xf32>"""
 # What a branch computes as %r of arrays, of an array of one, and of places.
 _BRANCHES = (
-    f"%r = stablehlo.add %x, %x : {_X}", f"%r = stablehlo.negate %y : {_X}",
+    f"%r = stablehlo.add %x, %x : {_X}",
+    f"%r = stablehlo.negate %y : {_X}",
     f"%r = stablehlo.constant dense<7.0> : {_X}",
     f"%r = stablehlo.dynamic_update_slice %x, %u, %i : {_UPDATE}",
     f"""%n = stablehlo.negate %u : tensor<1xf32>
         %m = stablehlo.dynamic_update_slice %x, %u, %i : {_UPDATE}
         %r = stablehlo.dynamic_update_slice %m, %n, %j : {_UPDATE}""",
     f"""%k = stablehlo.reshape %i : (tensor<i64>) -> tensor<1xi64>
-        %r = {_SCATTER}""")
+        %r = {_SCATTER}""",
+)
 
 
 def branching(op: str) -> Iterator[Program]:
@@ -57,22 +60,35 @@ def branching(op: str) -> Iterator[Program]:
             choices = [f"%c = stablehlo.constant dense<{k}> : tensor<{kind}>" for k in known]
             for choice in ("", *(choices if one == other else ())):
                 more = "" if choice else f", %c: tensor<{kind}>"
-                yield Program(written(arguments + more, _X, f"""{choice}
-                    %r = "{op}"(%c) ({regions}) : (tensor<{kind}>) -> {_X}"""), every)
+                yield Program(
+                    written(
+                        arguments + more,
+                        _X,
+                        f"""{choice}
+                    %r = "{op}"(%c) ({regions}) : (tensor<{kind}>) -> {_X}""",
+                    ),
+                    every,
+                )
 
 
 def counted(op: str) -> Iterator[Program]:
     """Loops of no, one and some trips, with what goes round in them."""
-    bodies = (f"%s = stablehlo.add %p, %q : {_X}\nstablehlo.return %n, %s, %p",
-              "stablehlo.return %n, %q, %p",
-              f"""%t = stablehlo.iota dim = 0 : {_X}
+    bodies = (
+        f"%s = stablehlo.add %p, %q : {_X}\nstablehlo.return %n, %s, %p",
+        "stablehlo.return %n, %q, %p",
+        f"""%t = stablehlo.iota dim = 0 : {_X}
                   %f = stablehlo.convert %i : (tensor<i32>) -> tensor<f32>
                   %g = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {_X}
                   %s = stablehlo.multiply %t, %g : {_X}
                   %w = stablehlo.subtract %s, %p : {_X}
-                  stablehlo.return %n, %w, %s""")
+                  stablehlo.return %n, %w, %s""",
+    )
     for first, limit, step, body in itertools.product((0, 2), (0, 1, 5, 9), (1, 3), bodies):
-        yield Program(written(f"%x: {_X}, %y: {_X}", f"{_X}, {_X}", f"""
+        yield Program(
+            written(
+                f"%x: {_X}, %y: {_X}",
+                f"{_X}, {_X}",
+                f"""
             %c = stablehlo.constant dense<{first}> : tensor<i32>
             %r:3 = "stablehlo.while"(%c, %x, %y) ({{
             ^bb0(%i: tensor<i32>, %p: {_X}, %q: {_X}):
@@ -85,25 +101,41 @@ def counted(op: str) -> Iterator[Program]:
               %n = stablehlo.add %i, %d : tensor<i32>
               {body} : tensor<i32>, {_X}, {_X}
             }}) : (tensor<i32>, {_X}, {_X}) -> (tensor<i32>, {_X}, {_X})
-            func.return %r#1, %r#2 : {_X}, {_X}"""), every)
+            func.return %r#1, %r#2 : {_X}, {_X}""",
+            ),
+            every,
+        )
 
 
 def scans(op: str) -> Iterator[Program]:
     """From either end along any axis, of no, one and some elements; sums and products too."""
     shapes = ((0, 2), (1, 2), (3, 2), (2, 3))
     for shape, axis, reverse in itertools.product(shapes, (0, 1), (False, True)):
-        whole, state = (f"tensor<{'x'.join(map(str, s))}xf32>"
-                        for s in (shape, shape[:axis] + shape[axis + 1:]))
+        whole, state = (
+            f"tensor<{'x'.join(map(str, s))}xf32>"
+            for s in (shape, shape[:axis] + shape[axis + 1 :])
+        )
         attributes = " attributes {is_reverse = true}" if reverse else ""
-        yield Program(written(f"%x: {whole}, %s: {state}", f"{whole}, {state}", f"""
+        yield Program(
+            written(
+                f"%x: {whole}, %s: {state}",
+                f"{whole}, {state}",
+                f"""
             %r:2 = chlo.scan(%x) inits(%s) dimension={axis}{attributes} {{
             ^bb0(%a: {state}, %c: {state}):
               %n = stablehlo.subtract %a, %c : {state}
               stablehlo.return %c, %n : {state}, {state}
             }} : ({whole}, {state}) -> ({whole}, {state})
-            func.return %r#0, %r#1 : {whole}, {state}"""), every)
+            func.return %r#0, %r#1 : {whole}, {state}""",
+            ),
+            every,
+        )
         for join, start in (("add", 0), ("multiply", 1)):
-            yield Program(written(f"%x: {whole}", f"{whole}, {state}", f"""
+            yield Program(
+                written(
+                    f"%x: {whole}",
+                    f"{whole}, {state}",
+                    f"""
                 %s = stablehlo.constant dense<{start}.0> : {state}
                 %r:2 = chlo.scan(%x) inits(%s) dimension={axis} attributes
                     {{is_associative = true, is_reverse = {str(reverse).lower()}}} {{
@@ -111,49 +143,74 @@ def scans(op: str) -> Iterator[Program]:
                   %n = stablehlo.{join} %a, %c : {state}
                   stablehlo.return %n, %n : {state}, {state}
                 }} : ({whole}, {state}) -> ({whole}, {state})
-                func.return %r#0, %r#1 : {whole}, {state}"""), every)
+                func.return %r#0, %r#1 : {whole}, {state}""",
+                ),
+                every,
+            )
 
 
 def scattered(op: str) -> Iterator[Program]:
     """Updates of all there is."""
     bodies = ["stablehlo.return %q", "stablehlo.return %p"]
-    bodies += [f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
-               for name in ("add", "subtract") for operands in ("%p, %q", "%q, %p", "%q, %q")]
+    bodies += [
+        f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
+        for name in ("add", "subtract")
+        for operands in ("%p, %q", "%q, %p", "%q, %q")
+    ]
     for shape, body in itertools.product(((), (2,), (0, 2), (2, 3)), bodies):
         whole = f"tensor<{''.join(f'{n}x' for n in shape)}f32>"
         axes = ", ".join(map(str, range(len(shape))))
-        yield Program(written(f"%a: {whole}, %b: {whole}, %i: tensor<0xi32>", whole, f"""
+        yield Program(
+            written(
+                f"%a: {whole}, %b: {whole}, %i: tensor<0xi32>",
+                whole,
+                f"""
             %r = "stablehlo.scatter"(%a, %i, %b) <{{scatter_dimension_numbers =
               #stablehlo.scatter<update_window_dims = [{axes}]>}}> ({{
             ^bb0(%p: tensor<f32>, %q: tensor<f32>):
               {body} : tensor<f32>
-            }}) : ({whole}, tensor<0xi32>, {whole}) -> {whole}"""), every)
+            }}) : ({whole}, tensor<0xi32>, {whole}) -> {whole}""",
+            ),
+            every,
+        )
 
 
 def in_order(op: str) -> Iterator[Program]:
     """Rows of one, and others."""
     for shape, axis in (((3, 1), 1), ((1, 3), 0), ((1,), 0), ((3, 1), 0)):
         t = f"tensor<{'x'.join(map(str, shape))}xf32>"
-        yield Program(written(f"%a: {t}, %b: {t}", f"{t}, {t}", f"""
+        yield Program(
+            written(
+                f"%a: {t}, %b: {t}",
+                f"{t}, {t}",
+                f"""
             %r:2 = "stablehlo.sort"(%a, %b) <{{dimension = {axis} : i64, is_stable = true}}> ({{
             ^bb0(%x: tensor<f32>, %y: tensor<f32>, %p: tensor<f32>, %q: tensor<f32>):
               %1 = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
               stablehlo.return %1 : tensor<i1>
             }}) : ({t}, {t}) -> ({t}, {t})
-            func.return %r#1, %r#0 : {t}, {t}"""), every)
+            func.return %r#1, %r#0 : {t}, {t}""",
+            ),
+            every,
+        )
 
 
 def of_sorted(op: str) -> Iterator[Program]:
     """Exact folds of what is computed of sorted rows, along these and across."""
     for axis, folded, fold, kind in itertools.product(
-            (0, 1), (0, 1), ("add", "or", "and"), ("f32", "i32", "i1")):
+        (0, 1), (0, 1), ("add", "or", "and"), ("f32", "i32", "i1")
+    ):
         if (fold == "add") == (kind == "i1"):
             continue
         t, u, r = f"tensor<2x3x{kind}>", "tensor<2x3xi1>", f"tensor<{(3, 2)[folded]}x{kind}>"
         s = f"tensor<{kind}>"
         number = "dense<true>" if kind == "i1" else "dense<4>" if kind == "i32" else "dense<4.0>"
         zero = "dense<false>" if kind == "i1" else "dense<0>" if kind == "i32" else "dense<0.0>"
-        yield Program(written(f"%a: {t}, %b: {t}", r, f"""
+        yield Program(
+            written(
+                f"%a: {t}, %b: {t}",
+                r,
+                f"""
             %s:2 = "stablehlo.sort"(%a, %b) <{{dimension = {axis} : i64, is_stable = true}}> ({{
             ^bb0(%x: {s}, %y: {s}, %p: {s}, %q: {s}):
               %1 = stablehlo.compare GT, %x, %y : ({s}, {s}) -> tensor<i1>
@@ -166,81 +223,136 @@ def of_sorted(op: str) -> Iterator[Program]:
             %k = stablehlo.convert %c : ({u}) -> {t}
             %z = stablehlo.constant {zero} : {s}
             %r = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across
-              dimensions = [{folded}] : ({t}, {s}) -> {r}"""), every)
+              dimensions = [{folded}] : ({t}, {s}) -> {r}""",
+            ),
+            every,
+        )
 
 
 def sums_of_fewer_bits(op: str) -> Iterator[Program]:
     """Folds of integers and bools, read as integers of fewer bits, of as many, and as floats."""
     for source, wide, narrow, fold in itertools.product(
-            ("i1", "ui8", "i16", "f32"), ("i16", "ui32", "f32"), ("i8", "ui8", "i32", "f32"),
-            ("add", "maximum")):
+        ("i1", "ui8", "i16", "f32"),
+        ("i16", "ui32", "f32"),
+        ("i8", "ui8", "i32", "f32"),
+        ("add", "maximum"),
+    ):
         first = "7.0" if wide == "f32" else "7"
         t, u = f"tensor<2x3x{source}>", f"tensor<2x3x{wide}>"
-        yield Program(written(f"%a: {t}", f"tensor<2x{narrow}>", f"""
+        yield Program(
+            written(
+                f"%a: {t}",
+                f"tensor<2x{narrow}>",
+                f"""
             %k = stablehlo.convert %a : ({t}) -> {u}
             %z = stablehlo.constant dense<{first}> : tensor<{wide}>
             %s = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across dimensions = [1]
               : ({u}, tensor<{wide}>) -> tensor<2x{wide}>
-            %r = stablehlo.convert %s : (tensor<2x{wide}>) -> tensor<2x{narrow}>"""),
-            every if source == "i1" else far_apart)
+            %r = stablehlo.convert %s : (tensor<2x{wide}>) -> tensor<2x{narrow}>""",
+            ),
+            every if source == "i1" else far_apart,
+        )
 
 
 def products(op: str) -> Iterator[Program]:
     """Products of bools."""
     for m, k, n in ((1, 0, 2), (1, 3, 2), (2, 2, 2), (2, 3, 1)):
         left, right, result = f"tensor<{m}x{k}xi1>", f"tensor<{k}x{n}xi1>", f"tensor<{m}x{n}xi1>"
-        yield Program(written(f"%a: {left}, %b: {right}", result, f"""
+        yield Program(
+            written(
+                f"%a: {left}, %b: {right}",
+                result,
+                f"""
             %r = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
-              : ({left}, {right}) -> {result}"""), every)
+              : ({left}, {right}) -> {result}""",
+            ),
+            every,
+        )
 
 
 def convolved(op: str) -> Iterator[Program]:
     """Of groups with windows of one; of inputs far apart."""
-    apart = [(("NWC", "WIO", "NWC"), x, k, 1, {"padding": (padding,), "lhs_dilation": (steps,)})
-             for steps in (9, 11) for x, k in (((1, 2, 1), (3, 1, 2)), ((2, 1, 2), (12, 2, 1)))
-             for padding in ((0, 0), (3, 12), (-2, 4), (11, -3))]
-    apart += [(("NCHW", "OIHW", "NCHW"), (1, 1, 2, 2), (1, 1, 2, 4), 1, {
-        "padding": padding, "lhs_dilation": (3, 4)}) for padding in (((0, 0), (1, 2)),
-                                                                    ((2, -1), (4, 0)))]
-    grouped = [(numbers, x, k, 2, {"window_strides": strides})
-               for numbers, x, k in ((("NHWC", "HWIO", "NHWC"), (2, 2, 3, 4), (1, 1, 2, 4)),
-                                     (("HNCW", "OHWI", "CHWN"), (2, 1, 4, 3), (4, 1, 1, 2)))
-               for strides in ((1, 1), (2, 1), (1, 2))]
+    apart = [
+        (("NWC", "WIO", "NWC"), x, k, 1, {"padding": (padding,), "lhs_dilation": (steps,)})
+        for steps in (9, 11)
+        for x, k in (((1, 2, 1), (3, 1, 2)), ((2, 1, 2), (12, 2, 1)))
+        for padding in ((0, 0), (3, 12), (-2, 4), (11, -3))
+    ]
+    apart += [
+        (
+            ("NCHW", "OIHW", "NCHW"),
+            (1, 1, 2, 2),
+            (1, 1, 2, 4),
+            1,
+            {"padding": padding, "lhs_dilation": (3, 4)},
+        )
+        for padding in (((0, 0), (1, 2)), ((2, -1), (4, 0)))
+    ]
+    grouped = [
+        (numbers, x, k, 2, {"window_strides": strides})
+        for numbers, x, k in (
+            (("NHWC", "HWIO", "NHWC"), (2, 2, 3, 4), (1, 1, 2, 4)),
+            (("HNCW", "OHWI", "CHWN"), (2, 1, 4, 3), (4, 1, 1, 2)),
+        )
+        for strides in ((1, 1), (2, 1), (1, 2))
+    ]
     for numbers, x, k, groups, options in (*apart, *grouped):
-        options = {"window_strides": (1,) * (len(x) - 2), "padding": ((0, 0),) * (len(x) - 2),
-                   **options}
+        options = {
+            "window_strides": (1,) * (len(x) - 2),
+            "padding": ((0, 0),) * (len(x) - 2),
+            **options,
+        }
 
-        def function(x: jax.Array, k: jax.Array, numbers=numbers, groups=groups,
-                     options=options) -> jax.Array:
-            return lax.conv_general_dilated(x, k, dimension_numbers=numbers,
-                                            feature_group_count=groups, **options)
+        def function(
+            x: jax.Array, k: jax.Array, numbers=numbers, groups=groups, options=options
+        ) -> jax.Array:
+            return lax.conv_general_dilated(
+                x, k, dimension_numbers=numbers, feature_group_count=groups, **options
+            )
 
         shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, k)]
-        yield Program(import_function(jax.jit(function).lower(*shapes).compiler_ir()),
-                      unit_vectors)
+        yield Program(import_function(jax.jit(function).lower(*shapes).compiler_ir()), unit_vectors)
 
 
 def split_and_joined(op: str) -> Iterator[Program]:
     """Bitcasts to other sizes: each element becomes others alone, so rows hold all of its bits."""
     sizes = {8: ("ui8", "i8"), 16: ("f16", "i16", "bf16")}
     for wide, narrow in itertools.product(sizes[16], sizes[8]):
-        for source, result in ((f"65536x{wide}", f"65536x2x{narrow}"),
-                               (f"65536x2x{narrow}", f"65536x{wide}")):
-            yield Program(written(f"%a: tensor<{source}>", f"tensor<{result}>", f"""
-                %r = stablehlo.bitcast_convert %a : (tensor<{source}>) -> tensor<{result}>"""),
-                all_bits)
+        for source, result in (
+            (f"65536x{wide}", f"65536x2x{narrow}"),
+            (f"65536x2x{narrow}", f"65536x{wide}"),
+        ):
+            yield Program(
+                written(
+                    f"%a: tensor<{source}>",
+                    f"tensor<{result}>",
+                    f"""
+                %r = stablehlo.bitcast_convert %a : (tensor<{source}>) -> tensor<{result}>""",
+                ),
+                all_bits,
+            )
 
 
 def compared_twice(op: str) -> Iterator[Program]:
     """Two comparisons, both of which hold, of all bytes."""
     for kind, first, second, operands in itertools.product(
-            ("i8", "ui8", "f8E4M3FN"), ("LT", "GT", "LE", "NE"), ("NE", "LT", "EQ"),
-            ("%x, %y", "%y, %x")):
+        ("i8", "ui8", "f8E4M3FN"),
+        ("LT", "GT", "LE", "NE"),
+        ("NE", "LT", "EQ"),
+        ("%x, %y", "%y, %x"),
+    ):
         t, bools = f"tensor<65536x{kind}>", "tensor<65536xi1>"
-        yield Program(written(f"%x: {t}, %y: {t}", bools, f"""
+        yield Program(
+            written(
+                f"%x: {t}, %y: {t}",
+                bools,
+                f"""
             %p = stablehlo.compare {first}, %x, %y : ({t}, {t}) -> {bools}
             %q = stablehlo.compare {second}, {operands} : ({t}, {t}) -> {bools}
-            %r = stablehlo.and %p, %q : {bools}"""), grid)
+            %r = stablehlo.and %p, %q : {bools}""",
+            ),
+            grid,
+        )
 
 
 def rounded_down(op: str) -> Iterator[Program]:
@@ -251,11 +363,19 @@ def rounded_down(op: str) -> Iterator[Program]:
         if number:
             same, other = number, number // 2 or 3
             for below, plus, sum_, added in (
-                    ("LT, %m, %0", "add", "%m, %d", same), ("LT, %m, %0", "add", "%d, %m", same),
-                    ("LT, %m, %0", "add", "%m, %d", other), ("LT, %x, %0", "add", "%m, %d", same),
-                    ("LT, %m, %1", "add", "%m, %d", same), ("LE, %m, %0", "add", "%m, %d", same),
-                    ("LT, %m, %0", "subtract", "%m, %d", same)):
-                yield Program(written(f"%x: {t}", t, f"""
+                ("LT, %m, %0", "add", "%m, %d", same),
+                ("LT, %m, %0", "add", "%d, %m", same),
+                ("LT, %m, %0", "add", "%m, %d", other),
+                ("LT, %x, %0", "add", "%m, %d", same),
+                ("LT, %m, %1", "add", "%m, %d", same),
+                ("LE, %m, %0", "add", "%m, %d", same),
+                ("LT, %m, %0", "subtract", "%m, %d", same),
+            ):
+                yield Program(
+                    written(
+                        f"%x: {t}",
+                        t,
+                        f"""
                     %0 = stablehlo.constant dense<0> : {t}
                     %1 = stablehlo.constant dense<1> : {t}
                     %c = stablehlo.constant dense<{number}> : {t}
@@ -263,18 +383,26 @@ def rounded_down(op: str) -> Iterator[Program]:
                     %m = stablehlo.remainder %x, %c : {t}
                     %b = stablehlo.compare {below} : ({t}, {t}) -> {bools}
                     %s = stablehlo.{plus} {sum_} : {t}
-                    %r = stablehlo.select %b, %s, %m : {bools}, {t}"""), grid)
+                    %r = stablehlo.select %b, %s, %m : {bools}, {t}""",
+                    ),
+                    grid,
+                )
             for signs, rest, both, one, by in (
-                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
-                    ("NE, %g, %1", "NE, %m, %0", "and %b, %p", 1, same),
-                    ("NE, %g, %1", "NE, %m, %0", "or %b, %p", 1, same),
-                    ("NE, %g, %0", "NE, %m, %0", "and %p, %b", 1, same),
-                    ("NE, %x, %1", "NE, %m, %0", "and %p, %b", 1, same),
-                    ("EQ, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
-                    ("NE, %g, %1", "NE, %m, %1", "and %p, %b", 1, same),
-                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 2, same),
-                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, other)):
-                yield Program(written(f"%x: {t}", t, f"""
+                ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                ("NE, %g, %1", "NE, %m, %0", "and %b, %p", 1, same),
+                ("NE, %g, %1", "NE, %m, %0", "or %b, %p", 1, same),
+                ("NE, %g, %0", "NE, %m, %0", "and %p, %b", 1, same),
+                ("NE, %x, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                ("EQ, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                ("NE, %g, %1", "NE, %m, %1", "and %p, %b", 1, same),
+                ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 2, same),
+                ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, other),
+            ):
+                yield Program(
+                    written(
+                        f"%x: {t}",
+                        t,
+                        f"""
                     %0 = stablehlo.constant dense<0> : {t}
                     %1 = stablehlo.constant dense<1> : {t}
                     %n = stablehlo.constant dense<{one}> : {t}
@@ -287,4 +415,7 @@ def rounded_down(op: str) -> Iterator[Program]:
                     %b = stablehlo.compare {rest} : ({t}, {t}) -> {bools}
                     %a = stablehlo.{both} : {bools}
                     %s = stablehlo.subtract %q, %n : {t}
-                    %r = stablehlo.select %a, %s, %q : {bools}, {t}"""), grid)
+                    %r = stablehlo.select %a, %s, %q : {bools}, {t}""",
+                    ),
+                    grid,
+                )

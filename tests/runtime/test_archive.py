@@ -32,8 +32,9 @@ def test_every_bit(path: Path) -> None:
     content = path.read_bytes()
     for position in range(len(content)):
         for bit in (1, 128):
-            path.write_bytes(content[:position] + bytes([content[position] ^ bit])
-                             + content[position + 1:])
+            path.write_bytes(
+                content[:position] + bytes([content[position] ^ bit]) + content[position + 1 :]
+            )
             with pytest.raises(ArchiveError):
                 read_archive(path)
 
@@ -50,10 +51,17 @@ def test_every_length(path: Path) -> None:
         read_archive(path)
 
 
-@pytest.mark.parametrize("body", [
-    b"", b"\xff" * 8, (3).to_bytes(8, "little") + b"[] ", (2).to_bytes(8, "little") + b"{}",
-    (1 << 63).to_bytes(8, "little") + b"{}",
-    b'\x3f\0\0\0\0\0\0\0{"blocks": {"x": [0, 999]}, "description": {"entries": 1}}  '])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff" * 8,
+        (3).to_bytes(8, "little") + b"[] ",
+        (2).to_bytes(8, "little") + b"{}",
+        (1 << 63).to_bytes(8, "little") + b"{}",
+        b'\x3f\0\0\0\0\0\0\0{"blocks": {"x": [0, 999]}, "description": {"entries": 1}}  ',
+    ],
+)
 def test_a_right_digest_of_nonsense(path: Path, body: bytes) -> None:
     path.write_bytes(MAGIC + hashlib.sha256(body).digest() + body)
     with pytest.raises(ArchiveError, match="is malformed"):

@@ -31,13 +31,16 @@ def show(monkeypatch: pytest.MonkeyPatch, *moments: Clocks | None) -> None:
     monkeypatch.setattr(busyness, "read_clocks", lambda: left.pop(0))
 
 
-@pytest.mark.parametrize(("passed_s", "busy_s", "own_s", "share"), [
-    (2.0, 4.0, 4.0, 0.0),  # all of it is ours
-    (2.0, 3.0, 1.0, 0.5),
-    (2.0, 4.0, 0.0, 1.0),
-    (2.0, 1.0, 1.3, 0.0),  # ticks are coarser than our own clock
-    (0.1, 0.2, 0.0, 0.0),  # too short to tell
-])
+@pytest.mark.parametrize(
+    ("passed_s", "busy_s", "own_s", "share"),
+    [
+        (2.0, 4.0, 4.0, 0.0),  # all of it is ours
+        (2.0, 3.0, 1.0, 0.5),
+        (2.0, 4.0, 0.0, 1.0),
+        (2.0, 1.0, 1.3, 0.0),  # ticks are coarser than our own clock
+        (0.1, 0.2, 0.0, 0.0),  # too short to tell
+    ],
+)
 def test_the_share_of_others(passed_s: float, busy_s: float, own_s: float, share: float) -> None:
     before = Clocks(10.0, 20.0, 3.0, cpus=2)
     after = Clocks(10.0 + passed_s, 20.0 + busy_s, 3.0 + own_s, cpus=2)
@@ -49,16 +52,19 @@ def test_the_clocks_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     and guests are counted once."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 3})
     stat = tmp_path / "stat"
-    stat.write_text("cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
-                    "cpu1 100 20 3 5000 700 4 5 60 90 7\ncpu3 8 0 0 1 1 0 0 0 0 0\nintr 5\n")
+    stat.write_text(
+        "cpu  9 9 9 9 9 9 9 9 9 9\ncpu0 9 9 9 9 9 9 9 9 9 9\n"
+        "cpu1 100 20 3 5000 700 4 5 60 90 7\ncpu3 8 0 0 1 1 0 0 0 0 0\nintr 5\n"
+    )
     clocks = read_clocks(stat)
     assert clocks is not None and clocks.cpus == 2
     assert clocks.busy_s == pytest.approx((192 + 8) / os.sysconf("SC_CLK_TCK"))
 
 
 @pytest.mark.parametrize("content", ["", "cpu0 1 2 3 4 5\n", "cpu1 x\n"])
-def test_a_system_that_does_not_tell(tmp_path: Path, content: str,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_tell(
+    tmp_path: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1})
     (tmp_path / "stat").write_text(content)
     assert read_clocks(tmp_path / "stat") is None
@@ -71,11 +77,17 @@ def test_what_is_measured_on_a_busy_machine_is_a_warning(monkeypatch: pytest.Mon
         assert observed(lambda: "found") == ("found", 0.5)
 
 
-@pytest.mark.parametrize("moments", [
-    (Clocks(0, 0, 0, 4), Clocks(1, 3, 2.8, 4)), (None, Clocks(1, 3, 1, 4)),
-    (Clocks(0, 0, 0, 4), None)])
+@pytest.mark.parametrize(
+    "moments",
+    [
+        (Clocks(0, 0, 0, 4), Clocks(1, 3, 2.8, 4)),
+        (None, Clocks(1, 3, 1, 4)),
+        (Clocks(0, 0, 0, 4), None),
+    ],
+)
 def test_no_warning_where_it_is_idle_or_unknown(
-        moments: Sequence[Clocks | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    moments: Sequence[Clocks | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     show(monkeypatch, *moments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,8 +95,10 @@ def test_no_warning_where_it_is_idle_or_unknown(
     assert found == "found" and share <= BUSY and busy_line(share) == ""
 
 
-@pytest.mark.parametrize(("share", "earlier", "kept"), [
-    (0.9, None, True), (0.05, 0.0, True), (0.5, 0.6, True), (0.6, 0.5, False), (0.5, 0.0, False)])
+@pytest.mark.parametrize(
+    ("share", "earlier", "kept"),
+    [(0.9, None, True), (0.05, 0.0, True), (0.5, 0.6, True), (0.6, 0.5, False), (0.5, 0.0, False)],
+)
 def test_better_figures_stay(share: float, earlier: float | None, kept: bool) -> None:
     assert supersedes(share, earlier) == kept
 
@@ -114,11 +128,14 @@ def test_only_an_idle_moment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_children_are_no_others(tmp_path: Path) -> None:
     """What a process that this thread started runs is its own, while it lives and afterwards."""
-    program = ("import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\n"
-               "sys.stdin.readline()")
+    program = (
+        "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\n"
+        "sys.stdin.readline()"
+    )
     before = read_clocks()
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.readline()
         alive = read_clocks()
         process.communicate("\n")

@@ -177,8 +177,12 @@ def test_a_folder_that_cannot_be_written_is_read(cache, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    for module, name in ((tempfile, "TemporaryFile"), (tempfile, "mkstemp"), (os, "utime"),
-                         (Path, "unlink")):
+    for module, name in (
+        (tempfile, "TemporaryFile"),
+        (tempfile, "mkstemp"),
+        (os, "utime"),
+        (Path, "unlink"),
+    ):
         monkeypatch.setattr(module, name, refuse)
     frozen = ObjectCache(cache.folder)
     with pytest.raises(CacheError, match="Read-only file system"):

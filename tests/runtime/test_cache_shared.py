@@ -15,9 +15,14 @@ from hlo_mlc.runtime.cache import ObjectCache
 def start(script: str, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen:
     """A process that runs `script`, with the project as it is installed."""
     command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, env=env, text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        env=env,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 WRITER = """

@@ -104,12 +104,16 @@ def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
     sizes = (16, 4, 1)
     ids = [new_id() for _ in sizes]
     for kernel_id, size in zip(ids, sizes, strict=True):
-        variants.publish(kernel_id, compile_kernel(
-            ROWS_IR.format(tag=f"{size * 1000}.0", count=3 * size)))
+        variants.publish(
+            kernel_id, compile_kernel(ROWS_IR.format(tag=f"{size * 1000}.0", count=3 * size))
+        )
     named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
     x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
-    program = jax.jit(lambda x: call_kernel(named, f32(rows, 3), x, np.float32([0.5]),
-                                            dims=(rows, 0, 0, 12, 0, 12)))
+    program = jax.jit(
+        lambda x: call_kernel(
+            named, f32(rows, 3), x, np.float32([0.5]), dims=(rows, 0, 0, 12, 0, 12)
+        )
+    )
     computed_by = [16] * (rows // 16) * 16 + [4] * (rows % 16 // 4) * 4 + [1] * (rows % 4)
     expected = x + 0.5 + 1000 * np.array(computed_by, np.float32)[:, None]
     for _ in range(5):
@@ -155,15 +159,18 @@ def test_rows_are_folded_in_order(call_kernel, compile_kernel, new_id, rows, gro
         variants.publish(kernel_id, compile_kernel(FOLD_IR.format(count=size)))
     named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
     x = np.arange(rows, dtype=np.float32)
-    blocks = [*x[:rows // 4 * 4].reshape(-1, 4), *x[rows // 4 * 4:, None]]
+    blocks = [*x[: rows // 4 * 4].reshape(-1, 4), *x[rows // 4 * 4 :, None]]
     groups = min(groups, len(blocks))  # none is without blocks
     given = [f32(rows), f32(groups), f32(groups), jax.ShapeDtypeStruct((0,), np.uint8)]
-    program = jax.jit(lambda x: call_kernel(named, given, x, np.float32([8.0]),
-                                            dims=(rows, groups, 1, 4, 0, 4, 0, 4))[:2])
+    program = jax.jit(
+        lambda x: call_kernel(
+            named, given, x, np.float32([8.0]), dims=(rows, groups, 1, 4, 0, 4, 0, 4)
+        )[:2]
+    )
     expected = []
     for group in range(groups):
         folded = np.float32(8)
-        for block in blocks[group * len(blocks) // groups:(group + 1) * len(blocks) // groups]:
+        for block in blocks[group * len(blocks) // groups : (group + 1) * len(blocks) // groups]:
             folded = folded / 2 + block.sum()
         expected.append(folded)
     for _ in range(5):
@@ -181,15 +188,20 @@ def test_sizes_of_another_version_are_refused(call_kernel, scale_kernel, new_id)
             program(jnp.ones((8, 2)))
 
 
-@pytest.mark.parametrize(("named", "said"), [
-    ("{known}@4,nobody-made-this@1", r"NOT_FOUND.*kernel 'nobody-made-this'.*load the"),
-    ("{known}@0", r"INVALID_ARGUMENT.*a block of 1 row or more, got '.*@0'"),
-    ("{known}@,{known}@1", r"INVALID_ARGUMENT.*got '.*@'")])
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("{known}@4,nobody-made-this@1", r"NOT_FOUND.*kernel 'nobody-made-this'.*load the"),
+        ("{known}@0", r"INVALID_ARGUMENT.*a block of 1 row or more, got '.*@0'"),
+        ("{known}@,{known}@1", r"INVALID_ARGUMENT.*got '.*@'"),
+    ],
+)
 def test_blocks_that_cannot_be_called_are_named(call_kernel, scale_kernel, new_id, named, said):
     known = new_id()
     variants.publish(known, scale_kernel(2.0))
-    program = jax.jit(lambda x: call_kernel(named.format(known=known), f32(8, 2), x,
-                                            dims=(8, 0, 0, 8, 8)))
+    program = jax.jit(
+        lambda x: call_kernel(named.format(known=known), f32(8, 2), x, dims=(8, 0, 0, 8, 8))
+    )
     with pytest.raises(jax.errors.JaxRuntimeError, match=said):
         program(jnp.ones((8, 2)))
 
@@ -339,6 +351,7 @@ done:
 
 def test_kernels_take_turns_with_the_same_scratch(call_kernel, compile_kernel, new_id):
     """As much of it as the largest needs, and no more when that is gone."""
+
     def program(scratch_bytes: int) -> tuple[str, jax.stages.Compiled]:
         kernel_id = new_id()
         variants.publish(kernel_id, compile_kernel(PLACE_IR, scratch_bytes))
@@ -385,8 +398,9 @@ def mapping_flags(address: int) -> list[str]:
     raise AssertionError(f"nothing is mapped at {address:#x}")
 
 
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(),
-                    reason="this system has no huge pages")
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="this system has no huge pages"
+)
 def test_large_results_are_in_huge_pages(call_kernel, scale_kernel, new_id):
     """One page fault for 2 MiB, not for 4 KiB."""
     kernel_id = new_id()

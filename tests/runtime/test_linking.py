@@ -1,5 +1,4 @@
-"""Linking: every way in which code refers to something, on both kinds of processors, and refusals.
-"""
+"""Linking: every way in which code refers to something, on both processors, and refusals."""
 
 from __future__ import annotations
 
@@ -116,7 +115,8 @@ def compiled(ir: str, target: str = "x86-64") -> bytes:
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(cpu.named(target).triple).create_target_machine(
-        opt=2, reloc="pic", codemodel="small")
+        opt=2, reloc="pic", codemodel="small"
+    )
     module = llvm.parse_assembly(ir)
     module.verify()
     return machine.emit_object(module)
@@ -128,6 +128,7 @@ def block(ir: str, target: str = "x86-64") -> Block:
 
 def expected(n: int) -> int:
     """What EVERYTHING computes."""
+
     def elsewhere(m: int) -> int:
         return (9, 8, 7, 6, 5, 4, 3, 2)[m & 7] + m
 
@@ -136,8 +137,14 @@ def expected(n: int) -> int:
     long = (1000003, -17, 29, 1099511627777)[slot]
     called = n * n if n & 1 else 2 * n
     bits = int(np.float64(n * 1.2345678901234567).view(np.int64))
-    value = {0: 5, 1: elsewhere(1), 2: word * byte, 3: long - called, 4: long * long,
-             5: bits // 3}.get(n, elsewhere(bits))
+    value = {
+        0: 5,
+        1: elsewhere(1),
+        2: word * byte,
+        3: long - called,
+        4: long * long,
+        5: bits // 3,
+    }.get(n, elsewhere(bits))
     total = value + word + byte + long + called ^ n ^ 81985529216486895
     return (total + (n ^ -81985529216486896) ^ bits) + (1 << 63) & (1 << 64) - 1
 
@@ -147,7 +154,8 @@ def test_every_reference(tmp_path: Path, target: str) -> None:
     """The object and a function that it calls, linked far apart, for programs of either kind."""
     compilers, start = {
         "x86-64": (["x86_64-linux-gnu-gcc"], []),
-        "aarch64": (["aarch64-linux-gnu-gcc", "-static"], ["qemu-aarch64"])}[target]
+        "aarch64": (["aarch64-linux-gnu-gcc", "-static"], ["qemu-aarch64"]),
+    }[target]
     for tool in (compilers[0], *start):
         if shutil.which(tool) is None:
             pytest.skip(f"there is no {tool} (of Debian's gcc-aarch64-linux-gnu and qemu-user)")
@@ -158,13 +166,27 @@ def test_every_reference(tmp_path: Path, target: str) -> None:
     program = tmp_path / "run_image"
     subprocess.run([*compilers, "-o", program, HERE / "run_image.c"], check=True)
     said = subprocess.run(
-        [*start, program, str(BASE + near.offset("kernel")), str(NUMBERS), code, str(BASE),
-         other, str(FAR)], check=True, capture_output=True, text=True, timeout=60).stdout
+        [
+            *start,
+            program,
+            str(BASE + near.offset("kernel")),
+            str(NUMBERS),
+            code,
+            str(BASE),
+            other,
+            str(FAR),
+        ],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
     assert [int(line) + (1 << 63) for line in said.split()] == list(map(expected, range(NUMBERS)))
 
 
 def test_what_every_reference_is() -> None:
     """The program above means what it is to test."""
+
     def types(target: str) -> set[int]:
         code = read_object(compiled(EVERYTHING, target))
         return {int(t) for number, rows in code.relocations for t in rows["type"]}
@@ -178,9 +200,12 @@ def test_what_every_reference_is() -> None:
 def test_places_that_code_does_not_reach() -> None:
     near, far = np.array([0x1000], np.int64), np.array([1 << 40], np.int64)
     words = np.zeros(1, np.int64)
-    reach = {(number, type_) for number, machine in MACHINES.items()
-             for type_, relocation in machine.relocations.items()
-             if not _refuses(relocation.compute, far, near, words)}
+    reach = {
+        (number, type_)
+        for number, machine in MACHINES.items()
+        for type_, relocation in machine.relocations.items()
+        if not _refuses(relocation.compute, far, near, words)
+    }
     whole = {(62, 1), (62, 24), (183, 257), (183, 260)}
     in_page = {(183, type_) for type_ in (277, 278, 284, 285, 286, 299)}
     assert reach == whole | in_page
@@ -196,27 +221,49 @@ def _refuses(compute: object, *arrays: np.ndarray) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("ir", "reason"), [
-    ("declare i64 @of_nobody(i64)\n"
-     "define i64 @kernel(i64 %n) nounwind {\n %m = call i64 @of_nobody(i64 %n)\n"
-     " %s = add i64 %m, 1\n ret i64 %s\n}", "'of_nobody', which this process does not have"),
-    ("@environ = external global ptr\n@at = private constant ptr @environ\n"
-     "define ptr @kernel(i64 %n) nounwind {\n %m = load volatile ptr, ptr @at\n ret ptr %m\n}",
-     "data of the process"),
-    ("@environ = external global ptr\n"
-     "define ptr @kernel(i64 %n) nounwind {\n %m = load volatile ptr, ptr @environ\n"
-     " ret ptr %m\n}", "no meaning for its relocations of type 42"),
-    ("@count = internal global i64 3\n"
-     "define i64 @kernel(i64 %n) nounwind {\n %m = load volatile i64, ptr @count\n ret i64 %m\n}",
-     r"section \.data is neither code nor constants"),
-    ("@count = internal global i64 0\n"
-     "define i64 @kernel(i64 %n) nounwind {\n %m = load volatile i64, ptr @count\n ret i64 %m\n}",
-     r"section \.bss is neither code nor constants"),
-    ("@wide = private constant [2 x i64] [i64 1, i64 2], align 8192\n"
-     "define i64 @kernel(i64 %n) nounwind {\n %m = load volatile i64, ptr @wide\n ret i64 %m\n}",
-     "aligned to 8192 bytes, expected at most 4096"),
-    ("define i64 @other(i64 %n) nounwind {\n ret i64 %n\n}", "no symbol 'kernel'"),
-], ids=["function", "data", "table", "variable", "zeros", "alignment", "symbol"])
+@pytest.mark.parametrize(
+    ("ir", "reason"),
+    [
+        (
+            "declare i64 @of_nobody(i64)\n"
+            "define i64 @kernel(i64 %n) nounwind {\n %m = call i64 @of_nobody(i64 %n)\n"
+            " %s = add i64 %m, 1\n ret i64 %s\n}",
+            "'of_nobody', which this process does not have",
+        ),
+        (
+            "@environ = external global ptr\n@at = private constant ptr @environ\n"
+            "define ptr @kernel(i64 %n) nounwind {\n"
+            " %m = load volatile ptr, ptr @at\n ret ptr %m\n}",
+            "data of the process",
+        ),
+        (
+            "@environ = external global ptr\n"
+            "define ptr @kernel(i64 %n) nounwind {\n %m = load volatile ptr, ptr @environ\n"
+            " ret ptr %m\n}",
+            "no meaning for its relocations of type 42",
+        ),
+        (
+            "@count = internal global i64 3\n"
+            "define i64 @kernel(i64 %n) nounwind {\n"
+            " %m = load volatile i64, ptr @count\n ret i64 %m\n}",
+            r"section \.data is neither code nor constants",
+        ),
+        (
+            "@count = internal global i64 0\n"
+            "define i64 @kernel(i64 %n) nounwind {\n"
+            " %m = load volatile i64, ptr @count\n ret i64 %m\n}",
+            r"section \.bss is neither code nor constants",
+        ),
+        (
+            "@wide = private constant [2 x i64] [i64 1, i64 2], align 8192\n"
+            "define i64 @kernel(i64 %n) nounwind {\n"
+            " %m = load volatile i64, ptr @wide\n ret i64 %m\n}",
+            "aligned to 8192 bytes, expected at most 4096",
+        ),
+        ("define i64 @other(i64 %n) nounwind {\n ret i64 %n\n}", "no symbol 'kernel'"),
+    ],
+    ids=["function", "data", "table", "variable", "zeros", "alignment", "symbol"],
+)
 @pytest.mark.skipif(cpu.host().triple.split("-")[0] != "x86_64", reason="the code is for x86-64")
 def test_refusals(ir: str, reason: str) -> None:
     with pytest.raises(CodegenError, match=rf"kernel 'kernel' cannot be loaded: .*{reason}"):

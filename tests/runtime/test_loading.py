@@ -27,12 +27,14 @@ def objects() -> list[bytes]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        opt=1, reloc="pic", codemodel="small")
+        opt=1, reloc="pic", codemodel="small"
+    )
 
     def compiled(k: int) -> bytes:
         table = ", ".join(f"i64 {k * n}" for n in range(8))
         padding = ", ".join(["i64 -1"] * (k * 97 + 1))
-        return machine.emit_object(llvm.parse_assembly(f"""
+        return machine.emit_object(
+            llvm.parse_assembly(f"""
 @table = private constant [8 x i64] [{table}]
 @padding = private constant [{k * 97 + 1} x i64] [{padding}]
 define i64 @kernel(i64 %n) nounwind {{
@@ -43,7 +45,8 @@ define i64 @kernel(i64 %n) nounwind {{
   %none = add i64 %rest, {k + 1}
   %sum = add i64 %value, %none
   ret i64 %sum
-}}"""))
+}}""")
+        )
 
     return [compiled(k) for k in range(24)]
 
@@ -245,17 +248,27 @@ print("loaded")
 
 
 @linux
-@pytest.mark.parametrize(("program", "refusal"), [
-    (_APART, ""), (_FORKING, ""), (_ENDING, ""), (_NO_MAPS, "The.* of code.*maps.* ran out.*"),
-    (_NO_MEMORY, "There is no memory for .*")],
-    ids=["apart", "forking", "ending", "maps", "memory"])
-def test_processes_go_on(tmp_path: Path, objects: list[bytes], program: str,
-                         refusal: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "refusal"),
+    [
+        (_APART, ""),
+        (_FORKING, ""),
+        (_ENDING, ""),
+        (_NO_MAPS, "The.* of code.*maps.* ran out.*"),
+        (_NO_MEMORY, "There is no memory for .*"),
+    ],
+    ids=["apart", "forking", "ending", "maps", "memory"],
+)
+def test_processes_go_on(tmp_path: Path, objects: list[bytes], program: str, refusal: str) -> None:
     code = tmp_path / "code.o"
     code.write_bytes(objects[7])
     # What is installed, not what lies in the folder that the tests are started from.
-    ran = subprocess.run([sys.executable, "-P", "-c", _PRELUDE + program, code],
-                         capture_output=True, text=True, timeout=120)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", _PRELUDE + program, code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     *said, last = ran.stdout.splitlines()
     assert last == "loaded"

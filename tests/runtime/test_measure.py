@@ -184,9 +184,22 @@ def test_time_paired_takes_turns():
         time_paired(order.clear, order.clear, rounds=0)
 
 
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64", "float16", "float64",
-                                   "complex64", ml_dtypes.bfloat16, ml_dtypes.int4,
-                                   ml_dtypes.uint2, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "bool",
+        "int8",
+        "uint32",
+        "int64",
+        "float16",
+        "float64",
+        "complex64",
+        ml_dtypes.bfloat16,
+        ml_dtypes.int4,
+        ml_dtypes.uint2,
+        ml_dtypes.float8_e4m3fn,
+    ],
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5), (700, 500)])
 def test_made_up_values_are_harmless(dtype, shape):
     array = made_up(shape, dtype, np.random.default_rng(0))

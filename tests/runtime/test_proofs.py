@@ -29,9 +29,17 @@ def test_nothing_new_writes_nothing(tmp_path: Path) -> None:
     assert not proofs_path(tmp_path).exists()
 
 
-@pytest.mark.parametrize("text", [
-    "", "[]", "{", '{"generators": "now"}', '{"generators": "now", "counts": 3}',
-    '{"generators": "now", "counts": {"proved": "many", "other": 4}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"generators": "now"}',
+        '{"generators": "now", "counts": 3}',
+        '{"generators": "now", "counts": {"proved": "many", "other": 4}}',
+    ],
+)
 def test_a_damaged_file_counts_nothing(tmp_path: Path, text: str) -> None:
     proofs_path(tmp_path).write_text(text)
     assert not proof_counts(tmp_path, "now").total()

@@ -23,19 +23,24 @@ def test_they_come_back(tmp_path: Path) -> None:
     assert known_rates(tmp_path, TARGET) == MEASURED
 
 
-@pytest.mark.parametrize("other", [
-    replace(TARGET, cores=TARGET.cores + 1), named("x86-64-v4")])
+@pytest.mark.parametrize("other", [replace(TARGET, cores=TARGET.cores + 1), named("x86-64-v4")])
 def test_each_target_has_its_own(tmp_path: Path, other: CpuTarget) -> None:
     remember_rates(tmp_path, TARGET, MEASURED)
     assert known_rates(tmp_path, other) is None
 
 
-@pytest.mark.parametrize("damage", [
-    lambda note: "", lambda note: "[]", lambda note: json.dumps(note)[:-9],
-    lambda note: json.dumps({k: v for k, v in note.items() if k != "xla_exp"}),
-    lambda note: json.dumps(note | {"xla_exp": "x"}),
-    lambda note: json.dumps(note | {"xla_exp": 0}),
-    lambda note: json.dumps(note | {"xla_exp": float("nan")})])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda note: "",
+        lambda note: "[]",
+        lambda note: json.dumps(note)[:-9],
+        lambda note: json.dumps({k: v for k, v in note.items() if k != "xla_exp"}),
+        lambda note: json.dumps(note | {"xla_exp": "x"}),
+        lambda note: json.dumps(note | {"xla_exp": 0}),
+        lambda note: json.dumps(note | {"xla_exp": float("nan")}),
+    ],
+)
 def test_damaged_ones_are_not_known(tmp_path: Path, damage) -> None:
     remember_rates(tmp_path, TARGET, MEASURED)
     path = rates_path(tmp_path, TARGET)

@@ -17,8 +17,14 @@ from hlo_mlc.target.cpu import host, named
 from hlo_mlc.target.rates import Rates
 
 SCHEDULES = {0: ("contraction", {"rows": 6, "pack": 1}), 3: ("elementwise", {"unroll": 2})}
-RECORD = Record("abc123", "cpu-2-f00", SCHEDULES, Measured(20.0, 10.0, 2.0, 15.0, 1.5), "ours",
-                {"date": "2026-01-01T00:00:00+00:00"})
+RECORD = Record(
+    "abc123",
+    "cpu-2-f00",
+    SCHEDULES,
+    Measured(20.0, 10.0, 2.0, 15.0, 1.5),
+    "ours",
+    {"date": "2026-01-01T00:00:00+00:00"},
+)
 
 
 def faster(speedup: float, record: Record = RECORD) -> Record:
@@ -49,11 +55,14 @@ def test_names_are_kept_with_them(records: Records) -> None:
 def test_a_person_can_read_it(records: Records) -> None:
     records.put(RECORD)
     content = json.loads((records.folder / "cpu-2-f00" / "abc123.json").read_text())
-    assert content["schedules"]["0"] == {"template": "contraction",
-                                         "parameters": {"rows": 6, "pack": 1}}
+    assert content["schedules"]["0"] == {
+        "template": "contraction",
+        "parameters": {"rows": 6, "pack": 1},
+    }
     assert str(RECORD) == (
         "unnamed  abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
-        "nest 0: contraction(rows=6, pack=1); nest 3: elementwise(unroll=2)")
+        "nest 0: contraction(rows=6, pack=1); nest 3: elementwise(unroll=2)"
+    )
 
 
 STEPS = (Step("split", ("i", 8)), Step("reorder", (("i.o", "i.i"),)))
@@ -63,10 +72,13 @@ BY_HAND = dataclasses.replace(RECORD, schedules={0: ("plain", STEPS), 1: ("scan"
 def test_steps_of_a_person(records: Records) -> None:
     assert records.put(BY_HAND) == records.get("abc123", "cpu-2-f00") == BY_HAND
     assert str(BY_HAND).endswith(
-        "  nest 0: by hand(split('i', 8); reorder(('i.o', 'i.i'))); nest 1: scan(chunks=2)")
+        "  nest 0: by hand(split('i', 8); reorder(('i.o', 'i.i'))); nest 1: scan(chunks=2)"
+    )
     content = json.loads((records.folder / "cpu-2-f00" / "abc123.json").read_text())
     assert content["schedules"]["0"] == {
-        "template": "plain", "steps": [["split", "i", 8], ["reorder", ["i.o", "i.i"]]]}
+        "template": "plain",
+        "steps": [["split", "i", 8], ["reorder", ["i.o", "i.i"]]],
+    }
     records.remove("abc123", "cpu-2-f00")
     assert records.all() == []
 
@@ -101,8 +113,9 @@ def test_any_damage_is_noticed(records: Records) -> None:
     path = records.folder / "cpu-2-f00" / "abc123.json"
     content = path.read_bytes()
     damaged = [content[:size] for size in range(0, len(content) - 1, 7)]
-    damaged += [content[:n] + bytes([content[n] ^ 1]) + content[n + 1:]
-                for n in range(len(content))]
+    damaged += [
+        content[:n] + bytes([content[n] ^ 1]) + content[n + 1 :] for n in range(len(content))
+    ]
     noticed = 0
     for text in damaged:
         path.write_bytes(text)
@@ -151,8 +164,10 @@ for n in range(40):
 
 
 def test_concurrent_writers_keep_the_fastest(records: Records) -> None:
-    writers = [subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(records.folder), str(n)])
-               for n in range(3)]
+    writers = [
+        subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(records.folder), str(n)])
+        for n in range(3)
+    ]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     best = {n: max((k * 7 + n * 13) % 101 for k in range(40)) for n in range(3)}
     found = {r.kernel: round(100 * (r.measured.speedup - 1)) for r in records.all()}
@@ -173,8 +188,11 @@ def test_export_and_import(records: Records, tmp_path: Path) -> None:
 
 def test_templates_that_this_version_does_not_have(records: Records, tmp_path: Path) -> None:
     for kernel, template in (("abc123", "weaving"), ("def456", "elementwise")):
-        records.put(dataclasses.replace(faster(9.0), kernel=kernel,
-                                        schedules={0: (template, {"unroll": 2})}))
+        records.put(
+            dataclasses.replace(
+                faster(9.0), kernel=kernel, schedules={0: (template, {"unroll": 2})}
+            )
+        )
     elsewhere = Records(tmp_path / "elsewhere")
     elsewhere.put(RECORD)
     assert elsewhere.import_text(records.export_text()) == Merged(2, 1, 1, ("weaving",))
@@ -188,9 +206,17 @@ def test_an_export_of_another_version(records: Records) -> None:
         records.import_text(text)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "hlo_mlc records 1"}',
-                                  '{"format": "hlo_mlc records 1", "records": [{}]}',
-                                  '{"format": "hlo_mlc records 1", "records": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "hlo_mlc records 1"}',
+        '{"format": "hlo_mlc records 1", "records": [{}]}',
+        '{"format": "hlo_mlc records 1", "records": 3}',
+    ],
+)
 def test_what_is_no_export(records: Records, text: str) -> None:
     with pytest.raises(CacheError, match="no exported records"):
         records.import_text(text)
@@ -228,6 +254,13 @@ def test_names_stay_in_the_folder(records: Records) -> None:
 
 def test_targets() -> None:
     assert host().key == dataclasses.replace(host(), rates=Rates(start_us=9.0)).key
-    keys = {t.key for t in (named("x86-64-v2"), named("x86-64-v3"), named("aarch64"),
-                                    dataclasses.replace(named("x86-64-v3"), cores=64))}
+    keys = {
+        t.key
+        for t in (
+            named("x86-64-v2"),
+            named("x86-64-v3"),
+            named("aarch64"),
+            dataclasses.replace(named("x86-64-v3"), cores=64),
+        )
+    }
     assert len(keys) == 4

@@ -10,8 +10,11 @@ import pytest
 
 from hlo_mlc.runtime.static_library import Member, static_library
 
-MEMBERS = [Member("first.o", "one", b"odd"), Member("second_long.o", "two", b"even"),
-           Member("third.o", "three", b"")]
+MEMBERS = [
+    Member("first.o", "one", b"odd"),
+    Member("second_long.o", "two", b"even"),
+    Member("third.o", "three", b""),
+]
 
 
 def test_parts_are_where_the_index_says() -> None:
@@ -21,10 +24,10 @@ def test_parts_are_where_the_index_says() -> None:
     assert int.from_bytes(index[:4], "big") == 3
     names = index[16:].split(b"\0")[:3]
     for n, (member, name) in enumerate(zip(MEMBERS, names, strict=True)):
-        offset = int.from_bytes(index[4 + 4 * n:8 + 4 * n], "big")
+        offset = int.from_bytes(index[4 + 4 * n : 8 + 4 * n], "big")
         assert name == member.symbol.encode() and offset % 2 == 0
-        assert content[offset:offset + 16].rstrip() == f"{member.name}/".encode()
-        assert content[offset + 60:offset + 60 + len(member.code)] == member.code
+        assert content[offset : offset + 16].rstrip() == f"{member.name}/".encode()
+        assert content[offset + 60 : offset + 60 + len(member.code)] == member.code
 
 
 def test_equal_parts_give_equal_libraries() -> None:

@@ -69,9 +69,15 @@ class RandomProgram:
     def add_stage(self, position: int) -> None:
         i, j = variable(f"i{position}", self.n), variable(f"j{position}", self.m)
         accumulator = Var(f"acc{position}", self.dtype)
-        shape, axes, reduced = self.pick([
-            ((self.n, self.m), (i, j), ()), ((self.n, self.m), (i, j), ()),
-            ((self.n,), (i,), (j,)), ((self.m,), (j,), (i,)), ((), (), (i, j))])
+        shape, axes, reduced = self.pick(
+            [
+                ((self.n, self.m), (i, j), ()),
+                ((self.n, self.m), (i, j), ()),
+                ((self.n,), (i,), (j,)),
+                ((self.m,), (j,), (i,)),
+                ((), (), (i, j)),
+            ]
+        )
         buffer = Buffer(f"b{position}", self.dtype, shape, "scratch")
         term = self.term(i, j)
         if not reduced:
@@ -83,9 +89,17 @@ class RandomProgram:
             if self.rng.random() < 0.3:
                 copy = Buffer(f"c{position}", self.dtype, (self.n, self.m), "scratch")
                 along = (Assign(copy, (i, j), term),)
-            stage = Stage(f"s{position}", axes, (Assign(buffer, axes, value),), reduced,
-                          named_combiner(op, self.dtype), (term,), (const(3, self.dtype),),
-                          (accumulator,), along)
+            stage = Stage(
+                f"s{position}",
+                axes,
+                (Assign(buffer, axes, value),),
+                reduced,
+                named_combiner(op, self.dtype),
+                (term,),
+                (const(3, self.dtype),),
+                (accumulator,),
+                along,
+            )
             if copy is not None:
                 self.buffers.append(copy)
         self.buffers.append(buffer)
@@ -95,8 +109,9 @@ class RandomProgram:
         """The naive loops; the last buffer is the result, the others are scratch."""
         last = self.buffers[-1]
         result = Buffer(last.name, last.dtype, last.shape, "result")
-        body = tuple(stmt for stage in self.stages for stmt in lower_stage(
-            _with_buffer(stage, last, result)))
+        body = tuple(
+            stmt for stage in self.stages for stmt in lower_stage(_with_buffer(stage, last, result))
+        )
         scratch, offset = [], 0
         for buffer in self.buffers[:-1]:
             scratch.append((buffer, offset))
@@ -112,19 +127,31 @@ class RandomProduct(RandomProgram):
     """Rows of a matrix [n, m], and what is computed of them, multiplied with each other."""
 
     def add_stage(self, position: int) -> None:
-        i, j, k = (variable(f"{name}{position}", size)
-                   for name, size in (("i", self.n), ("j", self.n), ("k", self.m)))
+        i, j, k = (
+            variable(f"{name}{position}", size)
+            for name, size in (("i", self.n), ("j", self.n), ("k", self.m))
+        )
         accumulator, x = Var(f"acc{position}", self.dtype), self.operands[0]
         buffer = Buffer(f"b{position}", self.dtype, (self.n, self.n), "scratch")
-        left, right = (apply("add", load(x, (row, k)), const(self.pick([0, 1]), self.dtype))
-                       for row in self.pick([(i, j), (j, i)]))
+        left, right = (
+            apply("add", load(x, (row, k)), const(self.pick([0, 1]), self.dtype))
+            for row in self.pick([(i, j), (j, i)])
+        )
         value = accumulator
         if self.buffers:
             value = apply("max", value, load(self.pick(self.buffers), (i, j)))
-        self.stages.append(Stage(
-            f"s{position}", (i, j), (Assign(buffer, (i, j), value),), (k,),
-            named_combiner("add", self.dtype), (apply("mul", left, right),),
-            (const(3, self.dtype),), (accumulator,)))
+        self.stages.append(
+            Stage(
+                f"s{position}",
+                (i, j),
+                (Assign(buffer, (i, j), value),),
+                (k,),
+                named_combiner("add", self.dtype),
+                (apply("mul", left, right),),
+                (const(3, self.dtype),),
+                (accumulator,),
+            )
+        )
         self.buffers.append(buffer)
 
 
@@ -143,11 +170,22 @@ class RandomUpdates(RandomProgram):
 
 def _with_buffer(stage: Stage, old: Buffer, new: Buffer) -> Stage:
     def swap(assigns: tuple[Assign, ...]) -> tuple[Assign, ...]:
-        return tuple(Assign(new if a.buffer == old else a.buffer, a.indices, a.value, a.guard)
-                     for a in assigns)
+        return tuple(
+            Assign(new if a.buffer == old else a.buffer, a.indices, a.value, a.guard)
+            for a in assigns
+        )
 
-    return Stage(stage.name, stage.axes, swap(stage.assigns), stage.reduce_axes, stage.combiner,
-                 stage.terms, stage.initial, stage.accumulators, swap(stage.along))
+    return Stage(
+        stage.name,
+        stage.axes,
+        swap(stage.assigns),
+        stage.reduce_axes,
+        stage.combiner,
+        stage.terms,
+        stage.initial,
+        stage.accumulators,
+        swap(stage.along),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -203,32 +241,54 @@ class Tiny:
         for stage in stages:
             buffers.update(dict.fromkeys((*stage.inputs, *stage.outputs)))
             statements += lower_stage(stage)
-        scoped = {scope: tuple(b for b in buffers if b.scope == scope)
-                  for scope in ("operand", "result", "scratch")}
+        scoped = {
+            scope: tuple(b for b in buffers if b.scope == scope)
+            for scope in ("operand", "result", "scratch")
+        }
         scratch, offset = [], 0
         for buffer in scoped["scratch"]:
             scratch.append((buffer, offset))
             offset += -(-buffer.bytes // 64) * 64
-        return LoopProgram("tiny", scoped["operand"], scoped["result"], tuple(statements),
-                           tuple(scratch))
+        return LoopProgram(
+            "tiny", scoped["operand"], scoped["result"], tuple(statements), tuple(scratch)
+        )
 
-    def map(self, target: Buffer, names: str, value: Callable[..., Expr],
-            order: tuple[int, ...] | None = None) -> Stage:
+    def map(
+        self,
+        target: Buffer,
+        names: str,
+        value: Callable[..., Expr],
+        order: tuple[int, ...] | None = None,
+    ) -> Stage:
         """`target[axes] = value(*axes)`; axes are named by the letters of `names`."""
         axes = tuple(variable(c, n) for c, n in zip(names, target.shape, strict=True))
         placed = tuple(axes[k] for k in order) if order else axes
         return Stage(f"map_{target.name}", placed, (Assign(target, axes, value(*axes)),))
 
-    def fold(self, target: Buffer, names: str, reduced: str, extents: int | tuple[int, ...],
-             value: Callable[..., Expr], op: str = "add") -> Stage:
+    def fold(
+        self,
+        target: Buffer,
+        names: str,
+        reduced: str,
+        extents: int | tuple[int, ...],
+        value: Callable[..., Expr],
+        op: str = "add",
+    ) -> Stage:
         """`target[axes] = sum over reduced of value(*axes, *reduced)`."""
         axes = tuple(variable(c, n) for c, n in zip(names, target.shape, strict=True))
         sizes = (extents,) if isinstance(extents, int) else extents
         inner = tuple(variable(c, n) for c, n in zip(reduced, sizes, strict=True))
         accumulator = Var("acc", F32)
-        return Stage(op, axes, (Assign(target, axes, accumulator),), inner,
-                     named_combiner(op, F32), (value(*axes, *inner),), (const(0.0, F32),),
-                     (accumulator,))
+        return Stage(
+            op,
+            axes,
+            (Assign(target, axes, accumulator),),
+            inner,
+            named_combiner(op, F32),
+            (value(*axes, *inner),),
+            (const(0.0, F32),),
+            (accumulator,),
+        )
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,14 @@ from hlo_mlc.support.errors import ScheduleError
 
 # These are for loops as GPUs have them: test_pipelining.py, test_primitives.py.
 FOR_GPUS = ("persist", "double_buffer", "tensorize")
-ANY = [*(name for name in PRIMITIVES if name not in FOR_GPUS),
-       *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops",
-       "cache_read along", "distribute each", "rename all"]
+ANY = [
+    *(name for name in PRIMITIVES if name not in FOR_GPUS),
+    *(f"split {tail}" for tail in TAILS if tail != "peel"),
+    "cache_read loops",
+    "cache_read along",
+    "distribute each",
+    "rename all",
+]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -44,20 +49,28 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "cache_read along":
             buffer = everything[int(rng.integers(len(everything)))]
             at = str(rng.choice([name for name in names if name.endswith(".o")] or names))
-            inner = [s.var.name for path in paths(program.body) for s in path[-1:]
-                     if isinstance(s, For) and any(
-                         isinstance(a, For) and a.var.name == at for a in path[:-1])]
+            inner = [
+                s.var.name
+                for path in paths(program.body)
+                for s in path[-1:]
+                if isinstance(s, For)
+                and any(isinstance(a, For) and a.var.name == at for a in path[:-1])
+            ]
             return Step("cache_read", (buffer, at, "loops", "", str(rng.choice(inner or names))))
         case "pad":
             return Step(primitive, (str(rng.choice(private or [""])), number, number % 2))
         case "coalesce":
             return Step(primitive, (str(rng.choice(private or [""])),))
         case "transform_layout":
-            sizes = {s.buffer.name: s.buffer.shape for s in walk(program.body)
-                     if isinstance(s, Allocate)}
+            sizes = {
+                s.buffer.name: s.buffer.shape for s in walk(program.body) if isinstance(s, Allocate)
+            }
             name = str(rng.choice(private or [""]))
-            parts = tuple(n for size in sizes.get(name, ()) for n in (
-                (size // 2, 2) if size % 2 == 0 and number > 2 else (size,)))
+            parts = tuple(
+                n
+                for size in sizes.get(name, ())
+                for n in ((size // 2, 2) if size % 2 == 0 and number > 2 else (size,))
+            )
             order = rng.permutation(len(parts)).astype(str).tolist()
             joined = [f"{order[0]} {order[1]}", *order[2:]] if number > 3 and order[1:] else order
             return Step(primitive, (name, parts, tuple(joined)))
@@ -67,8 +80,9 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (loop, number - 1, number + int(rng.integers(3))))
         case "expand":
             scope, place = ("register", "stack"), ("first", "last")
-            return Step(primitive, (loop, scope[int(rng.integers(2))], number,
-                                    place[int(rng.integers(2))]))
+            return Step(
+                primitive, (loop, scope[int(rng.integers(2))], number, place[int(rng.integers(2))])
+            )
         case "fuse" | "fuse_loops":
             return Step(primitive, (loop, other))
         case "distribute":
@@ -79,11 +93,16 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             at = f"{loop[:-2]}.o" if loop.endswith(".i") and number > 2 else other
             return Step(primitive, (loop, at))
         case "jam":
-            nested = [path for path in (tuple(s.var.name for s in p if isinstance(s, For))
-                                        for p in paths(program.body)) if path]
+            nested = [
+                path
+                for path in (
+                    tuple(s.var.name for s in p if isinstance(s, For)) for p in paths(program.body)
+                )
+                if path
+            ]
             path = nested[int(rng.integers(len(nested)))]
             begin = int(rng.integers(len(path)))
-            chosen = path[begin:begin + 1 + number % 2]
+            chosen = path[begin : begin + 1 + number % 2]
             return Step(primitive, (chosen, *((other,) if number > 4 else ())))
         case "rename":
             return Step(primitive, (loop, other, f"{loop}.own"))
@@ -92,15 +111,17 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "fold_apart":
             return Step(primitive, (loop, *((other,) if number > 3 else ())))
         case "add_loops":
-            return Step(primitive, (("t", other)[:1 + number // 4], (number, 2)[:1 + number // 4],
-                                    loop))
+            return Step(
+                primitive, (("t", other)[: 1 + number // 4], (number, 2)[: 1 + number // 4], loop)
+            )
         case "inline":
             return Step(primitive, (str(rng.choice(private or [""])),))
         case "replicate":
             return Step(primitive, (str(rng.choice(private or [""])), ("t",)))
         case "reorder":
-            return Step(primitive, ((loop, other) if number < 4 else tuple(
-                names[number - 4:number - 1]),))
+            return Step(
+                primitive, ((loop, other) if number < 4 else tuple(names[number - 4 : number - 1]),)
+            )
         case "rfactor":
             return Step(primitive, (loop, number, int(rng.integers(1, 4))))
         case "cascade":
@@ -147,15 +168,30 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
         schedule = attempt("split shift", schedule, rng, 6)
     if primitive in ("inline", "replicate"):
         schedule = attempt("contract", attempt("fuse_loops", schedule, rng, 12), rng, 6)
-    prefix = {"branch": "split mask", "version": "split mask", "jam": "split mask",
-              "contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
-              "sink": "expand", "fold_apart": "split", "replicate": "add_loops",
-              "coalesce": "cache_write", "distribute each": "fuse_loops",
-              "cache_read": "split", "cache_read loops": "split", "pad": "expand",
-              "transform_layout": "expand", "cache_read along": "split guard",
-              "prefetch": "vectorize", "fuse_first": "hoist", "fuse_last": "split",
-              "prefetch_next": "split",
-              "specialize": "split shift", "unswitch": "reorder"}.get(primitive)
+    prefix = {
+        "branch": "split mask",
+        "version": "split mask",
+        "jam": "split mask",
+        "contract": "fuse_loops",
+        "distribute": "expand",
+        "cache_write": "split",
+        "sink": "expand",
+        "fold_apart": "split",
+        "replicate": "add_loops",
+        "coalesce": "cache_write",
+        "distribute each": "fuse_loops",
+        "cache_read": "split",
+        "cache_read loops": "split",
+        "pad": "expand",
+        "transform_layout": "expand",
+        "cache_read along": "split guard",
+        "prefetch": "vectorize",
+        "fuse_first": "hoist",
+        "fuse_last": "split",
+        "prefetch_next": "split",
+        "specialize": "split shift",
+        "unswitch": "reorder",
+    }.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 
 
@@ -169,20 +205,29 @@ def attempt(primitive: str, schedule: Schedule, rng: np.random.Generator, tries:
 
 
 @pytest.mark.parametrize("primitive", ANY)
-def test_each_primitive_keeps_the_meaning(primitive, random_program, random_product,
-                                          random_updates, assert_same) -> None:
+def test_each_primitive_keeps_the_meaning(
+    primitive, random_program, random_product, random_updates, assert_same
+) -> None:
     accepted = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        make = random_updates if primitive == "atomic" else \
-            random_product if primitive in OF_PRODUCTS else random_program
+        make = (
+            random_updates
+            if primitive == "atomic"
+            else random_product
+            if primitive in OF_PRODUCTS
+            else random_program
+        )
         made = make(seed, F32 if primitive == "cascade" else I32)
         program, inputs = made.loops(), made.inputs()
         before = likely(primitive, Schedule(program), rng)
-        after = attempt(primitive, before, rng, 12 if primitive in (
-            "fuse_loops", "cache_read along", *OF_PRODUCTS) else 3)
-        has_effect = primitive not in ("cascade", "branch", "version") \
-            or str(after) != str(before)
+        after = attempt(
+            primitive,
+            before,
+            rng,
+            12 if primitive in ("fuse_loops", "cache_read along", *OF_PRODUCTS) else 3,
+        )
+        has_effect = primitive not in ("cascade", "branch", "version") or str(after) != str(before)
         if len(after.trace) > len(before.trace) and has_effect:
             accepted += 1
             assert_same(program, after.program, inputs)

@@ -15,8 +15,14 @@ from hlo_mlc.loops.text import body_text
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
 
 TRIPS = 9
-X, Y, T = (Buffer(name, I32, shape, scope) for name, shape, scope in (
-    ("x", (TRIPS,), "operand"), ("y", (TRIPS + 4,), "result"), ("t", (3,), "scratch")))
+X, Y, T = (
+    Buffer(name, I32, shape, scope)
+    for name, shape, scope in (
+        ("x", (TRIPS,), "operand"),
+        ("y", (TRIPS + 4,), "result"),
+        ("t", (3,), "scratch"),
+    )
+)
 
 
 def _program(*body: Stmt) -> LoopProgram:
@@ -28,7 +34,7 @@ def _each(v: Var, *body: Stmt) -> For:
 
 
 def _replaced(program: LoopProgram, most: int = 64) -> LoopProgram:
-    body, = replace_scalars([program.body], most)
+    (body,) = replace_scalars([program.body], most)
     return with_body(program, body)
 
 
@@ -37,7 +43,8 @@ def test_what_all_trips_touch_is_a_register() -> None:
     carrying = _program(
         _each(i, Store(T, (i,), const(1, I32))),
         _each(n, Store(T, (zero,), apply("add", load(T, (zero,)), load(X, (n,))))),
-        _each(j, Store(Y, (j,), load(T, (j,)))))
+        _each(j, Store(Y, (j,), load(T, (j,)))),
+    )
     assert "t.n[0] = t.n[0] + x[n]" in body_text(_replaced(carrying).body)
     assert _replaced(carrying, most=2).body == carrying.body
 
@@ -45,10 +52,17 @@ def test_what_all_trips_touch_is_a_register() -> None:
 def test_what_a_trip_stores_stays_for_the_next_ones() -> None:
     n = variable("n", TRIPS)
     before = index.add(n, index.constant(1))
-    carrying = _program(_each(variable("i", TRIPS + 4), Store(Y, (variable("i", TRIPS + 4),),
-                                                              const(1, I32))),
-                        _each(n, Store(Y, (index.add(n, index.constant(2)),),
-                                       apply("add", load(Y, (before,)), load(X, (n,))))))
+    carrying = _program(
+        _each(variable("i", TRIPS + 4), Store(Y, (variable("i", TRIPS + 4),), const(1, I32))),
+        _each(
+            n,
+            Store(
+                Y,
+                (index.add(n, index.constant(2)),),
+                apply("add", load(Y, (before,)), load(X, (n,))),
+            ),
+        ),
+    )
     text = body_text(_replaced(carrying).body)
     assert "y.n.0[] = x[n] + y.n.1[]" in text or "y.n.0[] = y.n.1[] + x[n]" in text
 
@@ -62,8 +76,11 @@ class _Random:
 
     def program(self) -> LoopProgram:
         i, j = variable("i", TRIPS + 4), variable("j", 3)
-        return _program(_each(i, Store(Y, (i,), const(1, I32))),
-                        _each(j, Store(T, (j,), const(2, I32))), *self.body((), 0))
+        return _program(
+            _each(i, Store(Y, (i,), const(1, I32))),
+            _each(j, Store(T, (j,), const(2, I32))),
+            *self.body((), 0),
+        )
 
     def body(self, around: tuple[Var, ...], depth: int) -> tuple[Stmt, ...]:
         return tuple(self.statement(around, depth) for _ in range(int(self.rng.integers(1, 4))))

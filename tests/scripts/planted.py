@@ -27,6 +27,7 @@ def honest(function: Callable, **options: RunOptions) -> Callable:
 
 def last_element(function: Callable, **options: RunOptions) -> Callable:
     """The tail of long rows is not written."""
+
     def damage(r: jax.Array) -> jax.Array:
         long = r.ndim and r.shape[-1] > 8 and r.shape[-1] % 8
         return r.at[..., -1].set(0) if long else r
@@ -36,6 +37,7 @@ def last_element(function: Callable, **options: RunOptions) -> Callable:
 
 def inaccurate(function: Callable, **options: RunOptions) -> Callable:
     """Floats are off by 200 units in the last place."""
+
     def damage(r: jax.Array) -> jax.Array:
         floats = jnp.issubdtype(r.dtype, jnp.floating)
         return (r * (1 + 200 * jnp.finfo(r.dtype).eps)).astype(r.dtype) if floats else r
@@ -45,6 +47,7 @@ def inaccurate(function: Callable, **options: RunOptions) -> Callable:
 
 def without_nan(function: Callable, **options: RunOptions) -> Callable:
     """What is NaN becomes a number, as in XLA's own maxima."""
+
     def damage(r: jax.Array) -> jax.Array:
         floats = jnp.issubdtype(r.dtype, jnp.floating)
         return jnp.where(jnp.isnan(r), 0, r) if floats else r
@@ -54,6 +57,7 @@ def without_nan(function: Callable, **options: RunOptions) -> Callable:
 
 def bit_lost(function: Callable, **options: RunOptions) -> Callable:
     """Integers lose their lowest bit."""
+
     def damage(r: jax.Array) -> jax.Array:
         return r & ~jnp.ones((), r.dtype) if jnp.issubdtype(r.dtype, jnp.integer) else r
 
@@ -90,8 +94,12 @@ def unsteady(function: Callable, **options: RunOptions) -> Callable:
 
     def call(*args: jax.Array) -> object:
         calls[0] += 1
-        return jax.tree.map(lambda r: r ^ True if calls[0] % 2 == 0 and r.dtype == bool
-                            else r + (calls[0] % 2 == 0), compiled(*args))
+        return jax.tree.map(
+            lambda r: (
+                r ^ True if calls[0] % 2 == 0 and r.dtype == bool else r + (calls[0] % 2 == 0)
+            ),
+            compiled(*args),
+        )
 
     return call
 

@@ -69,11 +69,14 @@ def test_seeds_draw_all_there_is() -> None:
 
 
 def test_a_seed_is_the_same_program_in_another_process() -> None:
-    line = ("import sys; sys.path.insert(0, 'scripts'); from fuzzing.generator import generate; "
-            "print(generate(11).to_json())")
+    line = (
+        "import sys; sys.path.insert(0, 'scripts'); from fuzzing.generator import generate; "
+        "print(generate(11).to_json())"
+    )
     root = Path(__file__).parents[2]
-    told = subprocess.run([sys.executable, "-c", line], cwd=root, capture_output=True, text=True,
-                          check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", line], cwd=root, capture_output=True, text=True, check=True
+    )
     assert told.stdout.strip() == generate(11).to_json()
 
 
@@ -82,13 +85,24 @@ def test_nothing_is_found_where_nothing_is_wrong() -> None:
     assert found["right"] >= 9 and not found.keys() - {"right", "void", "shared"}
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("last_element", "wrong"), ("inaccurate", "wrong"), ("without_nan", "wrong"),
-    ("bit_lost", "wrong"), ("wrong_type", "wrong"), ("raises", "error"), ("warns", "warning"),
-    ("unsteady", "torn"), ("overwrites", "touched")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("last_element", "wrong"),
+        ("inaccurate", "wrong"),
+        ("without_nan", "wrong"),
+        ("bit_lost", "wrong"),
+        ("wrong_type", "wrong"),
+        ("raises", "error"),
+        ("warns", "warning"),
+        ("unsteady", "torn"),
+        ("overwrites", "touched"),
+    ],
+)
 def test_planted_faults_are_found(name: str, kind: str) -> None:
-    seeds = [s for s in range(80) if generate(s).data == "special"] if name == "without_nan" \
-        else SEEDS
+    seeds = (
+        [s for s in range(80) if generate(s).data == "special"] if name == "without_nan" else SEEDS
+    )
     found = Counter()
     for outcome in outcomes(name, seeds):
         found[outcome.kind] += 1
@@ -115,13 +129,20 @@ def test_results_agree_to_the_sign_of_a_zero(dtype: str) -> None:
     subnormal = float(jnp.finfo(real).tiny) / 4
     assert are_same(of(0.0, -0.0, 1.0, np.nan), of(0.0, -0.0, 1.0, -np.nan))
     assert are_same(of(-subnormal, subnormal), of(-0.0, 0.0)) and are_same(of(), of())
-    for one, other in [(0.0, -0.0), (subnormal, -0.0), (1.0, 2.0), (np.nan, 1.0),
-                       (np.inf, -np.inf)]:
+    for one, other in [
+        (0.0, -0.0),
+        (subnormal, -0.0),
+        (1.0, 2.0),
+        (np.nan, 1.0),
+        (np.inf, -np.inf),
+    ]:
         assert not are_same(of(one), of(other))
 
 
-@pytest.mark.parametrize(("name", "kind", "limit"), [
-    ("hangs", "hang", 4.0), ("dies", "crash", 60.0), ("overruns", "crash", 60.0)])
+@pytest.mark.parametrize(
+    ("name", "kind", "limit"),
+    [("hangs", "hang", 4.0), ("dies", "crash", 60.0), ("overruns", "crash", 60.0)],
+)
 def test_processes_that_hang_or_die_are_replaced(name: str, kind: str, limit: float) -> None:
     with Worker(planted_in(name), limit=limit) as worker:
         for _ in range(2):
@@ -131,22 +152,30 @@ def test_processes_that_hang_or_die_are_replaced(name: str, kind: str, limit: fl
 
 def test_what_xla_cannot_do_either_is_no_fault(tmp_path) -> None:
     """The same error from XLA, or the same death, is not ours."""
+
     def told(entry: Entry, outcome: Outcome, path: Path | None) -> None:
         kinds.append(outcome.kind)
 
     kinds: list[str] = []
-    Runner(Setting("fuzzing.worker:xla", "xla", "cpu", "3", "0"), Ledger(tmp_path),
-           Limits(60.0, 0.0), told).run(0, 1, lambda begun: begun >= 5, resume=False)
+    Runner(
+        Setting("fuzzing.worker:xla", "xla", "cpu", "3", "0"),
+        Ledger(tmp_path),
+        Limits(60.0, 0.0),
+        told,
+    ).run(0, 1, lambda begun: begun >= 5, resume=False)
     assert len(kinds) == 5 and not set(kinds) - {"right", "void", "shared"}
 
 
 def test_shrinking_leaves_what_matters() -> None:
     """A fault of programs that join parts of more than eight columns."""
+
     def is_faulty(program: Program) -> bool:
         with jax.enable_x64(program.x64):
             values = text_of(program).values
-        return any(step.family == "concatenate" and values[step.results[0]].shape[-1] > 8
-                   for step in program.steps)
+        return any(
+            step.family == "concatenate" and values[step.results[0]].shape[-1] > 8
+            for step in program.steps
+        )
 
     large = next(p for p in map(generate, range(200)) if len(p.steps) > 15 and is_faulty(p))
     small = shrink(large, is_faulty, seconds=60.0)
@@ -177,8 +206,18 @@ def test_counts_add_up_and_survive_a_torn_line(tmp_path) -> None:
 
 
 def test_faults_become_scripts_and_runs_go_on(tmp_path) -> None:
-    run = ["--kernel", "planted:bit_lost", "--choose", "ours", "--folder", str(tmp_path),
-           "--shrink", "2", "--jobs", "2"]
+    run = [
+        "--kernel",
+        "planted:bit_lost",
+        "--choose",
+        "ours",
+        "--folder",
+        str(tmp_path),
+        "--shrink",
+        "2",
+        "--jobs",
+        "2",
+    ]
     assert fuzz.main([*run, "--programs", "4", "--seed-from", "planted"]) == 1
     seed = fuzz.seed_of("planted")
     setting = next(iter(Ledger(tmp_path).totals()))
@@ -191,8 +230,18 @@ def test_faults_become_scripts_and_runs_go_on(tmp_path) -> None:
 
 def test_nothing_is_lost_when_a_run_is_killed(tmp_path) -> None:
     """What was judged counts, and the next run goes on behind it."""
-    run = [sys.executable, "scripts/fuzz.py", "--kernel", "planted:honest", "--programs", "8",
-           "--seed", "3", "--folder", str(tmp_path)]
+    run = [
+        sys.executable,
+        "scripts/fuzz.py",
+        "--kernel",
+        "planted:honest",
+        "--programs",
+        "8",
+        "--seed",
+        "3",
+        "--folder",
+        str(tmp_path),
+    ]
     root = Path(__file__).parents[2]
     with subprocess.Popen(run, cwd=root, stdout=subprocess.DEVNULL, start_new_session=True) as told:
         while told.poll() is None and len(list(Ledger(tmp_path).entries())) < 3:
@@ -201,10 +250,14 @@ def test_nothing_is_lost_when_a_run_is_killed(tmp_path) -> None:
     before = list(Ledger(tmp_path).entries())
     assert len(before) >= 3
     missing = 8 - len(before)
-    subprocess.run([*run, "--resume", "--programs", str(missing)], cwd=root, check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*run, "--resume", "--programs", str(missing)],
+        cwd=root,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     entries = list(Ledger(tmp_path).entries())
-    assert entries[:len(before)] == before
+    assert entries[: len(before)] == before
     assert sorted(e.number for e in entries) == list(range(8))
 
 
@@ -217,6 +270,7 @@ def test_what_is_measured_is_judged_too() -> None:
 
 def test_refused_clusters_stay_with_xla() -> None:
     """Every other one, and the same ones for the same number."""
+
     def function(x):
         for k in range(8):
             x = by_xla(jnp.tanh(x + k) * x) + x
@@ -237,6 +291,7 @@ def test_refused_clusters_stay_with_xla() -> None:
 
 def test_modes_are_compared_with_the_plain_program() -> None:
     """Where nothing is rounded; a compiler that is right for one way of calling is not enough."""
+
     def moved(a):
         return (jnp.maximum(a, a[::-1]), a > 1)
 
@@ -250,6 +305,7 @@ def test_modes_are_compared_with_the_plain_program() -> None:
 
 def test_the_sign_of_a_nan_is_nobodys_to_know() -> None:
     """`top_k` orders by it; where values only move, it stays what it was."""
+
     def computed(x):
         return (lax.top_k(jnp.cos(x), 2)[1],)
 
@@ -268,8 +324,9 @@ def test_any_number_of_nans_may_stand_first() -> None:
     """Of many whose sign is unknown, in each place of `top_k` there may be any of them or what
     comes after them, but nothing else."""
     x = np.array([2, *[np.inf] * 100, 1], np.float32)
-    oracle = Oracle(lambda x: (lax.top_k(jnp.where(x < 3, x, jnp.cos(x)), 102)[1],), [x],
-                    False, False)
+    oracle = Oracle(
+        lambda x: (lax.top_k(jnp.where(x < 3, x, jnp.cos(x)), 102)[1],), [x], False, False
+    )
     reference = oracle.run(24, 0)
     for first in (0, 37, 100):
         order = np.array([*range(1, first + 1), 0, 101, *range(first + 1, 101)], np.int32)
@@ -290,12 +347,34 @@ def test_a_printed_program_runs(capsys, tmp_path) -> None:
 INTEGERS = np.array([0, 1, -1, 7, -8, 127, -128, 33], np.int8)
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if n in (
-    "div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic", "max", "min",
-    "add", "mul", "population_count", "clz", "sign", "neg", "abs")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in RULES
+        if n
+        in (
+            "div",
+            "rem",
+            "shift_left",
+            "shift_right_logical",
+            "shift_right_arithmetic",
+            "max",
+            "min",
+            "add",
+            "mul",
+            "population_count",
+            "clz",
+            "sign",
+            "neg",
+            "abs",
+        )
+    ],
+)
 def test_integers_are_those_of_xla(name: str) -> None:
-    function = {"population_count": lax.population_count, "clz": lax.clz}.get(
-        name) or getattr(lax, name)
+    function = {"population_count": lax.population_count, "clz": lax.clz}.get(name) or getattr(
+        lax, name
+    )
     binary = name not in ("population_count", "clz", "sign", "neg", "abs")
     args = np.meshgrid(INTEGERS, INTEGERS) if binary else [INTEGERS]
     expected = np.asarray(jax.jit(function)(*args))
@@ -305,6 +384,7 @@ def test_integers_are_those_of_xla(name: str) -> None:
 
 def test_conditioning_is_measured() -> None:
     """A difference of nearly equal numbers may be far off, the same sum without it may not."""
+
     def ill(x):
         return (x.sum(1) - x[:, ::-1].cumsum(1)[:, -1],)
 
@@ -331,10 +411,13 @@ def test_where_nothing_may_be_left_others_may_divide_by_zero() -> None:
             assert bool(judge([ours], oracle.types, reference).differences) == is_wrong
 
 
-@pytest.mark.parametrize("function, x, off", [
-    (lambda x: x * (1 + jnp.tanh(x)), -13.0, -1e-28),  # in f64, too, tanh is -1 there
-    (lambda x: jnp.real(lax.complex(x, x) * lax.complex(x, x)), 1.1, 5e-8),
-])
+@pytest.mark.parametrize(
+    "function, x, off",
+    [
+        (lambda x: x * (1 + jnp.tanh(x)), -13.0, -1e-28),  # in f64, too, tanh is -1 there
+        (lambda x: jnp.real(lax.complex(x, x) * lax.complex(x, x)), 1.1, 5e-8),
+    ],
+)
 def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: float) -> None:
     """Functions at their limits, and parts of complex numbers that cancel."""
     oracle = Oracle(lambda x: (function(x),), [np.full(3, x, np.float32)], False, False)
@@ -343,8 +426,10 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
-@pytest.mark.parametrize("terms, is_known", [
-    ((1.7e308, -np.inf), False), ((1.7e308, -1.7e308), False), ((np.inf, -np.inf), True)])
+@pytest.mark.parametrize(
+    "terms, is_known",
+    [((1.7e308, -np.inf), False), ((1.7e308, -1.7e308), False), ((np.inf, -np.inf), True)],
+)
 def test_terms_beyond_f64_need_not_be_rounded_alone(terms: tuple, is_known: bool) -> None:
     """A fused multiply-add adds -inf to what would be +inf if it were rounded."""
     x = np.array(terms)
@@ -366,11 +451,15 @@ def test_products_that_leave_their_range_on_the_way_may_be_anything() -> None:
     assert all(abs(s[0][0] / x[0] - 1) < 1e-5 for s in reference.samples)
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"window_strides": (2, 3), "padding": [(2, -1), (0, 4)]},
-    {"lhs_dilation": (2, 1), "rhs_dilation": (1, 2), "feature_group_count": 2},
-    {"batch_group_count": 2, "padding": [(9, 9), (-5, 0)]},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window_strides": (2, 3), "padding": [(2, -1), (0, 4)]},
+        {"lhs_dilation": (2, 1), "rhs_dilation": (1, 2), "feature_group_count": 2},
+        {"batch_group_count": 2, "padding": [(9, 9), (-5, 0)]},
+    ],
+)
 def test_convolutions_are_those_of_xla(options: dict) -> None:
     """Of numbers that are finite."""
     options = {"window_strides": (1, 1), "padding": [(0, 1), (1, 1)], **options}
@@ -379,8 +468,9 @@ def test_convolutions_are_those_of_xla(options: dict) -> None:
     x, w = rng.random((4, 7, 8, 2 * groups)), rng.random((3, 2, 2, 4))
 
     def convolved(x: jax.Array, w: jax.Array) -> tuple[jax.Array]:
-        return (lax.conv_general_dilated(
-            x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options),)
+        return (
+            lax.conv_general_dilated(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options),
+        )
 
     with jax.enable_x64(True):
         (exact,) = Oracle(convolved, [x, w], True, False).run(0, 0).exact
@@ -390,8 +480,14 @@ def test_convolutions_are_those_of_xla(options: dict) -> None:
 def test_groups_of_a_convolution_have_nothing_to_do_with_each_other() -> None:
     x = np.zeros((1, 2, 5), np.float32)
     x[0, 1] = np.inf
-    oracle = Oracle(lambda x: (lax.conv_general_dilated(
-        x, jnp.ones((2, 1, 2)), (1,), "VALID", feature_group_count=2),), [x], False, False)
+    oracle = Oracle(
+        lambda x: (
+            lax.conv_general_dilated(x, jnp.ones((2, 1, 2)), (1,), "VALID", feature_group_count=2),
+        ),
+        [x],
+        False,
+        False,
+    )
     (exact,) = oracle.run(0, 0).exact
     assert exact.tolist() == [[[0] * 4, [np.inf] * 4]]
 
@@ -407,16 +503,20 @@ def test_the_first_few_are_those_along_the_axis() -> None:
 def test_large_unsigned_numbers_are_no_negative_places() -> None:
     """Under vmap an index is an operand of a gather, whatever its type."""
     x, n = np.arange(12.0).reshape(3, 4), np.array([0, 130, 255], np.uint8)
-    oracle = Oracle(jax.vmap(lambda row, n: (row[n], row.at[n].set(7, mode="clip"))), [x, n],
-                    True, False)
+    oracle = Oracle(
+        jax.vmap(lambda row, n: (row[n], row.at[n].set(7, mode="clip"))), [x, n], True, False
+    )
     taken, put = oracle.run(0, 0).exact
     assert taken.tolist() == [0, 7, 11]
     assert np.argwhere(put == 7).tolist() == [[0, 0], [1, 3], [2, 3]]
 
 
 def test_searches_compare_nan_too() -> None:
-    x, y = (np.array(v, np.float32) for v in ([1, np.nan, 2, np.nan], [np.nan, 1, 3, -np.nan, -0.]))
+    x, y = (
+        np.array(v, np.float32) for v in ([1, np.nan, 2, np.nan], [np.nan, 1, 3, -np.nan, -0.0])
+    )
     for side in ("left", "right"):
+
         def search(x: jax.Array, y: jax.Array, side: str = side) -> tuple[jax.Array]:
             return (jnp.searchsorted(jnp.sort(x), y, side=side),)
 
@@ -453,8 +553,10 @@ def test_a_fault_of_the_reference_is_none_of_the_program(monkeypatch: pytest.Mon
     assert outcome.kind == "error" and "the reference" in outcome.detail
 
 
-@pytest.mark.parametrize("function", [
-    jnp.prod, lambda x: lax.reduce_window(x, np.float32(1), lax.mul, (4,), (4,), "VALID")[0]])
+@pytest.mark.parametrize(
+    "function",
+    [jnp.prod, lambda x: lax.reduce_window(x, np.float32(1), lax.mul, (4,), (4,), "VALID")[0]],
+)
 def test_what_overflows_before_it_meets_zero_depends_on_the_order(function: Callable) -> None:
     x = np.array([3e38, 10, 0, 0.5], np.float32)
     oracle = Oracle(lambda x: (function(x),), [x], False, False)
@@ -467,6 +569,7 @@ def test_what_overflows_before_it_meets_zero_depends_on_the_order(function: Call
 @pytest.mark.parametrize("weights", [(3.0, -2.0, 1.0), (1.0, 1.0, -2.0)])
 def test_terms_beyond_f64_overflow_together_or_alone(weights: tuple[float, ...]) -> None:
     """3 max - 2 max is NaN, or infinite where one of the products is rounded with the sum."""
+
     def is_right(x: list[float], found: float) -> bool:
         oracle = Oracle(lambda x: (x @ np.array(weights),), [np.array(x)], True, False)
         return not judge([np.float64(found)], oracle.types, oracle.run(24, 0)).differences
@@ -503,7 +606,8 @@ def test_parts_of_complex_numbers_may_be_infinite() -> None:
 
 @pytest.mark.parametrize("function", [jnp.sum, jnp.cumsum, lambda z: z @ z])
 def test_sums_of_complex_numbers_are_as_uncertain_as_their_terms_are_large(
-        function: Callable) -> None:
+    function: Callable,
+) -> None:
     def program(x: jax.Array, y: jax.Array) -> tuple[jax.Array]:
         return (jnp.real(function(lax.complex(x, y))),)
 
@@ -519,8 +623,12 @@ def test_a_number_that_xla_gives_too_is_in_dispute_where_nan_is_expected() -> No
     x = np.array([np.nan, 1.0], np.float32)
     oracle = Oracle(lambda x: (x * 2,), [x], False, False)
     for ours, theirs, is_wrong in ((0.5, 0.5000001, False), (0.5, 0.6, True), (0.5, np.nan, True)):
-        found = judge([np.array([ours, 2], np.float32)], oracle.types, oracle.run(24, 0),
-                      [np.array([theirs, 2], np.float32)])
+        found = judge(
+            [np.array([ours, 2], np.float32)],
+            oracle.types,
+            oracle.run(24, 0),
+            [np.array([theirs, 2], np.float32)],
+        )
         assert bool(found.differences) == is_wrong
 
 
@@ -534,8 +642,7 @@ def test_programs_are_those_of_the_modes() -> None:
         with jax.enable_x64(program.x64):
             text = source(program, text_of(program))
             try:
-                results = jax.tree.leaves(load(text, identity)(
-                    *map(jnp.array, arguments(program))))
+                results = jax.tree.leaves(load(text, identity)(*map(jnp.array, arguments(program))))
             except NotImplementedError:  # a derivative that JAX does not have
                 continue
         seen.add(program.mode)
@@ -549,9 +656,19 @@ def test_windows_fold_an_initial_value_once(initial: float) -> None:
     x = np.random.default_rng(0).standard_normal((3, 6, 6)).astype(np.float32)
 
     def program(x: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(lax.reduce_window(
-            x, np.float32(initial), op, (1, 2, 3), (1, 2, 1), [(0, 0), (-1, 2), (1, 0)],
-            base_dilation=(1, 2, 1), window_dilation=(1, 1, 2)) for op in (lax.add, lax.mul))
+        return tuple(
+            lax.reduce_window(
+                x,
+                np.float32(initial),
+                op,
+                (1, 2, 3),
+                (1, 2, 1),
+                [(0, 0), (-1, 2), (1, 0)],
+                base_dilation=(1, 2, 1),
+                window_dilation=(1, 1, 2),
+            )
+            for op in (lax.add, lax.mul)
+        )
 
     oracle = Oracle(program, [x], False, False)
     found = [np.asarray(r) for r in jax.jit(program)(x)]
@@ -567,9 +684,18 @@ def test_complex_numbers_are_judged_part_by_part() -> None:
         assert bool(judge([ours], oracle.types, oracle.run(3, 0)).differences) == is_wrong
 
 
-@pytest.mark.parametrize("function", [
-    jnp.linalg.inv, jnp.linalg.qr, jnp.linalg.eigvalsh, lax.linalg.lu, lambda x: jnp.fft.fft(x),
-    lambda x: jnp.linalg.solve(x, x[:, :2]), lambda x: jnp.linalg.cholesky(x @ x.T)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.linalg.inv,
+        jnp.linalg.qr,
+        jnp.linalg.eigvalsh,
+        lax.linalg.lu,
+        lambda x: jnp.fft.fft(x),
+        lambda x: jnp.linalg.solve(x, x[:, :2]),
+        lambda x: jnp.linalg.cholesky(x @ x.T),
+    ],
+)
 def test_what_libraries_compute_is_known_to_its_conditioning(function: Callable) -> None:
     x = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
 
@@ -580,8 +706,11 @@ def test_what_libraries_compute_is_known_to_its_conditioning(function: Callable)
     reference = oracle.run(24, 0)
     found = [np.asarray(r) for r in jax.jit(program)(x)]
     assert not judge(found, oracle.types, reference).differences
-    judged = judge([r + r // 7 if r.dtype == np.int32 else r * (1 + 1e-3) for r in found],
-                   oracle.types, reference)
+    judged = judge(
+        [r + r // 7 if r.dtype == np.int32 else r * (1 + 1e-3) for r in found],
+        oracle.types,
+        reference,
+    )
     assert judged.differences and not judged.undetermined
 
 
@@ -592,7 +721,8 @@ def test_sorts_by_several_keys_are_those_of_xla() -> None:
     def program(x: jax.Array) -> tuple[jax.Array, ...]:
         place = lax.broadcasted_iota(np.int32, x.shape, 1)
         return *lax.sort((x > 0, x, x[::-1], place), dimension=1, num_keys=3), jnp.sort(
-            lax.complex(x, x[::-1]))
+            lax.complex(x, x[::-1])
+        )
 
     oracle = Oracle(program, [x], False, False)
     found = [np.asarray(r) for r in jax.jit(program)(x)]
@@ -612,8 +742,9 @@ def test_modules_have_open_extents_where_that_goes() -> None:
         patch.setattr("fuzzing.modules.exported", noting)
         for seed in range(6):
             program = generate(seed).replace(mode="module")
-            outcome = outcome_of(program, partial(hlo_mlc.mlc_jit, choose="ours"),
-                                 lambda stage: None)
+            outcome = outcome_of(
+                program, partial(hlo_mlc.mlc_jit, choose="ours"), lambda stage: None
+            )
             assert outcome.kind in ("right", "void"), outcome
     assert set(seen) == {True, False}
 

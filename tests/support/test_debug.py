@@ -15,8 +15,9 @@ def test_each_level_shows_those_below(debug: int, capsys: pytest.CaptureFixture)
     for level in Level:
         say(level, debug, [f"{level.name} one", f"{level.name} two"])
     captured = capsys.readouterr()
-    shown = [f"hlo_mlc: {level.name} {n}" for level in Level if level <= debug
-             for n in ("one", "two")]
+    shown = [
+        f"hlo_mlc: {level.name} {n}" for level in Level if level <= debug for n in ("one", "two")
+    ]
     assert captured.err.splitlines() == shown
     assert not captured.out
 

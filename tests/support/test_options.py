@@ -102,13 +102,18 @@ def test_an_invalid_variable_is_named(monkeypatch):
         Options.from_environment()
 
 
-@pytest.mark.parametrize(("variable", "rest"), [
-    ("HLO_MLC_THREAD", r" \(did you mean 'HLO_MLC_THREADS'\?\)"),
-    ("HLO_MLC_SOMETHING_ELSE", "; there are HLO_MLC_CHOOSE, HLO_MLC_TARGET, .*")])
+@pytest.mark.parametrize(
+    ("variable", "rest"),
+    [
+        ("HLO_MLC_THREAD", r" \(did you mean 'HLO_MLC_THREADS'\?\)"),
+        ("HLO_MLC_SOMETHING_ELSE", "; there are HLO_MLC_CHOOSE, HLO_MLC_TARGET, .*"),
+    ],
+)
 def test_a_variable_that_nobody_reads_is_named_once(monkeypatch, variable, rest):
     monkeypatch.setenv(variable, "4")
-    with pytest.warns(RuntimeWarning, match=f"^hlo_mlc: there is no environment variable "
-                                            f"{variable}{rest}$"):
+    with pytest.warns(
+        RuntimeWarning, match=f"^hlo_mlc: there is no environment variable {variable}{rest}$"
+    ):
         assert Options.from_environment(choose="xla").threads is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

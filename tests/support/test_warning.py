@@ -23,10 +23,18 @@ warns()
 def test_the_line_is_found(how: str, tmp_path: Path) -> None:
     file = tmp_path / "script.py"
     file.write_text(PROGRAM)
-    arguments, shown = {"in a file": ([file], file), "given with -c": (["-c", PROGRAM], "<string>"),
-                        "typed in": (["-"], "<stdin>")}[how]
-    ran = subprocess.run([sys.executable, "-P", *arguments], input=PROGRAM, text=True,
-                         capture_output=True, check=True)
+    arguments, shown = {
+        "in a file": ([file], file),
+        "given with -c": (["-c", PROGRAM], "<string>"),
+        "typed in": (["-"], "<stdin>"),
+    }[how]
+    ran = subprocess.run(
+        [sys.executable, "-P", *arguments],
+        input=PROGRAM,
+        text=True,
+        capture_output=True,
+        check=True,
+    )
     assert f"{shown}:4: MlcWarning: a message" in ran.stderr
 
 

@@ -26,19 +26,33 @@ def test_lanes() -> None:
     assert cpu.named("aarch64").lanes(2) == 8
 
 
-@pytest.mark.parametrize(("level", "processor", "is_fast"), [
-    ("x86-64-v4", "znver4", True), ("x86-64-v4", "sapphirerapids", False),
-    ("x86-64-v4", "x86-64-v4", False), ("x86-64-v3", "x86-64-v3", True),
-    ("x86-64-v3", "alderlake", True), ("x86-64-v3", "haswell", False),
-    ("aarch64", "generic", False)])
+@pytest.mark.parametrize(
+    ("level", "processor", "is_fast"),
+    [
+        ("x86-64-v4", "znver4", True),
+        ("x86-64-v4", "sapphirerapids", False),
+        ("x86-64-v4", "x86-64-v4", False),
+        ("x86-64-v3", "x86-64-v3", True),
+        ("x86-64-v3", "alderlake", True),
+        ("x86-64-v3", "haswell", False),
+        ("aarch64", "generic", False),
+    ],
+)
 def test_which_processors_divide_fast(level, processor, is_fast) -> None:
     target = dataclasses.replace(cpu.named(level), cpu=processor)
     assert target.has_fast_division == is_fast
 
 
-@pytest.mark.parametrize(("processor", "is_fast"), [
-    ("skylake-avx512", True), ("cascadelake", True), ("sapphirerapids", False), ("znver4", False),
-    ("x86-64-v4", False)])
+@pytest.mark.parametrize(
+    ("processor", "is_fast"),
+    [
+        ("skylake-avx512", True),
+        ("cascadelake", True),
+        ("sapphirerapids", False),
+        ("znver4", False),
+        ("x86-64-v4", False),
+    ],
+)
 def test_which_processors_gather_fast(processor, is_fast) -> None:
     target = dataclasses.replace(cpu.named("x86-64-v4"), cpu=processor)
     assert target.has_fast_gather == is_fast
@@ -61,7 +75,8 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 def test_cache_sizes_are_read_from_the_system(tmp_path: Path) -> None:
     for number, (level, kind, size) in enumerate(
-            [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M")]):
+        [("1", "Data", "48K"), ("1", "Instruction", "32K"), ("2", "Unified", "2M")]
+    ):
         folder = tmp_path / f"index{number}"
         folder.mkdir()
         for name, text in (("level", level), ("type", kind), ("size", size)):

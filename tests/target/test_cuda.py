@@ -14,8 +14,9 @@ def test_names() -> None:
         cuda.named("sm_35")
 
 
-@pytest.mark.parametrize(("capability", "name"), [
-    ("8.0", "sm_80"), ("8.6", "sm_80"), ("8.9", "sm_80"), ("9.0", "sm_90")])
+@pytest.mark.parametrize(
+    ("capability", "name"), [("8.0", "sm_80"), ("8.6", "sm_80"), ("8.9", "sm_80"), ("9.0", "sm_90")]
+)
 def test_capabilities(capability: str, name: str) -> None:
     assert cuda.for_device(capability).name == name
 

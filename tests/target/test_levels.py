@@ -21,8 +21,15 @@ from hlo_mlc.target.rates import Rates
 
 # A machine with 256-bit vectors, two cores and caches of its own.
 AVX2 = dataclasses.replace(
-    named("x86-64-v3"), name="host", cpu="haswell", cores=2, l1_bytes=48 << 10, l2_bytes=512 << 10,
-    l3_bytes=6 << 20, rates=Rates(vector_operations=1.0))
+    named("x86-64-v3"),
+    name="host",
+    cpu="haswell",
+    cores=2,
+    l1_bytes=48 << 10,
+    l2_bytes=512 << 10,
+    l3_bytes=6 << 20,
+    rates=Rates(vector_operations=1.0),
+)
 FEATURES = required_features(named("x86-64-v3"))
 
 
@@ -55,7 +62,8 @@ def test_a_level_is_planned_with_the_cores_and_caches_of_this_machine(avx2: CpuT
     assert planned_for("cpu") == avx2
     planned = planned_for("x86-64-v2")
     assert planned == dataclasses.replace(
-        named("x86-64-v2"), cores=2, l1_bytes=48 << 10, l2_bytes=512 << 10, l3_bytes=6 << 20)
+        named("x86-64-v2"), cores=2, l1_bytes=48 << 10, l2_bytes=512 << 10, l3_bytes=6 << 20
+    )
     assert planned.rates == Rates()
 
 
@@ -63,20 +71,24 @@ def test_levels_that_this_machine_has(avx2: CpuTarget) -> None:
     assert runnable() == ("cpu", "x86-64", "x86-64-v2", "x86-64-v3")
 
 
-@pytest.mark.parametrize(("name", "reason"), [
-    ("x86-64-v4", "this machine lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl"),
-    ("aarch64", "it is an aarch64 processor"),
-    ("x86-64-v33", r"there is no such CPU \(did you mean 'x86-64-v3'\?\)"),
-    ("host", "the machine that a program runs on is called 'cpu'"),
-    ("sm_90", "code for a GPU by name is what `hlo_mlc.export` makes")])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("x86-64-v4", "this machine lacks avx512bw, avx512cd, avx512dq, avx512f, avx512vl"),
+        ("aarch64", "it is an aarch64 processor"),
+        ("x86-64-v33", r"there is no such CPU \(did you mean 'x86-64-v3'\?\)"),
+        ("host", "the machine that a program runs on is called 'cpu'"),
+        ("sm_90", "code for a GPU by name is what `hlo_mlc.export` makes"),
+    ],
+)
 def test_what_programs_cannot_be_compiled_for(avx2: CpuTarget, name: str, reason: str) -> None:
     with pytest.raises(UnknownTargetError, match=f"'{name}': {reason}.*expected one of cpu, x86"):
         planned_for(name)
 
 
-def test_a_processor_may_lack_a_part_of_a_level(avx2: CpuTarget,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levels, "present_features",
-                        lambda: FEATURES - {"movbe", "bmi2"})
+def test_a_processor_may_lack_a_part_of_a_level(
+    avx2: CpuTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(levels, "present_features", lambda: FEATURES - {"movbe", "bmi2"})
     with pytest.raises(UnknownTargetError, match="this machine lacks bmi2, movbe"):
         planned_for("x86-64-v3")

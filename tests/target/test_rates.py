@@ -11,13 +11,22 @@ import hlo_mlc
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
 
-RATES = Rates(near_bytes=100.0, far_bytes=50.0, distant_bytes=5.0,
-              xla_near=2.0, xla_far=1.0, xla_distant=0.5)
+RATES = Rates(
+    near_bytes=100.0, far_bytes=50.0, distant_bytes=5.0, xla_near=2.0, xla_far=1.0, xla_distant=0.5
+)
 
 
-@pytest.mark.parametrize(("size", "speed", "ratio"), [
-    (0, 100.0, 2.0), (1, 100.0, 2.0), (NEAR_BYTES, 100.0, 2.0), (FAR_BYTES, 50.0, 1.0),
-    (DISTANT_BYTES, 5.0, 0.5), (1 << 40, 5.0, 0.5)])
+@pytest.mark.parametrize(
+    ("size", "speed", "ratio"),
+    [
+        (0, 100.0, 2.0),
+        (1, 100.0, 2.0),
+        (NEAR_BYTES, 100.0, 2.0),
+        (FAR_BYTES, 50.0, 1.0),
+        (DISTANT_BYTES, 5.0, 0.5),
+        (1 << 40, 5.0, 0.5),
+    ],
+)
 def test_what_was_measured_holds_there(size: int, speed: float, ratio: float) -> None:
     assert RATES.bytes_per_us(size) == pytest.approx(speed)
     assert RATES.xla_pass(size) == pytest.approx(ratio)

@@ -18,9 +18,16 @@ DRAWS = ("x86-64", "x86-64-v4")
 
 def drawn(program: TensorProgram, target: cpu.CpuTarget, rng: np.random.Generator):
     """The loops of a program with drawn parameters."""
-    tuned = {n: (d.template.name, {key: int(rng.choice(values)) for key, values in
-                                   d.template.space(d.nest, target).items()})
-             for n, d in enumerate(schedule_program(program, target)[1])}
+    tuned = {
+        n: (
+            d.template.name,
+            {
+                key: int(rng.choice(values))
+                for key, values in d.template.space(d.nest, target).items()
+            },
+        )
+        for n, d in enumerate(schedule_program(program, target)[1])
+    }
     return schedule_program(program, target, tuned)[0]
 
 
@@ -63,17 +70,26 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
-def test_it_computes_what_llvms_code_does(take_apart, machine_code, as_c, arrays, dtype: str
-                                          ) -> None:
+def test_it_computes_what_llvms_code_does(
+    take_apart, machine_code, as_c, arrays, dtype: str
+) -> None:
     """Bit by bit, but for NaNs: the same loops, for a processor without multiply-add."""
     target = cpu.named("x86-64")
     with jax.enable_x64(True):
-        cases = [(name, arrays(dtype, (n, m), (m, k), special=True))
-                 for name in SPECIAL for n, m, k in ((3, 37, 5), (66, 20, 17))]
+        cases = [
+            (name, arrays(dtype, (n, m), (m, k), special=True))
+            for name in SPECIAL
+            for n, m, k in ((3, 37, 5), (66, 20, 17))
+        ]
         taken = [(name, args, take_apart(SPECIAL[name], *args)) for name, args in cases]
     programs = list(dict.fromkeys(p for *_, parts in taken for p in parts.programs))
-    codes = dict(zip(programs, as_c([schedule_program(p, target)[0] for p in programs], "-O2",
-                                    "-march=x86-64"), strict=True))
+    codes = dict(
+        zip(
+            programs,
+            as_c([schedule_program(p, target)[0] for p in programs], "-O2", "-march=x86-64"),
+            strict=True,
+        )
+    )
 
     def as_c_does(program: TensorProgram, operands):
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
@@ -81,7 +97,9 @@ def test_it_computes_what_llvms_code_does(take_apart, machine_code, as_c, arrays
         return outputs
 
     for name, args, parts in taken:
-        for ours, theirs in zip(parts.run(args, as_c_does),
-                                parts.run(args, machine_code.executing(target=target)),
-                                strict=True):
+        for ours, theirs in zip(
+            parts.run(args, as_c_does),
+            parts.run(args, machine_code.executing(target=target)),
+            strict=True,
+        ):
             np.testing.assert_array_equal(ours.astype(np.float64), theirs.astype(np.float64), name)

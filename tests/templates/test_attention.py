@@ -44,9 +44,11 @@ def heads_first(q, k, v, x):
 def keys_transposed(q, k, v, x):
     """Keys [.., depth, keys] and values [.., columns, keys], as caches keep them."""
     k, v = k.transpose(0, 2, 3, 1) * 1, v.transpose(0, 2, 3, 1) * 1
-    return jnp.einsum("bhqk,bhdk->bhdq", jax.nn.softmax(
-        jnp.einsum("bqhd,bhdk->bhqk", q, jax.lax.optimization_barrier(k))),
-        jax.lax.optimization_barrier(v))
+    return jnp.einsum(
+        "bhqk,bhdk->bhdq",
+        jax.nn.softmax(jnp.einsum("bqhd,bhdk->bhqk", q, jax.lax.optimization_barrier(k))),
+        jax.lax.optimization_barrier(v),
+    )
 
 
 def with_sink(q, k, v, x):
@@ -77,15 +79,18 @@ FORMS = {
     "biased": lambda q, k, v, x: mixed(jax.nn.softmax(scores(q, k) + x), v),
     "masked": lambda q, k, v, x: mixed(jax.nn.softmax(jnp.where(x > 0, scores(q, k), -1e9)), v),
     "dropout": lambda q, k, v, x: mixed(
-        jnp.where(x > -1, jax.nn.softmax(scores(q, k)) / 0.9, 0), v),
+        jnp.where(x > -1, jax.nn.softmax(scores(q, k)) / 0.9, 0), v
+    ),
     "capped": lambda q, k, v, x: mixed(jax.nn.softmax(5 * jnp.tanh(scores(q, k) / 5)), v),
     "with a sink": with_sink,
     "normalized late": normalized_late,
     "two folds": two_folds_of_one_pass,
-    "prologues": lambda q, k, v, x: jnp.maximum(
-        mixed(jax.nn.softmax(scores(q * 2 - 1, jnp.sin(k))), v * v + 1) - 1, 0.5) * 3,
-    "cosine": lambda q, k, v, x: mixed(jax.nn.softmax(scores(
-        q / jnp.linalg.norm(q, axis=-1, keepdims=True), k)), v),
+    "prologues": lambda q, k, v, x: (
+        jnp.maximum(mixed(jax.nn.softmax(scores(q * 2 - 1, jnp.sin(k))), v * v + 1) - 1, 0.5) * 3
+    ),
+    "cosine": lambda q, k, v, x: mixed(
+        jax.nn.softmax(scores(q / jnp.linalg.norm(q, axis=-1, keepdims=True), k)), v
+    ),
 }
 # (b, s, t, h, d, e); a length is at least 8, or products of rows stay as they are
 SHAPES = ((2, 17, 23, 3, 8, 5), (1, 64, 64, 2, 16, 16), (1, 131, 97, 1, 33, 65))
@@ -106,9 +111,15 @@ def test_forms(check, arrays, form):
     assert templates(report).count("attention") == 1, report.explain()
 
 
-@pytest.mark.parametrize(("dtype", "form"), [
-    ("bfloat16", "causal"), ("bfloat16", "prologues"), ("float16", "biased"),
-    ("float16", "normalized late")])
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        ("bfloat16", "causal"),
+        ("bfloat16", "prologues"),
+        ("float16", "biased"),
+        ("float16", "normalized late"),
+    ],
+)
 def test_narrow_floats(check, arrays, dtype, form):
     report = check(FORMS[form], *arguments(arrays, dtype, *SHAPES[0]), ulps=4)
     assert "attention" in templates(report)
@@ -180,16 +191,23 @@ def test_what_is_needed_outside_is_kept(check, arrays):
         return p, mixed(p, v)
 
     assert "attention" not in templates(check(both, q, k, v, ulps=64))
-    check(lambda *a: jax.grad(lambda *b: (causal(*b) ** 2).sum(), (0, 1, 2, 3))(*a), q, k, v, x,
-          ulps=256)
+    check(
+        lambda *a: jax.grad(lambda *b: (causal(*b) ** 2).sum(), (0, 1, 2, 3))(*a),
+        q,
+        k,
+        v,
+        x,
+        ulps=256,
+    )
 
 
 def test_memory_grows_with_the_length_only(take_apart):
     """Neither a result nor scratch of queries by keys."""
+
     def bytes_of(length):
         like = jax.ShapeDtypeStruct((1, length, 2, 16), jnp.float32)
         parts = take_apart(lambda q, k, v: causal(q, k, v, None), like, like, like)
-        program, = parts.programs
+        (program,) = parts.programs
         loops, (decision,) = schedule_program(program, TARGET)
         assert decision.template.name == "attention"
         assert all(b.size < length * length for b in (*program.operands, *program.results))
@@ -201,13 +219,20 @@ def test_memory_grows_with_the_length_only(take_apart):
 
 def test_attention_inside_a_loop(check, arrays):
     q, k, v, x = arguments(arrays, "float32", 1, 24, 24, 2, 8, 8)
-    check(lambda q, k, v, x: jax.lax.fori_loop(
-        0, 2, lambda i, c: c + FORMS["plain"](c, k, v, x), q), q, k, v, x, ulps=256)
+    check(
+        lambda q, k, v, x: jax.lax.fori_loop(0, 2, lambda i, c: c + FORMS["plain"](c, k, v, x), q),
+        q,
+        k,
+        v,
+        x,
+        ulps=256,
+    )
 
 
 @pytest.fixture(scope="module")
 def sample_of(take_apart, arrays):
     """A form over a shape: its kernels, arguments and what JAX gives."""
+
     def make(form, shape):
         args = arguments(arrays, "float32", *shape)
         return take_apart(FORMS[form], *args), args, np.asarray(jax.jit(FORMS[form])(*args))
@@ -225,22 +250,29 @@ def test_machine_code_does_what_the_loops_say(sample_of, form):
         verify(scheduled)
         return interpret(scheduled, operands, seed=1)
 
-    result, = parts.run(args, interpreted)
+    (result,) = parts.run(args, interpreted)
     np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize(("form", "rows", "versions"), [
-    ("causal", 125, 1), ("keys transposed", 127, 1), ("biased", 125, 2), ("causal", 70, 2)])
-def test_the_last_block_shares_the_code_of_the_others(sample_of, machine_code, form, rows,
-                                                      versions):
+@pytest.mark.parametrize(
+    ("form", "rows", "versions"),
+    [("causal", 125, 1), ("keys transposed", 127, 1), ("biased", 125, 2), ("causal", 70, 2)],
+)
+def test_the_last_block_shares_the_code_of_the_others(
+    sample_of, machine_code, form, rows, versions
+):
     """Where it has as many vectors of rows, and nothing else is read row by row."""
     parts, args, expected = sample_of(form, (1, rows, 40, 2, 8, 8))
     programs = [schedule_program(p, TARGET)[0] for p in parts.programs]
-    passes = [s for p in programs for s in walk(p.body)
-              if isinstance(s, For) and s.var.name.endswith("_chunk0")]
+    passes = [
+        s
+        for p in programs
+        for s in walk(p.body)
+        if isinstance(s, For) and s.var.name.endswith("_chunk0")
+    ]
     assert len(passes) == versions
     for fence in ("start", "end"):
-        result, = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
+        (result,) = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
         np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
     for program in programs:
         verify(program)
@@ -251,16 +283,22 @@ def test_the_last_block_shares_the_code_of_the_others(sample_of, machine_code, f
 def test_tiles_of_scores_share_their_code(sample_of, machine_code, form, keys, tiles):
     """The last one begins earlier, unless a chunk may have fewer keys than a tile."""
     parts, args, expected = sample_of(form, (1, 64, keys, 2, 8, 8))
-    zeroed = [s for p in parts.programs for s in walk(schedule_program(p, TARGET)[0].body)
-              if isinstance(s, For) and s.var.name.endswith("_szi")]
+    zeroed = [
+        s
+        for p in parts.programs
+        for s in walk(schedule_program(p, TARGET)[0].body)
+        if isinstance(s, For) and s.var.name.endswith("_szi")
+    ]
     assert len(zeroed) == tiles
     for fence in ("start", "end"):
-        result, = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
+        (result,) = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
         np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
 
 
-@pytest.mark.parametrize(("form", "seed"), [("heads first", 0), ("keys transposed", 1),
-                                            ("biased", 0), ("normalized late", 1)])
+@pytest.mark.parametrize(
+    ("form", "seed"),
+    [("heads first", 0), ("keys transposed", 1), ("biased", 0), ("normalized late", 1)],
+)
 def test_every_choice_of_parameters_is_right(sample_of, machine_code, form, seed):
     """On all levels, with buffers that border on memory without access."""
     rng = np.random.default_rng(seed)
@@ -276,25 +314,27 @@ def test_every_choice_of_parameters_is_right(sample_of, machine_code, form, seed
                 tuned[number] = decision.template.name, drawn
             place = ("start", "end")[int(rng.integers(2))]
             return machine_code.executing(tuned=tuned, target=target, threads=2, fence_at=place)(
-                program, operands)
+                program, operands
+            )
 
-        result, = parts.run(args, execute)
+        (result,) = parts.run(args, execute)
         np.testing.assert_allclose(result, expected, 2e-5, 2e-5)
 
 
 def test_results_do_not_depend_on_threads(sample_of, machine_code):
     parts, args, _ = sample_of("causal", (2, 200, 300, 3, 16, 16))
-    once, *others = [parts.run(args, machine_code.executing(threads=threads))[0]
-                     for threads in (1, 2, 8)]
+    once, *others = [
+        parts.run(args, machine_code.executing(threads=threads))[0] for threads in (1, 2, 8)
+    ]
     for other in others:
         assert once.tobytes() == other.tobytes()
 
 
 def test_what_is_kept_for_many_keys_is_in_the_arena(sample_of, machine_code):
     parts, args, expected = sample_of("plain", (1, 70, 3000, 2, 8, 8))
-    program, = parts.programs
+    (program,) = parts.programs
     assert schedule_program(program, TARGET)[0].scratch_bytes > 0
-    result, = parts.run(args, machine_code.executing(threads=2))
+    (result,) = parts.run(args, machine_code.executing(threads=2))
     np.testing.assert_allclose(result, expected, 1e-4, 1e-5)
 
 
@@ -302,6 +342,6 @@ def test_refusals(take_apart, arrays):
     """Reasons in the words of the report."""
     q, k = arrays("float32", (1, 20, 2, 8), (1, 20, 2, 8))
     parts = take_apart(scores, q, k)
-    nest, = parts.programs[0].steps
+    (nest,) = parts.programs[0].steps
     refused = dict(choose_template(nest, TARGET)[1])
     assert refused["attention"] == "not a chain of two products"

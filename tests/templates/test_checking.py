@@ -23,7 +23,7 @@ MOST = 4  # faulty kernels of each right one
 
 def _moved(indices: tuple[Expr, ...], axis: int, by: int) -> tuple[Expr, ...]:
     moved = index.add(indices[axis], index.constant(by))
-    return (*indices[:axis], moved, *indices[axis + 1:])
+    return (*indices[:axis], moved, *indices[axis + 1 :])
 
 
 def _loads_moved(program: LoopProgram, name: str, axis: int, by: int) -> LoopProgram:
@@ -31,12 +31,10 @@ def _loads_moved(program: LoopProgram, name: str, axis: int, by: int) -> LoopPro
 
     def swap(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source.name == name:
-            return build.load(node.source, _moved(node.indices, axis, by), node.guard,
-                              node.default)
+            return build.load(node.source, _moved(node.indices, axis, by), node.guard, node.default)
         return None
 
-    return with_body(program, map_expressions(
-        program.body, lambda e: build.transform(e, swap)))
+    return with_body(program, map_expressions(program.body, lambda e: build.transform(e, swap)))
 
 
 def _stores_moved(program: LoopProgram, name: str, axis: int, by: int) -> LoopProgram:
@@ -44,8 +42,15 @@ def _stores_moved(program: LoopProgram, name: str, axis: int, by: int) -> LoopPr
 
     def visit(stmt: Stmt) -> tuple[Stmt, ...] | None:
         if isinstance(stmt, Store) and stmt.buffer.name == name:
-            return (Store(stmt.buffer, _moved(stmt.indices, axis, by), stmt.value, stmt.guard,
-                          stmt.streaming),)
+            return (
+                Store(
+                    stmt.buffer,
+                    _moved(stmt.indices, axis, by),
+                    stmt.value,
+                    stmt.guard,
+                    stmt.streaming,
+                ),
+            )
         return None
 
     return with_body(program, transform(program.body, visit))
@@ -56,10 +61,13 @@ def _faulty(program: LoopProgram, rng: np.random.Generator) -> Iterator[LoopProg
     statements = list(walk(program.body))
     read = {load.source for s in statements for e in expressions(s) for load in loads(e)}
     stored = {s.buffer for s in statements if isinstance(s, Store)}
-    choices = [(change, buffer.name, axis, by)
-               for change, buffers in ((_loads_moved, read), (_stores_moved, stored))
-               for buffer in sorted(buffers, key=lambda b: b.name)
-               for axis in range(len(buffer.shape)) for by in (-1, 1)]
+    choices = [
+        (change, buffer.name, axis, by)
+        for change, buffers in ((_loads_moved, read), (_stores_moved, stored))
+        for buffer in sorted(buffers, key=lambda b: b.name)
+        for axis in range(len(buffer.shape))
+        for by in (-1, 1)
+    ]
     for n in rng.permutation(len(choices))[:MOST]:
         change, *what = choices[n]
         yield change(program, *what)
@@ -74,17 +82,25 @@ def test_checks_find_what_the_interpreter_finds(sample, name) -> None:
         generated = generate(loops, host(), checked=True)
         code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
         results = [np.zeros(b.shape, b.dtype.numpy) for b in loops.results]
-        bind_kernel(code, [np.ascontiguousarray(a).reshape(b.shape)
-                           for a, b in zip(operands, loops.operands, strict=True)], results,
-                    threads=2)()
+        bind_kernel(
+            code,
+            [
+                np.ascontiguousarray(a).reshape(b.shape)
+                for a, b in zip(operands, loops.operands, strict=True)
+            ],
+            results,
+            threads=2,
+        )()
         return results
 
     def execute(program, operands):
         tuned = {}
         for number, decision in enumerate(schedule_program(program, host())[1]):
             space = decision.template.space(decision.nest, host())
-            tuned[number] = decision.template.name, {
-                key: int(rng.choice(values)) for key, values in space.items()}
+            tuned[number] = (
+                decision.template.name,
+                {key: int(rng.choice(values)) for key, values in space.items()},
+            )
         scheduled, _ = schedule_program(program, host(), tuned)
         loops = with_body(scheduled, inline_calls(scheduled.body))
         for wrong in _faulty(loops, rng):

@@ -51,12 +51,17 @@ def test_patterns(check, arrays, pattern):
 
     def function(pairs):
         narrow = [lax.dot_general(a, b, numbers) for a, b in pairs]
-        wide = [lax.dot_general(a, b, numbers, preferred_element_type=t) for (a, b), t in
-                zip(pairs[2:5], ("float32", "float32", "int32"), strict=True)]
+        wide = [
+            lax.dot_general(a, b, numbers, preferred_element_type=t)
+            for (a, b), t in zip(pairs[2:5], ("float32", "float32", "int32"), strict=True)
+        ]
         return narrow + wide
 
-    check(function, pairs, exact=lambda pairs: [
-        lax.dot_general(a, b, numbers) for a, b in (*pairs, *pairs[2:5])])
+    check(
+        function,
+        pairs,
+        exact=lambda pairs: [lax.dot_general(a, b, numbers) for a, b in (*pairs, *pairs[2:5])],
+    )
 
 
 @pytest.mark.parametrize("pattern", ["plain", "lhs transposed", "batch", "matrix and vector"])
@@ -82,15 +87,25 @@ ACROSS = {
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-def test_left_factors_laid_out_along_the_depth(machine_code, take_apart, arrays, name, dtype,
-                                               level):
+def test_left_factors_laid_out_along_the_depth(
+    machine_code, take_apart, arrays, name, dtype, level
+):
     """Small whole numbers, so that every order of summation is exact."""
     function, *shapes = ACROSS[name]
     args = [np.round(a).clip(-2, 2).astype(a.dtype) for a in arrays(dtype, *shapes)]
     parts = take_apart(function, *args)
-    results = [parts.run(args, machine_code.executing(
-        tuned={0: ("contraction", {"turn": turn})}, target=named(level), threads=2, fence_at="end"))
-        for turn in (0, 1)]
+    results = [
+        parts.run(
+            args,
+            machine_code.executing(
+                tuned={0: ("contraction", {"turn": turn})},
+                target=named(level),
+                threads=2,
+                fence_at="end",
+            ),
+        )
+        for turn in (0, 1)
+    ]
     for straight, turned in zip(*results, strict=True):
         np.testing.assert_array_equal(turned, straight)
         np.testing.assert_array_equal(turned, np.asarray(function(*map(jnp.asarray, args))))
@@ -98,11 +113,13 @@ def test_left_factors_laid_out_along_the_depth(machine_code, take_apart, arrays,
 
 def test_large_left_factors_across_the_depth(take_apart):
     """They are laid out along it by themselves; small ones and such as lie along it are not."""
+
     def turned(function, m, k, n):
         a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((k, m), (k, n)))
         parts = take_apart(function, a, b)
-        (decision,) = (d for p in parts.programs
-                       for d in schedule_program(p, named("x86-64-v3"))[1])
+        (decision,) = (
+            d for p in parts.programs for d in schedule_program(p, named("x86-64-v3"))[1]
+        )
         return decision.parameters["turn"]
 
     assert turned(lambda a, b: a.T @ b, 1024, 1024, 1024)
@@ -118,7 +135,7 @@ def test_extents(machine_code, take_apart, arrays, m, n, k):
     """Whole numbers, so that every order of summation is exact."""
     a, b = (np.round(x * 3) for x in arrays("float32", (m, k), (k, n)))
     parts = take_apart(jnp.matmul, a, b)
-    result, = parts.run((a, b), machine_code.executing())
+    (result,) = parts.run((a, b), machine_code.executing())
     np.testing.assert_array_equal(result, a @ b)
 
 
@@ -135,29 +152,34 @@ def _asked(parts) -> list[str]:
     return [line for line in program_text(loops).splitlines() if "prefetch a1" in line]
 
 
-@pytest.mark.parametrize(("m", "n", "k", "ahead"), [
-    (9, 1100, 251, AHEAD * 1100), (9, 64, 251, None)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "ahead"), [(9, 1100, 251, AHEAD * 1100), (9, 64, 251, None)]
+)
 def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m, n, k, ahead):
     """Those of large right factors, where they are not packed."""
     a, b = arrays("float32", (m, k), (k, n))
     parts = take_apart(jnp.matmul, a, b)
-    assert {int(line.rpartition("+ ")[2]) for line in _asked(parts)} == \
-        (set() if ahead is None else {ahead})
-    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    assert {int(line.rpartition("+ ")[2]) for line in _asked(parts)} == (
+        set() if ahead is None else {ahead}
+    )
+    (result,) = parts.run((a, b), machine_code.executing(fence_at="end"))
     np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("m", "n", "k", "count"), [
-    (300, 1100, 251, 2), (300, 1100, 2100, 2), (300, 64, 251, 0), (9, 1100, 251, 0)])
-def test_the_panel_after_this_one_is_fetched(machine_code, take_apart, arrays, m, n, k, count,
-                                             transposed):
+@pytest.mark.parametrize(
+    ("m", "n", "k", "count"),
+    [(300, 1100, 251, 2), (300, 1100, 2100, 2), (300, 64, 251, 0), (9, 1100, 251, 0)],
+)
+def test_the_panel_after_this_one_is_fetched(
+    machine_code, take_apart, arrays, m, n, k, count, transposed
+):
     """By all tiles of large right factors that are packed: the first one packs and multiplies."""
     a, b = arrays("float32", (m, k), (n, k) if transposed else (k, n))
     parts = take_apart(lambda a, b: a @ (b.T if transposed else b), a, b)
     asked = [line for line in _asked(parts) if line.endswith("+ 0")]
     assert len(asked) == (count // 2 if transposed else count)
-    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    (result,) = parts.run((a, b), machine_code.executing(fence_at="end"))
     expected = a.astype(np.float64) @ (b.T if transposed else b)
     np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-2)
 
@@ -168,17 +190,37 @@ def test_packed_beside_multiplying(machine_code, take_apart, arrays, dtype, layo
     """The first tile of every panel packs it; whole numbers make every order exact."""
     a, b = (np.round(x * 2) for x in arrays(dtype, (47, 131), (131, 75)))
     given = b if layout == "kn" else np.ascontiguousarray(b.T)
-    parts = take_apart(lambda a, b: lax.dot_general(
-        a, b, (((1,), (layout.index("k"),)), ((), ())), preferred_element_type=jnp.float32) + 1,
-        a, given)
+    parts = take_apart(
+        lambda a, b: (
+            lax.dot_general(
+                a, b, (((1,), (layout.index("k"),)), ((), ())), preferred_element_type=jnp.float32
+            )
+            + 1
+        ),
+        a,
+        given,
+    )
     for blocks, apart in ((1, 1), (2, 8)):
-        tuned = {0: ("contraction", {"pack": 1, "next_panel": apart, "ahead": 4, "rows": 6,
-                                     "vectors": 2, "row_blocks": blocks, "depth": 256})}
+        tuned = {
+            0: (
+                "contraction",
+                {
+                    "pack": 1,
+                    "next_panel": apart,
+                    "ahead": 4,
+                    "rows": 6,
+                    "vectors": 2,
+                    "row_blocks": blocks,
+                    "depth": 256,
+                },
+            )
+        }
         for level in ("x86-64", "x86-64-v3", "x86-64-v4"):
-            result, = parts.run((a, given), machine_code.executing(
-                tuned=tuned, target=named(level), threads=2, fence_at="end"))
-            np.testing.assert_array_equal(
-                result, a.astype(np.float64) @ b.astype(np.float64) + 1)
+            (result,) = parts.run(
+                (a, given),
+                machine_code.executing(tuned=tuned, target=named(level), threads=2, fence_at="end"),
+            )
+            np.testing.assert_array_equal(result, a.astype(np.float64) @ b.astype(np.float64) + 1)
 
 
 @pytest.mark.parametrize(("level", "tile"), [("x86-64-v3", (6, 2)), ("x86-64-v4", (6, 4))])
@@ -186,7 +228,7 @@ def test_packed_beside_multiplying(machine_code, take_apart, arrays, dtype, layo
 def test_to_ask_for_the_next_panel_costs_no_step(take_apart, arrays, level, tile, depth):
     """A step of the depth holds multiplications only; what is asked for stands in front of some."""
     parts = take_apart(lambda a, b: a @ b, *arrays("float32", (509, depth), (depth, 512)))
-    program, = parts.programs
+    (program,) = parts.programs
     scheduled, (decision,) = schedule_program(program, named(level))
     parameters = decision.parameters
     assert (parameters["rows"], parameters["vectors"]) == tile
@@ -209,22 +251,33 @@ def test_the_matrix_is_fetched_and_nothing_else(machine_code, take_apart, arrays
     order = np.random.default_rng(0).permutation(140)[:131].astype(np.int32)
     tuned = {0: ("contraction", {"pack": 1, "next_panel": 1, "rows": 6, "vectors": 2})}
     for function, args, expected, count in (
-            (lambda a, s, b: a @ (s * b), (a, scales, b[:131]), a @ (scales * b[:131]), 2),
-            (lambda a, o, b: a @ b[o], (a, order, b), a @ b[order], 0)):
+        (lambda a, s, b: a @ (s * b), (a, scales, b[:131]), a @ (scales * b[:131]), 2),
+        (lambda a, o, b: a @ b[o], (a, order, b), a @ b[order], 0),
+    ):
         parts = take_apart(function, *args)
-        asked = [stmt.buffer.shape for program in parts.programs
-                 for stmt in walk(schedule_program(program, named("x86-64-v3"), tuned)[0].body)
-                 if isinstance(stmt, Prefetch)]
+        asked = [
+            stmt.buffer.shape
+            for program in parts.programs
+            for stmt in walk(schedule_program(program, named("x86-64-v3"), tuned)[0].body)
+            if isinstance(stmt, Prefetch)
+        ]
         assert asked == [(131, 75)] * count
-        result, = parts.run(args, machine_code.executing(tuned=tuned, fence_at="end"))
+        (result,) = parts.run(args, machine_code.executing(tuned=tuned, fence_at="end"))
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize(("dtype", "cpu", "computed"), [
-    ("bfloat16", "znver4", 0), ("bfloat16", "sapphirerapids", 1), ("float16", "znver4", 1),
-    ("float32", "sapphirerapids", 0)])
-def test_rows_are_computed_beforehand_unless_that_costs_nothing(take_apart, arrays, dtype, cpu,
-                                                                computed):
+@pytest.mark.parametrize(
+    ("dtype", "cpu", "computed"),
+    [
+        ("bfloat16", "znver4", 0),
+        ("bfloat16", "sapphirerapids", 1),
+        ("float16", "znver4", 1),
+        ("float32", "sapphirerapids", 0),
+    ],
+)
+def test_rows_are_computed_beforehand_unless_that_costs_nothing(
+    take_apart, arrays, dtype, cpu, computed
+):
     parts = take_apart(jnp.matmul, *arrays(dtype, (33, 70), (70, 90)))
     target = replace(named("x86-64-v4"), cpu=cpu)
     _, (decision,) = schedule_program(parts.programs[0], target)
@@ -239,9 +292,12 @@ def test_rows_joined_along_the_depth_are_written_out(check, take_apart, arrays):
         return jnp.maximum(jnp.stack(parts, -1) @ w, 0)
 
     check(function, parts, w)
-    joined = [stmt for program in take_apart(function, parts, w).programs
-              for stmt in walk(schedule_program(program, named("x86-64-v4"))[0].body)
-              if isinstance(stmt, For) and ".h." in stmt.var.name and constant_extent(stmt) == 16]
+    joined = [
+        stmt
+        for program in take_apart(function, parts, w).programs
+        for stmt in walk(schedule_program(program, named("x86-64-v4"))[0].body)
+        if isinstance(stmt, For) and ".h." in stmt.var.name and constant_extent(stmt) == 16
+    ]
     assert joined and all(stmt.kind is LoopKind.UNROLL for stmt in joined)
 
 
@@ -256,9 +312,16 @@ def test_prologues_and_epilogues(check, arrays):
     x, w, bias, y = arrays("float32", (37, 65), (65, 50), (50,), (37, 50))
 
     def function(x, w, bias, y):
-        return (jax.nn.gelu(x @ w + bias), jnp.maximum(jnp.tanh(x) @ w, 0) * y + 1,
-                (x * 2 - 1) @ (w / 3), (x @ w).T + bias[:, None], (x @ w).sum(1),
-                jax.nn.softmax(x @ w + bias), x.at[0].set(0) @ w, (x @ w)[::-1, 3:])
+        return (
+            jax.nn.gelu(x @ w + bias),
+            jnp.maximum(jnp.tanh(x) @ w, 0) * y + 1,
+            (x * 2 - 1) @ (w / 3),
+            (x @ w).T + bias[:, None],
+            (x @ w).sum(1),
+            jax.nn.softmax(x @ w + bias),
+            x.at[0].set(0) @ w,
+            (x @ w)[::-1, 3:],
+        )
 
     check(function, x, w, bias, y, ulps=64)
 
@@ -267,6 +330,7 @@ def test_prologues_and_epilogues(check, arrays):
 def test_factors_that_read_nothing(check, arrays, dtype):
     """Masks of indices, as gradients of slices and triangular matrices have: they are put aside for
     a tile, or packed, like any other factor that is computed."""
+
     def function(a):
         at = jnp.arange(33)
         triangle, steps = at[:, None] >= at, (at[:, None] < 29) & (at % 2 == 0)
@@ -298,9 +362,17 @@ def test_few_columns_of_rows_side_by_side(check, take_apart, arrays, depth, colu
 
 def test_layouts(check, arrays):
     x, w = arrays("float32", (40, 30), (60, 40))
-    check(lambda x, w: (w[:, ::-1] @ x, jnp.broadcast_to(x[:, :1], (40, 40)) @ x,
-                        jnp.concatenate([x, x]).T @ jnp.tile(x, (2, 1)), x[1::2, ::2].T @ x[::2],
-                        jnp.pad(x, ((0, 20), (7, 3))) @ w.T[:40].T[:40]), x, w)
+    check(
+        lambda x, w: (
+            w[:, ::-1] @ x,
+            jnp.broadcast_to(x[:, :1], (40, 40)) @ x,
+            jnp.concatenate([x, x]).T @ jnp.tile(x, (2, 1)),
+            x[1::2, ::2].T @ x[::2],
+            jnp.pad(x, ((0, 20), (7, 3))) @ w.T[:40].T[:40],
+        ),
+        x,
+        w,
+    )
 
 
 def test_special_values(check, arrays):
@@ -318,8 +390,13 @@ def test_attention_and_its_gradient(check, arrays):
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.float32(np.sqrt(8))
         return jnp.einsum("bhqk,bhkd->bqhd", jax.nn.softmax(scores), v)
 
-    check(lambda *a: (attention(*a), jax.grad(lambda *b: (attention(*b) ** 2).sum(), (0, 1, 2))(
-        *a)), q, k, v, ulps=64)
+    check(
+        lambda *a: (attention(*a), jax.grad(lambda *b: (attention(*b) ** 2).sum(), (0, 1, 2))(*a)),
+        q,
+        k,
+        v,
+        ulps=64,
+    )
 
 
 def test_convolutions(check, arrays):
@@ -327,19 +404,25 @@ def test_convolutions(check, arrays):
     layout = ("NHWC", "HWIO", "NHWC")
 
     def function(x, w, d):
-        return (lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout),
-                lax.conv_general_dilated(x, w, (2, 1), ((1, 0), (0, 2)), rhs_dilation=(1, 2),
-                                         dimension_numbers=layout),
-                lax.conv_general_dilated(x, w, (1, 1), ((0, 0), (0, 0)), lhs_dilation=(2, 1),
-                                         dimension_numbers=layout),
-                lax.conv_general_dilated(x, d, (1, 1), "SAME", dimension_numbers=layout,
-                                         feature_group_count=3))
+        return (
+            lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout),
+            lax.conv_general_dilated(
+                x, w, (2, 1), ((1, 0), (0, 2)), rhs_dilation=(1, 2), dimension_numbers=layout
+            ),
+            lax.conv_general_dilated(
+                x, w, (1, 1), ((0, 0), (0, 0)), lhs_dilation=(2, 1), dimension_numbers=layout
+            ),
+            lax.conv_general_dilated(
+                x, d, (1, 1), "SAME", dimension_numbers=layout, feature_group_count=3
+            ),
+        )
 
     check(function, x, w, d, ulps=64)
 
 
-@pytest.mark.parametrize(("m", "k", "n"), [(65, 64, 100), (130, 200, 70), (33, 512, 1000),
-                                           (300, 30, 150), (64, 64, 128)])
+@pytest.mark.parametrize(
+    ("m", "k", "n"), [(65, 64, 100), (130, 200, 70), (33, 512, 1000), (300, 30, 150), (64, 64, 128)]
+)
 def test_results_one_behind_the_other(check, arrays, m, k, n):
     """Rows and columns share an index: tasks are shown to be apart by how far panels can go."""
     x, w = arrays("float32", (m, k), (k, n))

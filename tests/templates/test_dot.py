@@ -20,10 +20,16 @@ FUNCTIONS = {
     "columns": (lambda x, w: x @ w.T, (70, DEEP), (5, DEEP)),
     "result transposed": (lambda x, w: w @ x.T, (5, DEEP), (70, DEEP)),
     "batch": (lambda x, w: jnp.einsum("bik,bjk->bij", x, w), (3, 4, DEEP), (3, 19, DEEP)),
-    "two rows of axes": (lambda x, w: jnp.einsum("aik,bjk->abij", x, w), (2, 3, DEEP),
-                         (4, 5, DEEP)),
-    "summed twice": (lambda x, w: jnp.einsum("iak,jka->ij", x, w.transpose(0, 2, 1)),
-                     (5, 3, DEEP), (23, 3, DEEP)),
+    "two rows of axes": (
+        lambda x, w: jnp.einsum("aik,bjk->abij", x, w),
+        (2, 3, DEEP),
+        (4, 5, DEEP),
+    ),
+    "summed twice": (
+        lambda x, w: jnp.einsum("iak,jka->ij", x, w.transpose(0, 2, 1)),
+        (5, 3, DEEP),
+        (23, 3, DEEP),
+    ),
     "prologue": (lambda x, w: (x * 2) @ (jnp.tanh(w) + 1).T, (5, DEEP), (70, DEEP)),
     "epilogue": (lambda x, w: jax.nn.gelu(x @ w.T + w[:, 0]) * x[:, :1], (5, DEEP), (70, DEEP)),
     "initial": (lambda x, w: (x @ w.T).astype(jnp.int32) + 3, (5, DEEP), (70, DEEP)),
@@ -32,8 +38,11 @@ FUNCTIONS = {
 
 
 def _templates(parts, target) -> set[str]:
-    return {decision.template.name for program in parts.programs
-            for decision in schedule_program(program, target)[1]}
+    return {
+        decision.template.name
+        for program in parts.programs
+        for decision in schedule_program(program, target)[1]
+    }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -49,8 +58,12 @@ def test_types(check, take_apart, arrays, dtype):
     args = arrays(dtype, (3, DEEP), (37, DEEP))
 
     def function(x, w):
-        return jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), preferred_element_type=(
-            jnp.int32 if x.dtype.kind in "iu" else jnp.float32))
+        return jax.lax.dot_general(
+            x,
+            w,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=(jnp.int32 if x.dtype.kind in "iu" else jnp.float32),
+        )
 
     assert "dot" in _templates(take_apart(function, *args), TARGET)
     check(function, *args, magnitude=DEEP)
@@ -64,7 +77,7 @@ def test_extents(machine_code, take_apart, arrays, m, n, k):
     a, b = (np.round(x * 3) for x in arrays("float32", (m, k), (n, k)))
     parts = take_apart(lambda a, b: a @ b.T, a, b)
     assert "dot" in _templates(parts, TARGET)
-    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    (result,) = parts.run((a, b), machine_code.executing(fence_at="end"))
     np.testing.assert_array_equal(result, a @ b.T)
 
 
@@ -80,8 +93,10 @@ def test_special_values(check, arrays):
     check(lambda a, b: a @ b.T, a, b, magnitude=DEEP)
 
 
-@pytest.mark.parametrize(("rows", "columns", "depth", "transposed"), [
-    (64, 64, DEEP, True), (4, 64, 24, True), (4, 64, DEEP, False)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "transposed"),
+    [(64, 64, DEEP, True), (4, 64, 24, True), (4, 64, DEEP, False)],
+)
 def test_others_stay_with_vectors_of_columns(take_apart, arrays, rows, columns, depth, transposed):
     a, b = arrays("float32", (rows, depth), (columns, depth) if transposed else (depth, columns))
     parts = take_apart(lambda a, b: a @ (b.T if transposed else b), a, b)

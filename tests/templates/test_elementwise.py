@@ -28,8 +28,12 @@ def test_extents(check, arrays, n):
 @pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4)])
 def test_no_elements(check, arrays, shape):
     x, y = arrays("float32", shape, shape)
-    check(lambda x, y: (jnp.exp(x) + y, x.T * 2, lax.rev(x, (0,)), jnp.concatenate([x, y])), x, y,
-          kernels=False)
+    check(
+        lambda x, y: (jnp.exp(x) + y, x.T * 2, lax.rev(x, (0,)), jnp.concatenate([x, y])),
+        x,
+        y,
+        kernels=False,
+    )
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
@@ -37,15 +41,22 @@ def test_layouts(check, arrays, dtype):
     x, y, row = arrays(dtype, (33, 17), (17, 33), (17,))
 
     def function(x, y, row):
-        return (x.T + y, x[::2, 1:] * 3, x[::-1] - row, jnp.concatenate([x, y.T, x[:1]], 0),
-                jnp.pad(x, ((1, 2), (0, 3))), lax.pad(x, x[0, 0], ((-1, 2, 1), (3, -2, 0))),
-                jnp.roll(x, 5, 1) + y.reshape(33, 17), jnp.broadcast_to(row[:, None], (17, 4)))
+        return (
+            x.T + y,
+            x[::2, 1:] * 3,
+            x[::-1] - row,
+            jnp.concatenate([x, y.T, x[:1]], 0),
+            jnp.pad(x, ((1, 2), (0, 3))),
+            lax.pad(x, x[0, 0], ((-1, 2, 1), (3, -2, 0))),
+            jnp.roll(x, 5, 1) + y.reshape(33, 17),
+            jnp.broadcast_to(row[:, None], (17, 4)),
+        )
 
     check(function, x, y, row)
 
 
 def test_high_rank_transposes(check, arrays):
-    x, = arrays("float32", (3, 5, 17, 4))
+    (x,) = arrays("float32", (3, 5, 17, 4))
     check(lambda x: [x.transpose(p) * 2 for p in ((3, 1, 2, 0), (0, 2, 1, 3), (2, 3, 0, 1))], x)
 
 
@@ -61,36 +72,110 @@ def test_special_values(check, arrays):
     x, y = arrays("float32", (37, 19), (37, 19), special=True)
 
     def function(x, y):
-        return (x + y, x * y, x / y, jnp.maximum(x, y), jnp.minimum(x, y), jnp.where(x > y, x, y),
-                1 / (x + y), 1 / (-x), jnp.abs(x), jnp.sign(x), x == y, x != x, jnp.isfinite(x),
-                jnp.floor(x), jnp.round(y), x.astype(jnp.int32), x.astype(bool),
-                lax.clamp(jnp.asarray(-1, x.dtype), x, y), jnp.exp(x), jnp.tanh(y), jnp.sqrt(x))
+        return (
+            x + y,
+            x * y,
+            x / y,
+            jnp.maximum(x, y),
+            jnp.minimum(x, y),
+            jnp.where(x > y, x, y),
+            1 / (x + y),
+            1 / (-x),
+            jnp.abs(x),
+            jnp.sign(x),
+            x == y,
+            x != x,
+            jnp.isfinite(x),
+            jnp.floor(x),
+            jnp.round(y),
+            x.astype(jnp.int32),
+            x.astype(bool),
+            lax.clamp(jnp.asarray(-1, x.dtype), x, y),
+            jnp.exp(x),
+            jnp.tanh(y),
+            jnp.sqrt(x),
+        )
 
     check(function, x, y, ulps=2, magnitude=0)
 
 
 def test_integer_edges(check):
     """Wrap-around, division by zero, the lowest integer, shifts by more than the width."""
-    edges = np.array([0, 1, -1, 2, -3, 31, 32, 40, 2**31 - 1, -2**31], np.int32)
+    edges = np.array([0, 1, -1, 2, -3, 31, 32, 40, 2**31 - 1, -(2**31)], np.int32)
     x, y = (a.ravel().copy() for a in np.meshgrid(edges, edges))
 
     def function(x, y):
-        return (x + y, x - y, x * y, lax.div(x, y), lax.rem(x, y), jnp.abs(x), -x,
-                lax.shift_left(x, y), lax.shift_right_arithmetic(x, y),
-                lax.shift_right_logical(x, y), lax.max(x, y), x < y, lax.population_count(x),
-                lax.clz(x), x.astype(jnp.int8), x.astype(jnp.uint8), x.astype(jnp.float32),
-                x.astype(jnp.uint32) < y.astype(jnp.uint32), ~x & y, x ^ y, lax.integer_pow(x, 3))
+        return (
+            x + y,
+            x - y,
+            x * y,
+            lax.div(x, y),
+            lax.rem(x, y),
+            jnp.abs(x),
+            -x,
+            lax.shift_left(x, y),
+            lax.shift_right_arithmetic(x, y),
+            lax.shift_right_logical(x, y),
+            lax.max(x, y),
+            x < y,
+            lax.population_count(x),
+            lax.clz(x),
+            x.astype(jnp.int8),
+            x.astype(jnp.uint8),
+            x.astype(jnp.float32),
+            x.astype(jnp.uint32) < y.astype(jnp.uint32),
+            ~x & y,
+            x ^ y,
+            lax.integer_pow(x, 3),
+        )
 
     check(function, x, y)
 
 
 def test_conversions(check):
-    values = np.array([0, -0.0, 0.5, 1.5, 2.5, -2.5, 127.6, 128, 255.9, 300, -129, 3e9, -3e9, 1e20,
-                       np.inf, -np.inf, np.nan, 1e-8, 65504, 65519, 65520, 3e38], np.float32)
+    values = np.array(
+        [
+            0,
+            -0.0,
+            0.5,
+            1.5,
+            2.5,
+            -2.5,
+            127.6,
+            128,
+            255.9,
+            300,
+            -129,
+            3e9,
+            -3e9,
+            1e20,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1e-8,
+            65504,
+            65519,
+            65520,
+            3e38,
+        ],
+        np.float32,
+    )
 
     def function(x):
-        return [x.astype(t) for t in (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16, jnp.int32,
-                                      jnp.uint32, jnp.bool_, jnp.float16, jnp.bfloat16)]
+        return [
+            x.astype(t)
+            for t in (
+                jnp.int8,
+                jnp.uint8,
+                jnp.int16,
+                jnp.uint16,
+                jnp.int32,
+                jnp.uint32,
+                jnp.bool_,
+                jnp.float16,
+                jnp.bfloat16,
+            )
+        ]
 
     check(function, values)
 
@@ -107,20 +192,29 @@ def test_narrow_floats_are_rounded_after_every_op(run, arrays, dtype):
         np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("functions", [
-    (jnp.exp, jnp.log1p, jnp.tanh, jax.nn.sigmoid), (jnp.sin, jnp.cos, jnp.arctan, jnp.sinh),
-    (jax.nn.gelu, jax.nn.silu, lax.erf, jax.nn.softplus),
-    (lax.rsqrt, lambda x: jnp.power(jnp.abs(x), 1.7), lambda x: jnp.arctan2(x, x[::-1]), jnp.cbrt),
-])
+@pytest.mark.parametrize(
+    "functions",
+    [
+        (jnp.exp, jnp.log1p, jnp.tanh, jax.nn.sigmoid),
+        (jnp.sin, jnp.cos, jnp.arctan, jnp.sinh),
+        (jax.nn.gelu, jax.nn.silu, lax.erf, jax.nn.softplus),
+        (
+            lax.rsqrt,
+            lambda x: jnp.power(jnp.abs(x), 1.7),
+            lambda x: jnp.arctan2(x, x[::-1]),
+            jnp.cbrt,
+        ),
+    ],
+)
 def test_mathematical_functions(check, arrays, functions):
-    x, = arrays("float32", (4, 67))
+    (x,) = arrays("float32", (4, 67))
     x = np.abs(x) if lax.rsqrt in functions else x
     check(lambda x: [f(x) for f in functions], x, ulps=4)
 
 
 def test_shared_values_are_not_computed_for_ever(check, arrays):
     """A chain in which each value is used twice stays linear in size."""
-    x, = arrays("float32", (37,))
+    (x,) = arrays("float32", (37,))
 
     def chain(x):
         for _ in range(40):
@@ -157,10 +251,14 @@ def test_along_short_rows(check, arrays, name, dtype):
     """Vectors go from one short row into the next."""
     with jax.enable_x64(dtype == "float64"):
         for shape in ((5, 7, 3), (33, 65, 3), (4, 100, 5), (2, 129, 10), (301, 4)):
-            x, = arrays("uint8" if dtype == "bool" else dtype, shape)
+            (x,) = arrays("uint8" if dtype == "bool" else dtype, shape)
             x = x > 1 if dtype == "bool" else x
-            check(MOVES[name] if dtype != "bool" or name in ("turned", "repeated")
-                  else lambda x: x & x[:1], x)
+            check(
+                MOVES[name]
+                if dtype != "bool" or name in ("turned", "repeated")
+                else lambda x: x & x[:1],
+                x,
+            )
 
 
 def test_constants_of_channels_are_vectors(check, arrays):
@@ -186,12 +284,13 @@ def test_short_rows_of_different_elements(check, arrays, n, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_skew_matrices(check, arrays, dtype):
     with jax.enable_x64(dtype == "float64"):
-        v, = arrays(dtype, (101, 3))
+        (v,) = arrays(dtype, (101, 3))
 
         def function(v):
             (x, y, z), o = v.T, jnp.zeros_like(v[:, 0])
-            return jnp.stack([jnp.stack(row, -1) for row in ((o, -z, y), (z, o, -x), (-y, x, o))],
-                             1)
+            return jnp.stack(
+                [jnp.stack(row, -1) for row in ((o, -z, y), (z, o, -x), (-y, x, o))], 1
+            )
 
         check(function, v)
 
@@ -208,10 +307,14 @@ def test_between_borders(check, arrays, shape, dtype):
         wide = jnp.pad(x, 1)
         edges = jnp.pad(x, 1, mode="edge")
         inner = tuple(slice(1, -1) for _ in shape[:-1])
-        return (around, jnp.roll(x, (1,) * x.ndim, tuple(range(x.ndim))),
-                wide[(*inner, slice(2, None))] - wide[(*inner, slice(None, -2))] * 2,
-                edges[..., 2:] * 2 + edges[..., :-2], jnp.concatenate([x, y * 2, x[..., :3]], -1),
-                jnp.where(jnp.arange(shape[-1]) == 17, x, y))
+        return (
+            around,
+            jnp.roll(x, (1,) * x.ndim, tuple(range(x.ndim))),
+            wide[(*inner, slice(2, None))] - wide[(*inner, slice(None, -2))] * 2,
+            edges[..., 2:] * 2 + edges[..., :-2],
+            jnp.concatenate([x, y * 2, x[..., :3]], -1),
+            jnp.where(jnp.arange(shape[-1]) == 17, x, y),
+        )
 
     check(function, x, y)
 
@@ -219,16 +322,20 @@ def test_between_borders(check, arrays, shape, dtype):
 @pytest.mark.parametrize(("dtype", "elsewhere"), [("uint8", False), ("float32", True)])
 def test_no_lane_is_off_between_borders(take_apart, arrays, dtype, elsewhere):
     """Nor in the first and the last rows, where elements are too narrow for masks."""
-    x, = arrays(dtype, (40, 100))
-    (program,) = take_apart(lambda x: sum(
-        jnp.roll(x, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)), x).programs
+    (x,) = arrays(dtype, (40, 100))
+    (program,) = take_apart(
+        lambda x: sum(jnp.roll(x, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)), x
+    ).programs
     loops, _ = schedule_program(program, named("x86-64-v3"))
     found = {}
     for lanes in walk(loops.body):
         if isinstance(lanes, For) and lanes.kind is LoopKind.VECTORIZE:
-            asked = any(read.guard is not None and lanes.var in read.guard.free
-                        for stmt in walk(lanes.body) for e in expressions(stmt)
-                        for read in loads(e))
+            asked = any(
+                read.guard is not None and lanes.var in read.guard.free
+                for stmt in walk(lanes.body)
+                for e in expressions(stmt)
+                for read in loads(e)
+            )
             found.setdefault(".e" in lanes.var.name, []).append(asked)
     assert not any(found[False])
     assert any(found[True]) is elsewhere
@@ -236,21 +343,33 @@ def test_no_lane_is_off_between_borders(take_apart, arrays, dtype, elsewhere):
 
 @pytest.mark.parametrize("n", [9, 13, 35, 100])
 def test_tails_begin_early_without_masks_that_cost_nothing(take_apart, arrays, n):
-    x, = arrays("float32", (40, n))
+    (x,) = arrays("float32", (40, n))
     (program,) = take_apart(lambda x: x[:, ::-1] * 2, x).programs
     loops, _ = schedule_program(program, named("x86-64-v3"))
-    assert {s.extent.value for s in walk(loops.body)
-            if isinstance(s, For) and s.kind is LoopKind.VECTORIZE} == {8}
+    assert {
+        s.extent.value
+        for s in walk(loops.body)
+        if isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+    } == {8}
 
 
-@pytest.mark.parametrize(("dtype", "level", "n"), [
-    ("float32", "x86-64-v3", 42), ("float32", "x86-64-v4", 10), ("float32", "x86-64-v4", 42),
-    ("uint8", "x86-64-v3", 21), ("uint8", "x86-64-v3", 62), ("int16", "x86-64-v3", 29)])
-def test_what_comes_from_the_other_side_is_between_borders(check, take_apart, arrays, dtype, level,
-                                                           n):
+@pytest.mark.parametrize(
+    ("dtype", "level", "n"),
+    [
+        ("float32", "x86-64-v3", 42),
+        ("float32", "x86-64-v4", 10),
+        ("float32", "x86-64-v4", 42),
+        ("uint8", "x86-64-v3", 21),
+        ("uint8", "x86-64-v3", 62),
+        ("int16", "x86-64-v3", 29),
+    ],
+)
+def test_what_comes_from_the_other_side_is_between_borders(
+    check, take_apart, arrays, dtype, level, n
+):
     """Also where rows are short, and are of different elements then: lanes of different rows read
     far apart."""
-    x, = arrays(dtype, (n - 2, n - 2))
+    (x,) = arrays(dtype, (n - 2, n - 2))
 
     def padded(x):
         return jnp.pad(x, 1, mode="wrap")
@@ -264,5 +383,5 @@ def test_what_comes_from_the_other_side_is_between_borders(check, take_apart, ar
 
 
 def test_much_between_borders_is_shared_out(check, arrays):
-    x, = arrays("float32", (1030, 517))
+    (x,) = arrays("float32", (1030, 517))
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)

@@ -20,13 +20,18 @@ def test_operands_lanes_and_kinds(samples, level: str, monkeypatch) -> None:
     emitted: list[Instruction] = []
     lines = Block.lines
     monkeypatch.setattr(
-        Block, "lines", lambda block: emitted.extend(block.instructions) or lines(block))
+        Block, "lines", lambda block: emitted.extend(block.instructions) or lines(block)
+    )
     programs = [p for sample in samples(0).values() for p in sample.parts.programs]
     for program in programs:
         emitted.clear()
         text = print_program(schedule_program(program, named(level))[0], named(level))
-        found = [instruction for function in llvm.parse_assembly(text).functions
-                 for block in function.blocks for instruction in block.instructions]
+        found = [
+            instruction
+            for function in llvm.parse_assembly(text).functions
+            for block in function.blocks
+            for instruction in block.instructions
+        ]
         # A function's last instruction, and what makes its stores past the caches seen, are not of
         # blocks.
         found = [i for i in found if i.opcode != "ret" and "@llvm.x86.sse.sfence" not in str(i)]

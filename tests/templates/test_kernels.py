@@ -15,9 +15,18 @@ from hlo_mlc.templates.program import schedule_program
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
 SEEDS = (0, 1)
 # Math functions, and sums of products, which machines with FMA round once.
-ROUNDED_DIFFERENTLY = frozenset((
-    "softmax", "layer norm", "gelu", "product", "product, transposed", "product, both by rows",
-    "batch", "vectors"))
+ROUNDED_DIFFERENTLY = frozenset(
+    (
+        "softmax",
+        "layer norm",
+        "gelu",
+        "product",
+        "product, transposed",
+        "product, both by rows",
+        "batch",
+        "vectors",
+    )
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -63,14 +72,17 @@ def test_machine_code_does_what_the_loops_say(sample, machine_code, name):
     actual = subject.parts.run(subject.args, machine_code.executing())
     rounding = 1e-6 if name in ROUNDED_DIFFERENTLY else 0
     for one, other in zip(actual, expected, strict=True):
-        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), rounding,
-                                   rounding)
+        np.testing.assert_allclose(
+            one.astype(np.float64), other.astype(np.float64), rounding, rounding
+        )
 
 
 def test_results_do_not_depend_on_threads_or_on_the_compilation(sample, machine_code, name):
     subject = sample(name, 0)
-    once, *others = [subject.parts.run(subject.args, machine_code.executing(threads=threads))
-                     for threads in (1, 2, 8)]
+    once, *others = [
+        subject.parts.run(subject.args, machine_code.executing(threads=threads))
+        for threads in (1, 2, 8)
+    ]
     for other in others:
         assert [r.tobytes() for r in once] == [r.tobytes() for r in other]
 
@@ -78,7 +90,7 @@ def test_results_do_not_depend_on_threads_or_on_the_compilation(sample, machine_
 @pytest.mark.parametrize("shape", [(700, 1031), (2, 150_001), (150_001, 3)])
 def test_large_results_do_not_depend_on_threads(take_apart, machine_code, arrays, shape):
     """Work that is shared out: the order of every sum is a matter of the shape alone."""
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
 
     def function(x):
         return x.sum(), x.sum(0), x.sum(1), x.max(0), x * x.mean(), x[:, :3].T @ x
@@ -99,9 +111,20 @@ def test_blocks_of_the_depth(take_apart, machine_code, arrays, depth):
     for level in LEVELS:
         target = named(level)
         for pack in (0, 1):
-            tuned = {0: ("contraction", {
-                "depth": 256, "pack": pack, "rows": int(rng.choice((4, 6, 8))),
-                "row_blocks": int(rng.choice((1, 4))), "pack_rows": int(rng.integers(2))})}
-            result, = parts.run([x, w], machine_code.executing(
-                tuned=tuned, target=target, threads=2, fence_at="end"))
+            tuned = {
+                0: (
+                    "contraction",
+                    {
+                        "depth": 256,
+                        "pack": pack,
+                        "rows": int(rng.choice((4, 6, 8))),
+                        "row_blocks": int(rng.choice((1, 4))),
+                        "pack_rows": int(rng.integers(2)),
+                    },
+                )
+            }
+            (result,) = parts.run(
+                [x, w],
+                machine_code.executing(tuned=tuned, target=target, threads=2, fence_at="end"),
+            )
             np.testing.assert_array_equal(result, (x * 2 + 1) @ w + 3)

@@ -41,17 +41,20 @@ def drawn(program: TensorProgram, draw: int, cuda_source) -> tuple:
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_every_choice_of_parameters_is_right(samples, emulator: Emulator, cuda_source,
-                                             draw: int) -> None:
+def test_every_choice_of_parameters_is_right(
+    samples, emulator: Emulator, cuda_source, draw: int
+) -> None:
     """Every buffer borders on memory that cannot be touched, threads run in several orders."""
     taken = samples(draw % 2)
     chosen = {p: drawn(p, draw, cuda_source) for s in taken.values() for p in s.parts.programs}
     emulator.prepare([source for _, source in chosen.values()], run_once=True)
     wrong = {}
     for number, (name, subject) in enumerate(taken.items()):
+
         def execute(program, operands, order=(number + draw) % 9):
-            return emulator.run(chosen[program][1], program, operands, order,
-                                "end" if order % 2 else "start")
+            return emulator.run(
+                chosen[program][1], program, operands, order, "end" if order % 2 else "start"
+            )
 
         try:
             subject.check(execute)
@@ -69,8 +72,9 @@ def test_the_loops_mean_the_same_with_every_choice(sample, cuda_source, name: st
         tuned, _ = drawn(program, 1, cuda_source)
         loops, _ = schedule_program(program, SM90, tuned)
         # The elements behind the last vector of a matrix, told apart from the others by a division.
-        assert not [why for why in verify(loops).open if "independent" in why
-                    and "_r + " not in why]
+        assert not [
+            why for why in verify(loops).open if "independent" in why and "_r + " not in why
+        ]
         return interpret(loops, operands)
 
     subject.check(execute)

@@ -102,8 +102,9 @@ def test_recurrences_mean_the_same(name, points, dtype, take_apart, arrays, mach
         executions.append(_interpreting(machine_code.target))
     for execute in executions:
         (actual,) = parts.run(args, execute)
-        np.testing.assert_allclose(actual.astype(np.float64), expected.astype(np.float64),
-                                   rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(
+            actual.astype(np.float64), expected.astype(np.float64), rtol=tolerance, atol=tolerance
+        )
 
 
 @pytest.mark.parametrize("name", RECURRENCES)
@@ -124,8 +125,8 @@ def test_recurrences_go_point_by_point(name, take_apart, arrays):
 
 def test_blocks_are_the_outermost_loop(take_apart, arrays):
     x, y = arrays("float32", (128, 128), (128, 128))
-    program, = take_apart(_loop(BODIES["choice"], 50), x, y).programs
-    loop, = _loops(program)
+    (program,) = take_apart(_loop(BODIES["choice"], 50), x, y).programs
+    (loop,) = _loops(program)
     first, *_ = in_blocks(loop, TARGET)
     assert isinstance(first, For)
     assert first.kind is LoopKind.PARALLEL
@@ -133,13 +134,17 @@ def test_blocks_are_the_outermost_loop(take_apart, arrays):
     assert trips.var == loop.counter
 
 
-@pytest.mark.parametrize("body", [
-    lambda i, x, y: (x.at[1:].set(x[:-1]), y),
-    lambda i, x, y: (x * 0.5 + y.sum(), y - 1),
-    lambda i, x, y: (x * 0.5 + y[0], y * 2),
-    lambda i, x, y: (x.at[i].set(x[i + 1, ::-1]), y),
-    lambda i, x, y: (x.at[i].set(x[:, i + 1]), y),
-], ids=["stencil", "reduction", "row that changes", "other columns", "a column for a row"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda i, x, y: (x.at[1:].set(x[:-1]), y),
+        lambda i, x, y: (x * 0.5 + y.sum(), y - 1),
+        lambda i, x, y: (x * 0.5 + y[0], y * 2),
+        lambda i, x, y: (x.at[i].set(x[i + 1, ::-1]), y),
+        lambda i, x, y: (x.at[i].set(x[:, i + 1]), y),
+    ],
+    ids=["stencil", "reduction", "row that changes", "other columns", "a column for a row"],
+)
 def test_loops_whose_points_depend_on_each_other_stay(body, take_apart, arrays):
     x, y = arrays("float32", (128, 128), (128, 128))
     for program in take_apart(_loop(body, 9), x, y).programs:
@@ -149,5 +154,5 @@ def test_loops_whose_points_depend_on_each_other_stay(body, take_apart, arrays):
 
 def test_what_one_block_holds_stays(take_apart, arrays):
     x, y = arrays("float32", (3, 7), (3, 7))
-    program, = take_apart(_loop(BODIES["choice"], 9), x, y).programs
+    (program,) = take_apart(_loop(BODIES["choice"], 9), x, y).programs
     assert all(in_blocks(loop, TARGET) is None for loop in _loops(program))

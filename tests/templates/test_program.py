@@ -20,6 +20,7 @@ from hlo_mlc.templates.program import schedule_program
 
 def _accumulated(x: jax.Array) -> jax.Array:
     """Copies, and zeros but for a row: half of each trip is one thread's."""
+
     def trip(n: int, x: jax.Array) -> jax.Array:
         others = x.at[n + 1].set(0)
         return others + jnp.zeros_like(x).at[n].set(jnp.sin(x[n + 1]))
@@ -32,42 +33,64 @@ def _smoothed(x: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 100, lambda _, x: x.at[1:-1].set(x[:-2] * 0.5 + x[2:] * 0.25 + 1), x)
 
 
-@pytest.mark.parametrize(("function", "shape", "shared"), [
-    (_accumulated, (500, 100), False),
-    (_accumulated, (4000, 100), True),  # worth waking for
-    (_smoothed, (500, 100), True),
-    (_smoothed, (50, 100), False),
-], ids=["asleep", "large", "awake", "small"])
+@pytest.mark.parametrize(
+    ("function", "shape", "shared"),
+    [
+        (_accumulated, (500, 100), False),
+        (_accumulated, (4000, 100), True),  # worth waking for
+        (_smoothed, (500, 100), True),
+        (_smoothed, (50, 100), False),
+    ],
+    ids=["asleep", "large", "awake", "small"],
+)
 def test_threads_that_fall_asleep_are_not_woken_in_every_trip(
-        function: Callable, shape: tuple[int, ...], shared: bool, take_apart: Callable,
-        arrays: Callable) -> None:
+    function: Callable, shape: tuple[int, ...], shared: bool, take_apart: Callable, arrays: Callable
+) -> None:
     (program,) = take_apart(function, *arrays("float32", shape)).programs
     loops, _ = schedule_program(program, named("x86-64-v3"))
-    in_trips = [stmt for trip in loops.body if isinstance(trip, For)
-                and trip.kind is LoopKind.SERIAL and isinstance(trip.extent, Const)
-                and trip.extent.value in (50, 100) for stmt in walk(trip.body)]
+    in_trips = [
+        stmt
+        for trip in loops.body
+        if isinstance(trip, For)
+        and trip.kind is LoopKind.SERIAL
+        and isinstance(trip.extent, Const)
+        and trip.extent.value in (50, 100)
+        for stmt in walk(trip.body)
+    ]
     assert in_trips
-    assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
-               for stmt in in_trips) is shared
+    assert (
+        any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL for stmt in in_trips) is shared
+    )
 
 
 @pytest.mark.parametrize(("rows", "shared"), [(16, False), (512, True)])
-def test_short_trips_are_on_one_thread(rows: int, shared: bool, take_apart: Callable,
-                                       arrays: Callable) -> None:
+def test_short_trips_are_on_one_thread(
+    rows: int, shared: bool, take_apart: Callable, arrays: Callable
+) -> None:
     """Handing a product's results over takes longer than computing a few."""
-    (program,) = take_apart(lambda x, w: lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ w), x),
-                            *arrays("float32", (rows, 128), (128, 128))).programs
+    (program,) = take_apart(
+        lambda x, w: lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ w), x),
+        *arrays("float32", (rows, 128), (128, 128)),
+    ).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    in_trips = [stmt for trip in loops.body if isinstance(trip, For)
-                and trip.kind is LoopKind.SERIAL and isinstance(trip.extent, Const)
-                and trip.extent.value == 50 for stmt in walk(trip.body)]
+    in_trips = [
+        stmt
+        for trip in loops.body
+        if isinstance(trip, For)
+        and trip.kind is LoopKind.SERIAL
+        and isinstance(trip.extent, Const)
+        and trip.extent.value == 50
+        for stmt in walk(trip.body)
+    ]
     assert in_trips
-    assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
-               for stmt in in_trips) is shared
+    assert (
+        any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL for stmt in in_trips) is shared
+    )
 
 
 def _euler(size: int, x: jax.Array) -> jax.Array:
     """Steps of equal nests, in each of which one element is a sine."""
+
     def step(_: int, x: jax.Array) -> jax.Array:
         for _ in range(4):
             x = x + 0.01 * jnp.concatenate([jnp.roll(x[:-1], 1), -jnp.sin(x[:1])])
@@ -78,8 +101,9 @@ def _euler(size: int, x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize(("size", "called"), [(4, False), (33, False), (500, True)])
 def test_equal_nests_in_a_loop_are_calls_where_there_is_enough_to_do(
-        size: int, called: bool, take_apart: Callable, arrays: Callable, check: Callable) -> None:
-    x, = arrays("float32", (500,))
+    size: int, called: bool, take_apart: Callable, arrays: Callable, check: Callable
+) -> None:
+    (x,) = arrays("float32", (500,))
     (program,) = take_apart(functools.partial(_euler, size), x).programs
     loops, _ = schedule_program(program, named("x86-64-v3"))
     assert any(isinstance(stmt, Call) for stmt in walk(loops.body)) is called
@@ -87,31 +111,44 @@ def test_equal_nests_in_a_loop_are_calls_where_there_is_enough_to_do(
 
 
 def test_what_takes_long_for_one_element_of_a_row_is_written_out(
-        take_apart: Callable, arrays: Callable) -> None:
+    take_apart: Callable, arrays: Callable
+) -> None:
     """A sine for each element is a vector of them; one of a single element waits for that alone."""
-    x, = arrays("float32", (4,))
-    for function, lanes in ((functools.partial(_euler, 4), False), (
-            lambda x: lax.fori_loop(0, 100, lambda _, x: x - jnp.sin(x), x), True)):
+    (x,) = arrays("float32", (4,))
+    for function, lanes in (
+        (functools.partial(_euler, 4), False),
+        (lambda x: lax.fori_loop(0, 100, lambda _, x: x - jnp.sin(x), x), True),
+    ):
         (program,) = take_apart(function, x).programs
         loops, _ = schedule_program(program, named("x86-64-v3"))
-        assert any(isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
-                   for stmt in walk(loops.body)) is lanes
+        assert (
+            any(
+                isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
+                for stmt in walk(loops.body)
+            )
+            is lanes
+        )
 
 
 def test_threads_share_the_rows_of_a_product(take_apart: Callable, arrays: Callable) -> None:
     """What comes before and after it goes along rows, too."""
-    (program,) = take_apart(lambda x, w: x @ w,
-                            *arrays("float32", (128, 128), (128, 128))).programs
+    (program,) = take_apart(lambda x, w: x @ w, *arrays("float32", (128, 128), (128, 128))).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    (tasks,) = (stmt for stmt in walk(loops.body)
-                if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL)
+    (tasks,) = (
+        stmt
+        for stmt in walk(loops.body)
+        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
+    )
     half = tasks.extent.value // 2
     assert half >= 1
 
     def rows_of(task: int) -> tuple[int, int]:
         body = substitute(tasks.body, {tasks.var: index.constant(task)})
-        found = [index.bounds(stmt.indices[0]) for stmt in walk(body)
-                 if isinstance(stmt, Store) and stmt.buffer in program.results]
+        found = [
+            index.bounds(stmt.indices[0])
+            for stmt in walk(body)
+            if isinstance(stmt, Store) and stmt.buffer in program.results
+        ]
         return min(low for low, _ in found), max(high for _, high in found)
 
     assert max(rows_of(n)[1] for n in range(half)) < 80
@@ -127,7 +164,7 @@ def test_small_temporaries_share_whole_places(take_apart: Callable, arrays: Call
         far = jnp.sort(jnp.cumsum(z, 0), 0)
         return jnp.sort(near @ near.T), far.sum(0), jnp.sort(jnp.sort(near @ far[:9], 0), 1)
 
-    program, = take_apart(function, x, y, z).programs
+    (program,) = take_apart(function, x, y, z).programs
     scratch = schedule_program(program, named("x86-64-v3"))[0].scratch
     assert len({offset for _, offset in scratch}) < len(scratch)
     for buffer, offset in scratch:

@@ -21,11 +21,19 @@ SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_columns_and_everything(check, arrays, shape):
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
 
     def function(x):
-        return (x.sum(0), x.sum(1), x.sum(), x.max(0), x.min(1), jnp.argmax(x, 0),
-                jnp.argmin(x, 1), (x * x).mean(1))
+        return (
+            x.sum(0),
+            x.sum(1),
+            x.sum(),
+            x.max(0),
+            x.min(1),
+            jnp.argmax(x, 0),
+            jnp.argmin(x, 1),
+            (x * x).mean(1),
+        )
 
     check(function, x, magnitude=float(x.size))
 
@@ -33,23 +41,34 @@ def test_rows_columns_and_everything(check, arrays, shape):
 @pytest.mark.parametrize("rows", [16, 31, 48, 63, 64, 65, 130])
 def test_results_that_take_longer_than_folds(check, arrays, rows):
     """They are computed in vectors of rows, of which there may be fewer than in a block."""
-    x, = arrays("float32", (rows, 63))
+    (x,) = arrays("float32", (rows, 63))
 
     def function(x):
         total = x.sum(1, keepdims=True) / 64
-        return jnp.exp(total) * jnp.cos(total) + jnp.sin(total * 2) * jnp.exp(-total) + jnp.cos(
-            jnp.exp(total * 3) + 1)
+        return (
+            jnp.exp(total) * jnp.cos(total)
+            + jnp.sin(total * 2) * jnp.exp(-total)
+            + jnp.cos(jnp.exp(total * 3) + 1)
+        )
 
     check(function, x)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int32", "uint8"])
 def test_element_types(check, arrays, dtype):
-    x, = arrays(dtype, (19, 37))
+    (x,) = arrays(dtype, (19, 37))
 
     def function(x):
-        return (x.sum(0, dtype=x.dtype), x.sum(1, dtype=x.dtype), x.max(1), x.min(0),
-                jnp.prod(x, 1, dtype=x.dtype), jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x))
+        return (
+            x.sum(0, dtype=x.dtype),
+            x.sum(1, dtype=x.dtype),
+            x.max(1),
+            x.min(0),
+            jnp.prod(x, 1, dtype=x.dtype),
+            jnp.argmax(x, 1),
+            jnp.argmin(x, 0),
+            jnp.argmax(x),
+        )
 
     check(function, x, ulps=40)
 
@@ -57,7 +76,7 @@ def test_element_types(check, arrays, dtype):
 @pytest.mark.parametrize("columns", [2, 3, 5, 8, 9, 16, 31, 67])
 def test_conditions_of_rows(check, arrays, columns):
     """All lanes are asked at once, also where some are none."""
-    x, = arrays("float32", (37, columns))
+    (x,) = arrays("float32", (37, columns))
     x[::3], x[1::3] = -np.abs(x[::3]), np.abs(x[1::3])
     check(lambda x: ((x > 0).any(1), (x > 0).all(1), (x > 0).any(0), (x[:, ::-1] < 0).all(1)), x)
 
@@ -65,14 +84,33 @@ def test_conditions_of_rows(check, arrays, columns):
 def test_booleans(check, arrays):
     x, y = arrays("bool", (20, 37), (20, 37))
     y = y | (np.arange(20) > 10)[:, None]
-    check(lambda x, y: [f(a, axis) for f in (jnp.any, jnp.all, jnp.sum, jnp.argmax, jnp.max)
-                        for a in (x & ~y, y) for axis in (0, 1, None)], x, y)
+    check(
+        lambda x, y: [
+            f(a, axis)
+            for f in (jnp.any, jnp.all, jnp.sum, jnp.argmax, jnp.max)
+            for a in (x & ~y, y)
+            for axis in (0, 1, None)
+        ],
+        x,
+        y,
+    )
 
 
 def test_middle_axes(check, arrays):
-    x, = arrays("float32", (4, 9, 5, 18))
-    check(lambda x: (x.sum(1), x.sum((0, 2)), x.sum((1, 3)), x.max((0, 1)), x.min(2),
-                     jnp.argmax(x, 2), x.transpose(2, 0, 3, 1).sum((0, 3))), x, magnitude=20)
+    (x,) = arrays("float32", (4, 9, 5, 18))
+    check(
+        lambda x: (
+            x.sum(1),
+            x.sum((0, 2)),
+            x.sum((1, 3)),
+            x.max((0, 1)),
+            x.min(2),
+            jnp.argmax(x, 2),
+            x.transpose(2, 0, 3, 1).sum((0, 3)),
+        ),
+        x,
+        magnitude=20,
+    )
 
 
 @pytest.mark.parametrize("shape", [(1, 300_007), (3, 100_003), (100_003, 3), (517, 1031)])
@@ -101,8 +139,9 @@ def test_large_arrays_are_read_some_rows_at_a_time(machine_code, take_apart, arr
     assert {d.parameters["rows"] for d in chosen if d.template.name == "columns"} == {ROWS}
     for rows in (ROWS, 7):
         tuned = {n: ("columns", {"rows": rows}) for n in range(len(chosen))}
-        results = parts.run((x, y), machine_code.executing(
-            tuned=tuned, target=target, threads=2, fence_at="end"))
+        results = parts.run(
+            (x, y), machine_code.executing(tuned=tuned, target=target, threads=2, fence_at="end")
+        )
         for result, expected in zip(results, function(x, y), strict=True):
             np.testing.assert_array_equal(result, expected)
 
@@ -130,8 +169,12 @@ def test_rows_that_meet_the_same_row(machine_code, take_apart, arrays, name, lev
     chosen = [d for p in parts.programs for d in schedule_program(p, target)[1]]
     assert [(d.template.name, d.parameters["rows"]) for d in chosen] == [("reduction", TOGETHER)]
     for rows in (1, 3, TOGETHER, 8):
-        result, = parts.run(args, machine_code.executing(
-            tuned={0: ("reduction", {"rows": rows})}, target=target, threads=2, fence_at="end"))
+        (result,) = parts.run(
+            args,
+            machine_code.executing(
+                tuned={0: ("reduction", {"rows": rows})}, target=target, threads=2, fence_at="end"
+            ),
+        )
         np.testing.assert_array_equal(result, function(*args))
 
 
@@ -149,8 +192,20 @@ def test_products_with_a_vector(check, arrays, dtype, shape):
 def test_nothing_to_fold(check, arrays):
     """Axes of length 0 and 1."""
     x, y = arrays("float32", (0, 5), (7, 1))
-    check(lambda x, y: (x.sum(0), jnp.prod(x, 0), x.max(0, initial=-3.0), y.sum(1), y.max(1),
-                        jnp.argmax(y, 1), x.T @ x, jnp.any(x > 0, 0)), x, y)
+    check(
+        lambda x, y: (
+            x.sum(0),
+            jnp.prod(x, 0),
+            x.max(0, initial=-3.0),
+            y.sum(1),
+            y.max(1),
+            jnp.argmax(y, 1),
+            x.T @ x,
+            jnp.any(x > 0, 0),
+        ),
+        x,
+        y,
+    )
 
 
 def test_first_of_equal_extremes(check):
@@ -159,15 +214,22 @@ def test_first_of_equal_extremes(check):
     two = zeros.copy()
     two[:, [77, 131, 40, 139]] = 1
     signs = np.where(np.arange(140) % 3 == 0, -0.0, 0.0).astype(np.float32) + zeros
-    check(lambda *arrays: [f(x, axis) for x in arrays for f in (jnp.argmax, jnp.argmin)
-                           for axis in (0, 1, None)],
-          zeros, two, signs, zeros - np.inf, zeros + np.inf)
+    check(
+        lambda *arrays: [
+            f(x, axis) for x in arrays for f in (jnp.argmax, jnp.argmin) for axis in (0, 1, None)
+        ],
+        zeros,
+        two,
+        signs,
+        zeros - np.inf,
+        zeros + np.inf,
+    )
 
 
 @pytest.mark.parametrize("shape", [(20, 37), (6, 1001), (3, 70_001), (700, 9)])
 def test_nans_win(arrays, shape, run):
     """The first NaN is the extreme.  XLA's own min and max lose NaNs, so NumPy is the judge."""
-    x, = arrays("float32", shape, special=True)
+    (x,) = arrays("float32", shape, special=True)
     x[0] = np.nan
     functions = ("argmax", "argmin", "max", "min")
     results = run(lambda x: [getattr(jnp, f)(x, axis) for f in functions for axis in (0, 1)], x)
@@ -178,7 +240,7 @@ def test_nans_win(arrays, shape, run):
 
 def test_combiners_that_do_not_commute(check, arrays):
     """A monoid keeps the order of its terms: the first and the last that is not 0, affine maps."""
-    mask, = arrays("bool", (20, 67))
+    (mask,) = arrays("bool", (20, 67))
     x, y = arrays("float32", (20, 67), (20, 67))
     x = x * mask
 
@@ -196,29 +258,39 @@ def test_combiners_that_do_not_commute(check, arrays):
         return a[0] * b[0], a[1] * b[0] + b[1]
 
     def function(x, y):
-        return (lax.reduce((x, y), (zero(x), zero(x)), first, (1,)), lax.reduce(
-            x, zero(x), last, (1,)), lax.reduce(x, zero(x), last, (0,)), lax.reduce(
-            x, zero(x), last, (0, 1)), lax.reduce((y, x), (zero(x) + 1, zero(x)), after, (1,)))
+        return (
+            lax.reduce((x, y), (zero(x), zero(x)), first, (1,)),
+            lax.reduce(x, zero(x), last, (1,)),
+            lax.reduce(x, zero(x), last, (0,)),
+            lax.reduce(x, zero(x), last, (0, 1)),
+            lax.reduce((y, x), (zero(x) + 1, zero(x)), after, (1,)),
+        )
 
     check(function, x, y)
 
 
 def test_windows(check, arrays):
-    x, = arrays("float32", (9, 20))
+    (x,) = arrays("float32", (9, 20))
 
     def function(x):
         lowest, zero = jnp.full((), -jnp.inf, x.dtype), jnp.zeros((), x.dtype)
-        return (lax.reduce_window(x, lowest, lax.max, (2, 3), (2, 2), "SAME"),
-                lax.reduce_window(x, zero, lax.add, (3, 1), (1, 1), "VALID"),
-                jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cummax(x, 1), lax.cumprod(x, 0),
-                lax.cumlogsumexp(x, 1))
+        return (
+            lax.reduce_window(x, lowest, lax.max, (2, 3), (2, 2), "SAME"),
+            lax.reduce_window(x, zero, lax.add, (3, 1), (1, 1), "VALID"),
+            jnp.cumsum(x, 0),
+            jnp.cumsum(x, 1),
+            lax.cummax(x, 1),
+            lax.cumprod(x, 0),
+            lax.cumlogsumexp(x, 1),
+        )
 
     check(function, x)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("shape", [
-    (1, 16, 7), (1, 67, 9), (1, 200, 10), (3, 130, 33), (2, 65, 129)])
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 7), (1, 67, 9), (1, 200, 10), (3, 130, 33), (2, 65, 129)]
+)
 def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
     """They are computed in vectors of rows, behind the folds of a block of them."""
     with jax.enable_x64(dtype == "float64"):
@@ -227,8 +299,11 @@ def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
 
         def function(x, y):
             total = jnp.tanh((x * x).sum(-1))
-            return (total * jnp.exp(y), jnp.exp(-jnp.abs(x.max(-1))) + 1,
-                    jnp.sin(jnp.argmax(x, -1).astype(x.dtype)) * y)
+            return (
+                total * jnp.exp(y),
+                jnp.exp(-jnp.abs(x.max(-1))) + 1,
+                jnp.sin(jnp.argmax(x, -1).astype(x.dtype)) * y,
+            )
 
         report = check(function, x, y, magnitude=4)
         written = [nest.template for kernel in report.kernels for nest in kernel.nests]
@@ -246,22 +321,36 @@ def test_what_is_folded_is_a_result_too(check, take_apart, arrays, shape):
         return apart, jnp.exp(-distance) * jnp.tanh(distance) * jnp.sin(distance)
 
     check(function, x, y)
-    program, = take_apart(function, x, y).programs
+    (program,) = take_apart(function, x, y).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    in_vectors = {stmt for vector in walk(loops.body) if isinstance(vector, For)
-                  and vector.kind is LoopKind.VECTORIZE for stmt in walk(vector.body)}
-    results = [stmt for stmt in walk(loops.body)
-               if isinstance(stmt, Store) and stmt.buffer == program.results[1]]
+    in_vectors = {
+        stmt
+        for vector in walk(loops.body)
+        if isinstance(vector, For) and vector.kind is LoopKind.VECTORIZE
+        for stmt in walk(vector.body)
+    }
+    results = [
+        stmt
+        for stmt in walk(loops.body)
+        if isinstance(stmt, Store) and stmt.buffer == program.results[1]
+    ]
     assert results and in_vectors.issuperset(results)
 
 
 def test_results_of_a_block_are_stored_behind_its_folds(take_apart, arrays):
     """70 rows: a block of 64 and one of 6, whose results are vectors."""
-    x, = arrays("float32", (70, 10))
-    program, = take_apart(lambda x: jnp.tanh(x.sum(1)), x).programs
+    (x,) = arrays("float32", (70, 10))
+    (program,) = take_apart(lambda x: jnp.tanh(x.sum(1)), x).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    in_vectors = {stmt for vector in walk(loops.body) if isinstance(vector, For)
-                  and vector.kind is LoopKind.VECTORIZE for stmt in walk(vector.body)}
-    results = [stmt for stmt in walk(loops.body)
-               if isinstance(stmt, Store) and stmt.buffer == program.results[0]]
+    in_vectors = {
+        stmt
+        for vector in walk(loops.body)
+        if isinstance(vector, For) and vector.kind is LoopKind.VECTORIZE
+        for stmt in walk(vector.body)
+    }
+    results = [
+        stmt
+        for stmt in walk(loops.body)
+        if isinstance(stmt, Store) and stmt.buffer == program.results[0]
+    ]
     assert len(results) == 2 and in_vectors.issuperset(results)

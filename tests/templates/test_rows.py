@@ -39,7 +39,7 @@ def largest_of_rows(x):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_softmax_and_its_kin(check, arrays, shape):
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
     check(lambda x: (jax.nn.softmax(x), jax.nn.log_softmax(x), jax.nn.logsumexp(x, 1)), x)
 
 
@@ -52,8 +52,13 @@ def test_norms(check, arrays, shape):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_floats(check, arrays, dtype):
     x, scale, shift = arrays(dtype, (9, 37), (37,), (37,))
-    check(lambda x, a, b: (jax.nn.softmax(x), layer_norm(x, a, b), rms_norm(x, a, b)),
-          x, scale, shift, ulps=8)
+    check(
+        lambda x, a, b: (jax.nn.softmax(x), layer_norm(x, a, b), rms_norm(x, a, b)),
+        x,
+        scale,
+        shift,
+        ulps=8,
+    )
 
 
 def test_masks_of_minus_infinity(check, arrays):
@@ -63,15 +68,20 @@ def test_masks_of_minus_infinity(check, arrays):
 
     def function(x, mask):
         hidden = jnp.where(mask, x, -jnp.inf)
-        return (jax.nn.softmax(hidden), jax.nn.log_softmax(hidden), jax.nn.logsumexp(hidden, 1),
-                jnp.max(hidden, 1), jax.nn.softmax(x, where=mask))
+        return (
+            jax.nn.softmax(hidden),
+            jax.nn.log_softmax(hidden),
+            jax.nn.logsumexp(hidden, 1),
+            jnp.max(hidden, 1),
+            jax.nn.softmax(x, where=mask),
+        )
 
     check(function, x, mask)
 
 
 def test_extreme_rows(check, arrays):
     """Overflow is kept away by the maximum; infinities and NaN stay in their rows."""
-    x, = arrays("float32", (12, 33))
+    (x,) = arrays("float32", (12, 33))
     x[0] *= 1e4
     x[1], x[2, 5], x[3, 5], x[4] = 3e38, np.inf, np.nan, -3e38
     check(lambda x: (jax.nn.softmax(x), jax.nn.logsumexp(x, 1), jax.nn.log_softmax(x)), x)
@@ -79,14 +89,23 @@ def test_extreme_rows(check, arrays):
 
 @pytest.mark.parametrize("axis", [0, 1, (0, 2), (1, 2), None])
 def test_other_axes(check, arrays, axis):
-    x, = arrays("float32", (6, 17, 9))
+    (x,) = arrays("float32", (6, 17, 9))
     check(lambda x: (jax.nn.softmax(x, axis), x - x.mean(axis, keepdims=True)), x)
 
 
 def test_rows_of_other_layouts(check, arrays):
     x, y = arrays("float32", (17, 33), (33, 17))
-    check(lambda x, y: (jax.nn.softmax(x.T), jax.nn.softmax(x[::2, 3:]), jax.nn.softmax(x[:, ::-1]),
-                        layer_norm(x + y.T, x[0], y[:, 0]), jax.nn.softmax(y, 0).T * 2), x, y)
+    check(
+        lambda x, y: (
+            jax.nn.softmax(x.T),
+            jax.nn.softmax(x[::2, 3:]),
+            jax.nn.softmax(x[:, ::-1]),
+            layer_norm(x + y.T, x[0], y[:, 0]),
+            jax.nn.softmax(y, 0).T * 2,
+        ),
+        x,
+        y,
+    )
 
 
 def test_results_used_in_several_places(check, arrays):
@@ -107,18 +126,22 @@ def test_gradients(check, arrays, shape):
     x, scale, shift = arrays("float32", shape, shape[1:], shape[1:])
 
     def loss(x, scale, shift):
-        return (jax.nn.softmax(layer_norm(x, scale, shift)) ** 2).sum() \
-            + jax.nn.logsumexp(by_largest(x, scale, shift), 1).mean()
+        return (jax.nn.softmax(layer_norm(x, scale, shift)) ** 2).sum() + jax.nn.logsumexp(
+            by_largest(x, scale, shift), 1
+        ).mean()
 
     check(jax.grad(loss, (0, 1, 2)), x, scale, shift, ulps=64)
 
 
 def fetched(take_apart, function, *shape: int) -> set[tuple[str, int]]:
     """What the loops of a function of one array ask for: in which pass, and how far ahead."""
-    program, = take_apart(function, jnp.zeros(shape)).programs
+    (program,) = take_apart(function, jnp.zeros(shape)).programs
     text = program_text(schedule_program(program, named("x86-64-v4"))[0])
-    return {(re.findall(r"(i\d+)\.v", line)[0], int(line.rpartition("+ ")[2]))
-            for line in text.splitlines() if "prefetch" in line}
+    return {
+        (re.findall(r"(i\d+)\.v", line)[0], int(line.rpartition("+ ")[2]))
+        for line in text.splitlines()
+        if "prefetch" in line
+    }
 
 
 def test_what_comes_next_is_fetched(take_apart):
@@ -126,18 +149,19 @@ def test_what_comes_next_is_fetched(take_apart):
     data stay in cache or two rows would not fit."""
     norm = functools.partial(layer_norm, scale=2.0, shift=1.0)
     for function, shape, expected in (
-            (jax.nn.softmax, (512, 1024), {("i3", 1024)}),
-            (jax.nn.softmax, (64, 8192), {("i3", 8192)}),
-            (jax.nn.softmax, (64, 1024), set()),
-            (largest_of_rows, (32, 1 << 15), {("i1", 1024)}),
-            (largest_of_rows, (1 << 12, 96), {("i1", 960)}),
-            (norm, (128, 4096), set())):
+        (jax.nn.softmax, (512, 1024), {("i3", 1024)}),
+        (jax.nn.softmax, (64, 8192), {("i3", 8192)}),
+        (jax.nn.softmax, (64, 1024), set()),
+        (largest_of_rows, (32, 1 << 15), {("i1", 1024)}),
+        (largest_of_rows, (1 << 12, 96), {("i1", 960)}),
+        (norm, (128, 4096), set()),
+    ):
         assert fetched(take_apart, function, *shape) == expected
 
 
 @pytest.mark.parametrize(("shape", "dtype"), [((701, 203), "float32"), ((260, 1031), "bfloat16")])
 def test_large_arrays(check, arrays, shape, dtype):
     """Those whose next row is fetched."""
-    x, = arrays(dtype, shape)
+    (x,) = arrays(dtype, shape)
     assert x.nbytes >= FAR
     check(lambda x: (jax.nn.softmax(x), largest_of_rows(x), x.max(1)), x, ulps=8)

@@ -26,19 +26,26 @@ def templates(take_apart):
     """`templates(function, *args)`: the templates that compute it, by name."""
 
     def templates(function, *args):
-        return [decision.template.name for program in take_apart(function, *args).programs
-                for decision in schedule_program(program, TARGET)[1]]
+        return [
+            decision.template.name
+            for program in take_apart(function, *args).programs
+            for decision in schedule_program(program, TARGET)[1]
+        ]
 
     return templates
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_axis_from_both_ends(check, arrays, shape):
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
 
     def function(x):
-        return [f(x, axis, reverse=reverse) for f in (lax.cumsum, lax.cummax, lax.cummin)
-                for axis in (0, 1) for reverse in (False, True)]
+        return [
+            f(x, axis, reverse=reverse)
+            for f in (lax.cumsum, lax.cummax, lax.cummin)
+            for axis in (0, 1)
+            for reverse in (False, True)
+        ]
 
     check(function, x, magnitude=float(max(shape)))
 
@@ -46,7 +53,7 @@ def test_every_axis_from_both_ends(check, arrays, shape):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "int32", "uint8"])
 def test_element_types(check, arrays, dtype):
     with jax.enable_x64(dtype == "float64"):
-        x, = arrays(dtype, (18, 37))
+        (x,) = arrays(dtype, (18, 37))
 
         def function(x):
             return [f(x, axis) for f in (lax.cumsum, lax.cummax, lax.cumprod) for axis in (0, 1)]
@@ -55,10 +62,20 @@ def test_element_types(check, arrays, dtype):
 
 
 def test_more_axes_and_layouts(check, arrays):
-    x, = arrays("float32", (4, 9, 5, 18))
-    check(lambda x: (lax.cumsum(x, 0), lax.cumsum(x, 1), lax.cumsum(x, 2, reverse=True),
-                     lax.cumsum(x, 3), lax.cumsum(x.transpose(2, 0, 3, 1), 2),
-                     lax.cummax(x.transpose(3, 2, 1, 0), 3), jnp.cumsum(x)), x, magnitude=40)
+    (x,) = arrays("float32", (4, 9, 5, 18))
+    check(
+        lambda x: (
+            lax.cumsum(x, 0),
+            lax.cumsum(x, 1),
+            lax.cumsum(x, 2, reverse=True),
+            lax.cumsum(x, 3),
+            lax.cumsum(x.transpose(2, 0, 3, 1), 2),
+            lax.cummax(x.transpose(3, 2, 1, 0), 3),
+            jnp.cumsum(x),
+        ),
+        x,
+        magnitude=40,
+    )
 
 
 def test_what_surrounds_a_scan_is_computed_in_it(take_apart, check, arrays):
@@ -78,7 +95,7 @@ def test_what_surrounds_a_scan_is_computed_in_it(take_apart, check, arrays):
 
 def test_results_that_meet_elsewhere_are_not_computed_in_it(check, arrays):
     """A consumer that reads a scan at other points, and one scan of another."""
-    x, = arrays("float32", (21, 34))
+    (x,) = arrays("float32", (21, 34))
 
     def function(x):
         total = jnp.cumsum(x, 1)
@@ -94,8 +111,12 @@ def test_cut_into_chunks(check, arrays, templates, shape):
     axis = int(np.argmax(shape))
 
     def function(x):
-        return (lax.cumsum(x, axis), lax.cumsum(x, axis, reverse=True), lax.cummax(x, axis),
-                lax.cummin(x, axis, reverse=True))
+        return (
+            lax.cumsum(x, axis),
+            lax.cumsum(x, axis, reverse=True),
+            lax.cummax(x, axis),
+            lax.cummin(x, axis, reverse=True),
+        )
 
     assert templates(function, x) == ["scan"] * 4
     check(function, x, ulps=0)
@@ -106,17 +127,21 @@ def test_cut_into_chunks(check, arrays, templates, shape):
 def test_long_sums_are_as_exact_as_theirs(run, arrays, shape, reverse):
     """Errors of the order of those of XLA, which sums in a tree, where terms have one sign and
     where they cancel."""
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
     axis = int(np.argmax(shape))
 
     def function(x):
         return lax.cumsum(x, axis, reverse=reverse), lax.cumsum(jnp.abs(x), axis, reverse=reverse)
 
     wide = x.astype(np.float64)
-    for ours, theirs, terms in zip(run(function, x), jax.jit(function)(x), (wide, np.abs(wide)),
-                                   strict=True):
-        exact = np.flip(np.cumsum(np.flip(terms, axis), axis), axis) if reverse \
+    for ours, theirs, terms in zip(
+        run(function, x), jax.jit(function)(x), (wide, np.abs(wide)), strict=True
+    ):
+        exact = (
+            np.flip(np.cumsum(np.flip(terms, axis), axis), axis)
+            if reverse
             else np.cumsum(terms, axis)
+        )
         error, allowed = (np.max(np.abs(r - exact)) for r in (ours, np.asarray(theirs)))
         bound = 4 * np.finfo(np.float32).eps * np.max(np.abs(exact))
         assert error <= max(2 * allowed, bound)
@@ -124,7 +149,7 @@ def test_long_sums_are_as_exact_as_theirs(run, arrays, shape, reverse):
 
 def test_special_values(run, arrays):
     """NaN and infinities go on to all later results; signs of zeros."""
-    x, = arrays("float32", (19, 50), special=True)
+    (x,) = arrays("float32", (19, 50), special=True)
     zeros = np.where(np.arange(50) % 3, 0.0, -0.0).astype(np.float32) + np.zeros((3, 1), np.float32)
 
     def function(x, zeros):
@@ -132,24 +157,28 @@ def test_special_values(run, arrays):
 
     sums, products, maxima = run(function, x, zeros)
     with np.errstate(invalid="ignore"):
-        for ours, exact in ((sums, np.cumsum(x, 1, np.float64)),
-                            (products, np.cumprod(x, 0, np.float64))):
+        for ours, exact in (
+            (sums, np.cumsum(x, 1, np.float64)),
+            (products, np.cumprod(x, 0, np.float64)),
+        ):
             np.testing.assert_array_equal(np.isnan(ours), np.isnan(exact))
             np.testing.assert_array_equal(np.isposinf(ours), np.isposinf(exact))
     np.testing.assert_array_equal(maxima, 0)
 
 
 def test_extremes_propagate_nans(run, arrays):
-    x, = arrays("float32", (19, 50), special=True)
+    (x,) = arrays("float32", (19, 50), special=True)
     results = run(lambda x: (lax.cummax(x, 1), lax.cummin(x, 0), lax.cummax(x, 0, reverse=True)), x)
     flipped = np.flip(np.maximum.accumulate(np.flip(x, 0), 0), 0)
-    for ours, exact in zip(results, (np.maximum.accumulate(x, 1), np.minimum.accumulate(x, 0),
-                                     flipped), strict=True):
+    for ours, exact in zip(
+        results, (np.maximum.accumulate(x, 1), np.minimum.accumulate(x, 0), flipped), strict=True
+    ):
         np.testing.assert_array_equal(ours, exact)
 
 
 def test_extremes_of_constant_nans(run):
     """Their terms are literals of machine code."""
+
     def function(x):
         return lax.cummax(jnp.full_like(x, jnp.nan)), lax.cummin(jnp.full_like(x, jnp.nan))
 
@@ -166,9 +195,15 @@ def test_sums_that_are_places(check, arrays, shape):
 
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3001)])
 def test_logsumexp(check, arrays, shape):
-    x, = arrays("float32", shape)
-    check(lambda x: [lax.cumlogsumexp(x, axis, reverse=reverse)
-                     for axis in (0, 1) for reverse in (False, True)], x)
+    (x,) = arrays("float32", shape)
+    check(
+        lambda x: [
+            lax.cumlogsumexp(x, axis, reverse=reverse)
+            for axis in (0, 1)
+            for reverse in (False, True)
+        ],
+        x,
+    )
 
 
 def window_scan(operands, initial, body, axis, reverse):
@@ -176,8 +211,13 @@ def window_scan(operands, initial, body, axis, reverse):
     extent, rank = jax.tree.leaves(operands)[0].shape[axis], 2
     around = (0, extent - 1) if reverse else (extent - 1, 0)
     return lax.reduce_window(
-        operands, initial, body, [extent if d == axis else 1 for d in range(rank)], [1] * rank,
-        [around if d == axis else (0, 0) for d in range(rank)])
+        operands,
+        initial,
+        body,
+        [extent if d == axis else 1 for d in range(rank)],
+        [1] * rank,
+        [around if d == axis else (0, 0) for d in range(rank)],
+    )
 
 
 @pytest.mark.parametrize("shape", [(20, 67), (3, 2000), (2000, 3)])
@@ -187,8 +227,12 @@ def test_combiners_that_do_not_commute(run, arrays, shape):
     x, axis = x * mask, int(np.argmax(shape))
 
     def function(x):
-        return [window_scan(x, jnp.zeros((), x.dtype), lambda a, b: jnp.where(b != 0, b, a), axis,
-                            reverse) for reverse in (False, True)]
+        return [
+            window_scan(
+                x, jnp.zeros((), x.dtype), lambda a, b: jnp.where(b != 0, b, a), axis, reverse
+            )
+            for reverse in (False, True)
+        ]
 
     forward, backward = (np.moveaxis(r, axis, 0) for r in run(function, x))
     rows = np.moveaxis(x, axis, 0)
@@ -205,7 +249,7 @@ def test_combiners_that_do_not_commute(run, arrays, shape):
 @pytest.mark.parametrize("reverse", [False, True])
 def test_several_values_at_once(run, arrays, reverse):
     """The running maximum and where it is first reached."""
-    x, = arrays("int32", (12, 45))
+    (x,) = arrays("int32", (12, 45))
     place = np.broadcast_to(np.arange(45, dtype=np.int32), x.shape)
 
     def larger(a, b):
@@ -213,25 +257,29 @@ def test_several_values_at_once(run, arrays, reverse):
         return jnp.where(keep, a[0], b[0]), jnp.where(keep, a[1], b[1])
 
     def function(x, place):
-        return window_scan((x, place), (jnp.int32(-2**31), jnp.int32(0)), larger, 1, reverse)
+        return window_scan((x, place), (jnp.int32(-(2**31)), jnp.int32(0)), larger, 1, reverse)
 
     largest, first = run(function, x, place)
     for n in range(45):
-        part, start = (x[:, n:], n) if reverse else (x[:, :n + 1], 0)
+        part, start = (x[:, n:], n) if reverse else (x[:, : n + 1], 0)
         np.testing.assert_array_equal(largest[:, n], part.max(1))
         np.testing.assert_array_equal(first[:, n], start + part.argmax(1))
 
 
 def test_windows_that_are_no_scans(check, arrays, templates):
     """Shorter windows, windows over two axes, strides, and an initial value that counts."""
-    x, = arrays("float32", (8, 9))
+    (x,) = arrays("float32", (8, 9))
 
     def window(x, size, padding, strides=(1, 1), initial=0.0):
         return lax.reduce_window(x, jnp.float32(initial), lax.add, size, strides, padding)
 
     def function(x):
-        return (window(x, (1, 8), [(0, 0), (7, 0)]), window(x, (8, 9), [(7, 0), (8, 0)]),
-                window(x, (1, 9), [(0, 0), (8, 0)], (1, 2)), window(x, (1, 9), [(0, 0), (4, 4)]))
+        return (
+            window(x, (1, 8), [(0, 0), (7, 0)]),
+            window(x, (8, 9), [(7, 0), (8, 0)]),
+            window(x, (1, 9), [(0, 0), (8, 0)], (1, 2)),
+            window(x, (1, 9), [(0, 0), (4, 4)]),
+        )
 
     assert "scan" not in templates(function, x)
     check(function, x, magnitude=10)
@@ -239,7 +287,7 @@ def test_windows_that_are_no_scans(check, arrays, templates):
 
 
 def test_in_loops_and_gradients(check, arrays):
-    x, = arrays("float32", (9, 40))
+    (x,) = arrays("float32", (9, 40))
     check(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.cumsum(c, 1) * 0.1 + x, x), x, ulps=64)
     check(jax.grad(lambda x: (jnp.cumsum(x, 1) ** 2).sum()), x, magnitude=4000)
     check(jax.vmap(lambda row: jnp.cumsum(row * 2)), x, magnitude=100)
@@ -252,24 +300,24 @@ def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, 
     target = named(level)
     tuned = {0: ("scan", {"chunks": chunks, "vectors": 4})}
     for shape, axis in (((5, 300), 1), ((300, 21), 0), ((18, 67), 1)):
-        x, = arrays("float32", shape)
+        (x,) = arrays("float32", shape)
         for reverse in (False, True):
-            parts = take_apart(
-                lambda x, a=axis, r=reverse: lax.cumsum(x, a, reverse=r) * 2 + x, x)
+            parts = take_apart(lambda x, a=axis, r=reverse: lax.cumsum(x, a, reverse=r) * 2 + x, x)
             (program,) = parts.programs
             loops, (decision,) = schedule_program(program, target, tuned)
             assert decision.template.name == "scan"
             assert unproven(loops) == ()
             expected = interpret(loops, [x], seed=chunks)
             for place in ("start", "end"):
-                actual = machine_code.executing(tuned=tuned, target=target, threads=2,
-                                                fence_at=place)(program, [x])
+                actual = machine_code.executing(
+                    tuned=tuned, target=target, threads=2, fence_at=place
+                )(program, [x])
                 np.testing.assert_array_equal(actual[0], expected[0])
 
 
 @pytest.mark.parametrize("shape", [(700, 1031), (2, 150_001), (150_001, 3)])
 def test_results_do_not_depend_on_threads(take_apart, machine_code, arrays, shape):
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
     parts = take_apart(lambda x: (jnp.cumsum(x, 0), jnp.cumsum(x, 1)), x)
     results = [parts.run([x], machine_code.executing(threads=threads)) for threads in (1, 2, 8)]
     for other in results[1:]:

@@ -28,9 +28,13 @@ def scheduled(take_apart, function, *args, target="x86-64-v4"):
     return schedule_program(program, TARGETS[target])
 
 
-@pytest.mark.parametrize(("function", "template"), [
-    (lambda x: jnp.fft.rfft(x), "side_by_side_steps"),
-    (lambda x: lax.linalg.lu(x.reshape(5, 9, 16)[..., :9])[0], "stepwise")])
+@pytest.mark.parametrize(
+    ("function", "template"),
+    [
+        (lambda x: jnp.fft.rfft(x), "side_by_side_steps"),
+        (lambda x: lax.linalg.lu(x.reshape(5, 9, 16)[..., :9])[0], "stepwise"),
+    ],
+)
 def test_trips_that_wait_have_lanes_for_tensors(take_apart, function, template):
     _, decisions = scheduled(take_apart, function, numbers(5, 144))
     assert decisions[0].template.name == template
@@ -38,26 +42,37 @@ def test_trips_that_wait_have_lanes_for_tensors(take_apart, function, template):
 
 def test_vectors_are_of_neighbouring_trips(take_apart):
     loops, _ = scheduled(take_apart, lambda x: jnp.fft.rfft(x), numbers(5, 512))
-    widths = {s.var.extent for s in walk(loops.body)
-              if isinstance(s, For) and s.kind is LoopKind.VECTORIZE}
+    widths = {
+        s.var.extent
+        for s in walk(loops.body)
+        if isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+    }
     assert widths == {8, 16}
-    assert all("transformed" not in s.buffer.name for s in walk(loops.body)
-               if isinstance(s, Allocate)), "the last pass stores the result"
+    assert all(
+        "transformed" not in s.buffer.name for s in walk(loops.body) if isinstance(s, Allocate)
+    ), "the last pass stores the result"
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("length", [66, 75, 96, 256])
-@pytest.mark.parametrize("function", [
-    lambda x, n: jnp.fft.rfft(x), lambda x, n: jnp.fft.ifft(lax.complex(x, x * 2)),
-    lambda x, n: jnp.fft.irfft(lax.complex(x, x * 2)[:, :n // 2 + 1], n)],
-    ids=["rfft", "ifft", "irfft"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, n: jnp.fft.rfft(x),
+        lambda x, n: jnp.fft.ifft(lax.complex(x, x * 2)),
+        lambda x, n: jnp.fft.irfft(lax.complex(x, x * 2)[:, : n // 2 + 1], n),
+    ],
+    ids=["rfft", "ifft", "irfft"],
+)
 def test_loops_are_proved_and_compute_what_kernels_do(take_apart, function, length, target):
     x = numbers(3, length)
     parts = take_apart(lambda x: function(x, length), x)
     for program in parts.programs:
         assert not unproven(schedule_program(program, TARGETS[target])[0])
-    (interpreted,) = parts.run([x], lambda program, arrays: interpret(
-        schedule_program(program, TARGETS[target])[0], arrays))
+    (interpreted,) = parts.run(
+        [x],
+        lambda program, arrays: interpret(schedule_program(program, TARGETS[target])[0], arrays),
+    )
     ours = mlc_jit(lambda x: function(x, length), choose="ours")(x)
     np.testing.assert_allclose(ours, interpreted, rtol=1e-4, atol=1e-4)
 

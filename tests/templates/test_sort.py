@@ -22,12 +22,35 @@ from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.templates.sorting.template import RUN, SortTemplate
 
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
-DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int16", "int32", "int64", "uint8",
-          "uint16", "uint32", "uint64", "bool")
-WAYS = tuple({"ranked": ranked, "digit": digit, "runs": runs, "candidates": candidates,
-              "bits": bits, "network": 0, "merges": 0}
-             for ranked, (digit, runs), candidates, bits in itertools.product(
-                 (0, 1024), ((8, 1), (8, 4), (11, 2)), (0, 1), (0, 1)))
+DTYPES = (
+    "float32",
+    "float64",
+    "bfloat16",
+    "float16",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+)
+WAYS = tuple(
+    {
+        "ranked": ranked,
+        "digit": digit,
+        "runs": runs,
+        "candidates": candidates,
+        "bits": bits,
+        "network": 0,
+        "merges": 0,
+    }
+    for ranked, (digit, runs), candidates, bits in itertools.product(
+        (0, 1024), ((8, 1), (8, 4), (11, 2)), (0, 1), (0, 1)
+    )
+)
 WAYS += ({**WAYS[0], "network": 1}, {**WAYS[0], "merges": 1})
 
 
@@ -101,8 +124,11 @@ def test_floats_of_a_byte(dtype, count):
 def test_places_among_keys_that_hardly_differ(dtype, order):
     """The bits in which those that are left do not differ are passed over."""
     rng = np.random.default_rng(0)
-    x = {"equal": np.full(9001, 3), "few": rng.choice([1, 64, 65, 100], 9001),
-         "nan": np.where(rng.random(9001) < 0.5, 7, 8)}[order].astype(dtype)
+    x = {
+        "equal": np.full(9001, 3),
+        "few": rng.choice([1, 64, 65, 100], 9001),
+        "nan": np.where(rng.random(9001) < 0.5, 7, 8),
+    }[order].astype(dtype)
     if order == "nan" and dtype.startswith("float"):
         x[x == 7] = np.nan
     for place in (0, 1, 4500, 8999, 9000):
@@ -112,7 +138,7 @@ def test_places_among_keys_that_hardly_differ(dtype, order):
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_every_axis(arrays, axis):
-    x, = arrays("float32", (9, 70, 12))
+    (x,) = arrays("float32", (9, 70, 12))
     agrees(lambda x: (jnp.sort(x, axis), jnp.argsort(x.transpose(2, 0, 1), axis)), x)
 
 
@@ -131,15 +157,26 @@ def test_every_way_is_the_same(take_apart, machine_code, way):
     x, y = values("float32", (2, 777), 1), values("int16", (2, 777), 2)
 
     def function(x, y):
-        return (jnp.sort(x), lax.sort((y, x), num_keys=1), lax.sort((y, x), num_keys=2),
-                lax.top_k(y, 3), lax.top_k(x, 90), jnp.sort(x)[:, 300:302], jnp.argsort(y)[:, -2:],
-                lax.sort((y, x), num_keys=2)[1][:, 5])
+        return (
+            jnp.sort(x),
+            lax.sort((y, x), num_keys=1),
+            lax.sort((y, x), num_keys=2),
+            lax.top_k(y, 3),
+            lax.top_k(x, 90),
+            jnp.sort(x)[:, 300:302],
+            jnp.argsort(y)[:, -2:],
+            lax.sort((y, x), num_keys=2)[1][:, 5],
+        )
 
     parts = take_apart(function, x, y)
     expected = jax.tree.leaves(jax.jit(function)(x, y))
     for number, level in enumerate(LEVELS):
-        execute = machine_code.executing(tuned={0: ("sort", way)}, target=named(level),
-                                         threads=1 + number, fence_at=("end", "start")[number % 2])
+        execute = machine_code.executing(
+            tuned={0: ("sort", way)},
+            target=named(level),
+            threads=1 + number,
+            fence_at=("end", "start")[number % 2],
+        )
         same_bits(parts.run([x, y], execute), expected)
 
 
@@ -150,7 +187,7 @@ def test_runs_that_are_merged(take_apart, machine_code, runs, count):
     x = values("int32", (count,), 7)
     parts = take_apart(jnp.argsort, x)
     tuned = {0: ("sort", {**WAYS[0], "runs": runs})}
-    positions, = parts.run([x], machine_code.executing(tuned=tuned, threads=2))
+    (positions,) = parts.run([x], machine_code.executing(tuned=tuned, threads=2))
     np.testing.assert_array_equal(positions, in_order(x))
 
 
@@ -158,8 +195,9 @@ def test_runs_that_are_merged(take_apart, machine_code, runs, count):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_records_are_moved_within_results(take_apart, rows, count):
     """So that there is room for one more of each, on any number of cores for two."""
+
     def scratch(function, dtype):
-        program, = take_apart(function, values(dtype, (rows, count), 3)).programs
+        (program,) = take_apart(function, values(dtype, (rows, count), 3)).programs
         target = replace(named("x86-64-v3"), cores=cores)
         return schedule_program(program, target)[0].scratch_bytes / (rows * count)
 
@@ -189,22 +227,39 @@ def test_parts_of_complex_numbers_share_a_result(count):
     assert compiled.report(numbers).coverage == 1
 
 
-@pytest.mark.parametrize("order", ["as they come", "sorted", "reversed", "equal", "two values",
-                                   "one apart", "nan"])
+@pytest.mark.parametrize(
+    "order", ["as they come", "sorted", "reversed", "equal", "two values", "one apart", "nan"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_orders_that_are_there_already(order, dtype):
     with jax.enable_x64(True):
         x = np.random.default_rng(5).integers(-1 << 30, 1 << 30, 70_000).astype(dtype)
         if order == "nan" and dtype == "float32":
             x[::2] = np.nan
-        x = {"sorted": np.sort(x), "reversed": np.sort(x)[::-1], "equal": np.full_like(x, 3),
-             "two values": x % 2, "one apart": np.where(np.arange(len(x)) == 40_000, -1, 5)
-             }.get(order, x).astype(dtype)
+        x = {
+            "sorted": np.sort(x),
+            "reversed": np.sort(x)[::-1],
+            "equal": np.full_like(x, 3),
+            "two values": x % 2,
+            "one apart": np.where(np.arange(len(x)) == 40_000, -1, 5),
+        }.get(order, x).astype(dtype)
         agrees(lambda x: (jnp.sort(x), jnp.argsort(x), lax.top_k(x, 5)), x)
 
 
-@pytest.mark.parametrize("count,kept", [(2, 1), (9, 9), (40, 3), (200, 2), (1000, 8), (2048, 1),
-                                        (5000, 700), (20_000, 80), (66_000, 17)])
+@pytest.mark.parametrize(
+    "count,kept",
+    [
+        (2, 1),
+        (9, 9),
+        (40, 3),
+        (200, 2),
+        (1000, 8),
+        (2048, 1),
+        (5000, 700),
+        (20_000, 80),
+        (66_000, 17),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8", "float16"])
 def test_the_first_few(count, kept, dtype):
     """Of equal ones the first; many candidates, since each is better than all before it."""
@@ -231,9 +286,15 @@ def test_a_few_places(dtype, count):
 
         def function(x, places):
             rows = jnp.arange(3)
-            return (jnp.sort(x)[:, count // 2], jnp.argsort(x)[:, -1:], jnp.argsort(x)[:, 0],
-                    jnp.sort(x)[rows, places], jnp.argsort(x, axis=1)[:, places[0]],
-                    jnp.argsort(x)[::-1, ::-1][:, :1], jnp.argsort(x)[:, places[:1]])
+            return (
+                jnp.sort(x)[:, count // 2],
+                jnp.argsort(x)[:, -1:],
+                jnp.argsort(x)[:, 0],
+                jnp.sort(x)[rows, places],
+                jnp.argsort(x, axis=1)[:, places[0]],
+                jnp.argsort(x)[::-1, ::-1][:, :1],
+                jnp.argsort(x)[:, places[:1]],
+            )
 
         agrees(function, x, places)
 
@@ -248,8 +309,9 @@ def test_keys_that_are_alike_are_as_many_as_they_are(left):
         agrees(lambda x, place=place: (jnp.sort(x)[place], jnp.argsort(x)[place]), x)
 
 
-@pytest.mark.parametrize("axis,shape", [(None, (70, 90)), (0, (33, 7)), (1, (4, 257)),
-                                        (1, (3, 5000)), (-1, (2, 3, 100))])
+@pytest.mark.parametrize(
+    "axis,shape", [(None, (70, 90)), (0, (33, 7)), (1, (4, 257)), (1, (3, 5000)), (-1, (2, 3, 100))]
+)
 def test_medians_and_quantiles(axis, shape):
     """Rows with and without NaNs; of the sorts nothing is left but what takes a few places."""
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -258,8 +320,14 @@ def test_medians_and_quantiles(axis, shape):
         for function in (jnp.median, jnp.nanmedian):
             agrees(lambda y, function=function: function(y, axis), y)
     two = np.array([0.2, 0.7], np.float32)
-    ours = mlc_jit(lambda x, q: (jnp.quantile(x, q, axis), jnp.percentile(x, 30, axis),
-                                 jnp.nanquantile(x, 0.9, axis)), choose="ours")
+    ours = mlc_jit(
+        lambda x, q: (
+            jnp.quantile(x, q, axis),
+            jnp.percentile(x, 30, axis),
+            jnp.nanquantile(x, 0.9, axis),
+        ),
+        choose="ours",
+    )
     expected = (np.quantile(x, two, axis), np.percentile(x, 30, axis), np.quantile(x, 0.9, axis))
     for mine, other in zip(ours(x, two), expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
@@ -271,8 +339,13 @@ def test_what_is_not_read_is_not_put_in_order(take_apart, arrays):
     x, y = arrays("float32", (8, 300), (8, 300))
 
     def places(function, *args):
-        return [stage.sort.place.extent for program in take_apart(function, *args).programs
-                for step in program.steps for stage in step.stages if stage.sort is not None]
+        return [
+            stage.sort.place.extent
+            for program in take_apart(function, *args).programs
+            for step in program.steps
+            for stage in step.stages
+            if stage.sort is not None
+        ]
 
     assert places(lambda x: jnp.median(x, 1), x) == [1, 1]
     assert places(lambda x: jnp.nanmedian(x, 1), x) == [1, 1]
@@ -292,18 +365,28 @@ def test_rows_that_are_read_backwards():
     agrees(lambda x: (jnp.sort(x)[:, ::-1][:1], jnp.argsort(x)[:, ::-1][:1]), x)
 
 
-@pytest.mark.parametrize("shape,k,axis,recall,aggregate", [
-    ((4000, 3), 5, 0, 0.95, False), ((4000, 3), 5, 0, 0.5, True), ((3, 4000), 50, -1, 0.9, True),
-    ((2, 300, 5), 7, 1, 0.8, False), ((1000,), 10, 0, 0.99, True), ((2, 5000), 10, 1, 0.95, False)])
+@pytest.mark.parametrize(
+    "shape,k,axis,recall,aggregate",
+    [
+        ((4000, 3), 5, 0, 0.95, False),
+        ((4000, 3), 5, 0, 0.5, True),
+        ((3, 4000), 50, -1, 0.9, True),
+        ((2, 300, 5), 7, 1, 0.8, False),
+        ((1000,), 10, 0, 0.99, True),
+        ((2, 5000), 10, 1, 0.95, False),
+    ],
+)
 @pytest.mark.parametrize("function", [lax.approx_max_k, lax.approx_min_k])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_approximate_top_k_is_exact(function, dtype, shape, k, axis, recall, aggregate):
-    x = jnp.asarray(np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) % 251,
-                    dtype)
+    x = jnp.asarray(
+        np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) % 251, dtype
+    )
 
     def first(x):
-        return function(x, k, reduction_dimension=axis, recall_target=recall,
-                        aggregate_to_topk=aggregate)
+        return function(
+            x, k, reduction_dimension=axis, recall_target=recall, aggregate_to_topk=aggregate
+        )
 
     ours = mlc_jit(first, choose="ours")
     elements, where = map(np.asarray, ours(x))
@@ -331,7 +414,7 @@ def test_what_surrounds_a_sort_is_computed_in_it(take_apart, arrays):
 
 
 def test_in_loops_and_what_reads_it_elsewhere(arrays):
-    x, = arrays("float32", (12, 33))
+    (x,) = arrays("float32", (12, 33))
 
     def function(x):
         def body(_, c):
@@ -367,9 +450,18 @@ def test_the_loops_are_proved_and_mean_the_same(take_apart, machine_code, seed):
     """Machine code, the interpreter and NumPy, with parameters that were drawn."""
     rng = np.random.default_rng(seed)
     x = values("int8", (2, int(rng.integers(2, 40))), seed)
-    way = {key: int(rng.choice(kept)) for key, kept in {
-        "ranked": (0, 64), "digit": (8, 11), "runs": (1,), "candidates": (0, 1),
-        "bits": (0, 1), "network": (0, 1), "merges": (0, 1)}.items()}
+    way = {
+        key: int(rng.choice(kept))
+        for key, kept in {
+            "ranked": (0, 64),
+            "digit": (8, 11),
+            "runs": (1,),
+            "candidates": (0, 1),
+            "bits": (0, 1),
+            "network": (0, 1),
+            "merges": (0, 1),
+        }.items()
+    }
     parts = take_apart(lambda x: (jnp.argsort(x), lax.top_k(x, 2), jnp.argsort(x)[:, 1]), x)
 
     def interpreted(program, operands):
@@ -378,22 +470,34 @@ def test_the_loops_are_proved_and_mean_the_same(take_apart, machine_code, seed):
         assert not proof.guarded
         return interpret(loops, operands, seed=seed)
 
-    same_bits(parts.run([x], interpreted),
-              parts.run([x], machine_code.executing(tuned={0: ("sort", way)})))
+    same_bits(
+        parts.run([x], interpreted),
+        parts.run([x], machine_code.executing(tuned={0: ("sort", way)})),
+    )
     np.testing.assert_array_equal(parts.run([x], interpreted)[0], in_order(x))
 
 
 @pytest.mark.parametrize("level", ["x86-64", "x86-64-v4"])
-@pytest.mark.parametrize("order", [np.asarray, np.sort, lambda x: np.sort(x)[:, ::-1]],
-                         ids=["as they come", "sorted", "reversed"])
+@pytest.mark.parametrize(
+    "order",
+    [np.asarray, np.sort, lambda x: np.sort(x)[:, ::-1]],
+    ids=["as they come", "sorted", "reversed"],
+)
 @pytest.mark.parametrize("count, kept, many", [(70, 1, 0), (130, 3, 1), (150, 2, 5)])
 def test_limits_are_proved_and_mean_the_same(take_apart, level, order, count, kept, many):
     """No index needs a guard, and what nobody wrote is not read; `many` ties are up to the limit
     for each that is wanted."""
     x = order(np.random.default_rng(count).permutation(2 * count).reshape(2, count) // (many + 1))
     parts = take_apart(lambda x: lax.top_k(x, kept), x.astype(np.int32))
-    way = {"ranked": 0, "digit": 8, "runs": 1, "candidates": 1, "bits": 0, "network": 0,
-           "merges": 0}
+    way = {
+        "ranked": 0,
+        "digit": 8,
+        "runs": 1,
+        "candidates": 1,
+        "bits": 0,
+        "network": 0,
+        "merges": 0,
+    }
 
     def interpreted(program, operands):
         loops, _ = schedule_program(program, named(level), {0: ("sort", way)})
@@ -405,9 +509,18 @@ def test_limits_are_proved_and_mean_the_same(take_apart, level, order, count, ke
     np.testing.assert_array_equal(positions, in_order(-x)[:, :kept])
 
 
-@pytest.mark.parametrize("count, kept, collects", [
-    (64, 8, False), (64, 2, True), (200, 7, True), (300, 20, False), (2000, 40, True),
-    (2000, 400, False), (4000, 400, True)])
+@pytest.mark.parametrize(
+    "count, kept, collects",
+    [
+        (64, 8, False),
+        (64, 2, True),
+        (200, 7, True),
+        (300, 20, False),
+        (2000, 40, True),
+        (2000, 400, False),
+        (4000, 400, True),
+    ],
+)
 def test_few_of_many_are_collected(take_apart, count, kept, collects):
     (program,) = take_apart(lambda x: lax.top_k(x, kept), np.zeros((9, count), "f4")).programs
     (nest,) = program.steps

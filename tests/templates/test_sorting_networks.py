@@ -24,8 +24,21 @@ from hlo_mlc.templates.sorting.template import SortTemplate
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
 OTHER = {"ranked": 0, "digit": 8, "runs": 1, "candidates": 0, "bits": 0}
 NETWORK, MERGES = {**OTHER, "network": 1, "merges": 0}, {**OTHER, "network": 0, "merges": 1}
-DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "int32", "uint32",
-          "float32", "int64", "uint64", "float64")
+DTYPES = (
+    "bool",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+    "float16",
+    "bfloat16",
+    "int32",
+    "uint32",
+    "float32",
+    "int64",
+    "uint64",
+    "float64",
+)
 
 
 def elements(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -66,8 +79,10 @@ def test_pairs_sort_all_zeros_and_ones():
         for pairs in sorted_pairs(count):
             assert len({k for pair in pairs for k in pair}) == 2 * len(pairs)
             for low, high in pairs:
-                lists[[low, high]] = np.minimum(*lists[[low, high]]), np.maximum(
-                    *lists[[low, high]])
+                lists[[low, high]] = (
+                    np.minimum(*lists[[low, high]]),
+                    np.maximum(*lists[[low, high]]),
+                )
         assert (np.diff(lists, axis=0) >= 0).all()
 
 
@@ -81,12 +96,16 @@ def test_every_type(take_apart, machine_code, dtype, shape):
         for number, level in enumerate(LEVELS):
             execute = machine_code.executing(
                 tuned={k: ("sort", NETWORK) for k in range(len(parts.programs))},
-                target=named(level), threads=1 + number, fence_at=("end", "start")[number % 2])
+                target=named(level),
+                threads=1 + number,
+                fence_at=("end", "start")[number % 2],
+            )
             ordered, positions = parts.run([x], execute)
             assert bits(ordered) == bits(stable(x))
             np.testing.assert_array_equal(
                 np.take_along_axis(x, np.asarray(positions, np.int64), -1).view(np.uint8),
-                np.asarray(ordered).view(np.uint8))
+                np.asarray(ordered).view(np.uint8),
+            )
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "float32", "float16"])
@@ -118,12 +137,14 @@ func.func @main(%a: tensor<70x90x{kind}>) -> tensor<70x90x{kind}> {{
     assert bits(ordered) == bits(stable(x[:, ::-1])[:, ::-1])
 
 
-@pytest.mark.parametrize("axis, shape", [(0, (30, 50)), (0, (130, 9, 4)), (1, (9, 40, 12)),
-                                         (2, (3, 7, 33))])
+@pytest.mark.parametrize(
+    "axis, shape", [(0, (30, 50)), (0, (130, 9, 4)), (1, (9, 40, 12)), (2, (3, 7, 33))]
+)
 def test_every_axis(axis, shape):
     x = elements("float32", shape)
-    ours = mlc_jit(lambda x: (jnp.sort(x, axis), lax.sort_key_val(x, x * 2, axis)[1]),
-                   choose="ours")
+    ours = mlc_jit(
+        lambda x: (jnp.sort(x, axis), lax.sort_key_val(x, x * 2, axis)[1]), choose="ours"
+    )
     ordered, values = ours(x)
     assert bits(ordered) == bits(stable(x, axis))
     np.testing.assert_array_equal(values, stable(x, axis) * 2)
@@ -140,22 +161,25 @@ def test_what_surrounds_a_sort_is_computed_in_it(take_apart, machine_code):
     parts = take_apart(function, x, y)
     tuned = {k: ("sort", NETWORK) for k in range(len(parts.programs))}
     expected = jax.tree.leaves(jax.jit(function)(x, y))
-    for one, other in zip(parts.run([x, y], machine_code.executing(tuned=tuned)), expected,
-                          strict=True):
+    for one, other in zip(
+        parts.run([x, y], machine_code.executing(tuned=tuned)), expected, strict=True
+    ):
         assert bits(one) == bits(other)
 
 
 @pytest.mark.parametrize("level", ["x86-64", "x86-64-v4"])
-@pytest.mark.parametrize("dtype, shape", [("float32", (18, 5)), ("uint8", (3, 33)),
-                                          ("float16", (33, 17))])
+@pytest.mark.parametrize(
+    "dtype, shape", [("float32", (18, 5)), ("uint8", (3, 33)), ("float16", (33, 17))]
+)
 def test_networks_are_proved_and_mean_the_same(take_apart, level, dtype, shape):
     """No index needs a guard, and nothing is read that nobody wrote."""
     x = elements(dtype, shape)
     parts = take_apart(lambda x: (jnp.sort(x), jnp.argsort(x)[:, 1:3]), x)
 
     def interpreted(program, operands):
-        loops, _ = schedule_program(program, named(level), {
-            k: ("sort", NETWORK) for k in range(len(parts.programs))})
+        loops, _ = schedule_program(
+            program, named(level), {k: ("sort", NETWORK) for k in range(len(parts.programs))}
+        )
         loops, proof = prove(loops)
         assert not proof.guarded and "turn" in str(loops)
         return interpret(loops, operands, seed=1)
@@ -166,9 +190,17 @@ def test_networks_are_proved_and_mean_the_same(take_apart, level, dtype, shape):
     assert bits(again) == bits(stable(x)[:, 1:3])
 
 
-@pytest.mark.parametrize("rows, count, dtype, is_chosen", [
-    (4096, 256, "float32", True), (4096, 256, "int64", True), (70_000, 8, "int32", True),
-    (1, 256, "int32", False), (3, 4096, "int32", False), (64, 16_384, "float32", True)])
+@pytest.mark.parametrize(
+    "rows, count, dtype, is_chosen",
+    [
+        (4096, 256, "float32", True),
+        (4096, 256, "int64", True),
+        (70_000, 8, "int32", True),
+        (1, 256, "int32", False),
+        (3, 4096, "int32", False),
+        (64, 16_384, "float32", True),
+    ],
+)
 def test_many_rows_are_sorted_side_by_side(take_apart, rows, count, dtype, is_chosen):
     with jax.enable_x64(True):
         (program,) = take_apart(jnp.sort, np.zeros((rows, count), dtype)).programs
@@ -192,8 +224,11 @@ def test_runs_of_codes_are_merged(take_apart, machine_code, dtype, shape):
         parts = take_apart(jnp.sort, x)
         for number, level in enumerate(LEVELS):
             execute = machine_code.executing(
-                tuned={0: ("sort", MERGES)}, target=named(level), threads=1 + number,
-                fence_at=("end", "start")[number % 2])
+                tuned={0: ("sort", MERGES)},
+                target=named(level),
+                threads=1 + number,
+                fence_at=("end", "start")[number % 2],
+            )
             assert bits(parts.run([x], execute)[0]) == bits(stable(x))
 
 
@@ -205,8 +240,9 @@ def test_equal_elements_that_differ_lie_far_apart(take_apart, machine_code, leve
         x = np.full(size, 1.5, np.float32)
         x[first], x[last] = pair
         parts = take_apart(lambda x: jnp.sort(x), x)
-        (ordered,) = parts.run([x], machine_code.executing(
-            tuned={0: ("sort", MERGES)}, target=named(level)))
+        (ordered,) = parts.run(
+            [x], machine_code.executing(tuned={0: ("sort", MERGES)}, target=named(level))
+        )
         assert bits(ordered) == bits(stable(x))
 
 
@@ -220,11 +256,15 @@ def test_all_are_equal_and_many_differ(take_apart, machine_code, dtype, kind, le
         for way, shape in ((MERGES, (3, 700)), (MERGES, (1, 40_003)), (NETWORK, (33, 37))):
             zeros = rng.choice([0.0, -0.0], shape).astype(dtype)
             nans = rng.choice([np.nan, -np.nan], shape).astype(dtype)
-            x = {"zeros": zeros, "nans": nans,
-                 "both": np.where(rng.random(shape) < 0.5, zeros, nans)}[kind]
-            x[-1, -shape[1] // 3:] = np.abs(rng.standard_normal(-(-shape[1] // 3))).astype(dtype)
-            (ordered,) = take_apart(jnp.sort, x).run([x], machine_code.executing(
-                tuned={0: ("sort", way)}, target=named(level)))
+            x = {
+                "zeros": zeros,
+                "nans": nans,
+                "both": np.where(rng.random(shape) < 0.5, zeros, nans),
+            }[kind]
+            x[-1, -shape[1] // 3 :] = np.abs(rng.standard_normal(-(-shape[1] // 3))).astype(dtype)
+            (ordered,) = take_apart(jnp.sort, x).run(
+                [x], machine_code.executing(tuned={0: ("sort", way)}, target=named(level))
+            )
             assert bits(ordered) == bits(stable(x))
 
 
@@ -232,9 +272,13 @@ def test_all_are_equal_and_many_differ(take_apart, machine_code, dtype, kind, le
 def test_orders_that_are_there_already(take_apart, machine_code, order):
     """One run has everything that comes first, or all codes are like those behind the last."""
     x = np.random.default_rng(0).standard_normal(40_000).astype(np.float32)
-    x = {"sorted": np.sort(x), "reversed": np.sort(x)[::-1], "equal": np.full_like(x, 2),
-         "largest": np.where(x < 0, x, -np.nan), "nan": np.where(x < 0, np.nan, x)
-         }[order].astype(np.float32)
+    x = {
+        "sorted": np.sort(x),
+        "reversed": np.sort(x)[::-1],
+        "equal": np.full_like(x, 2),
+        "largest": np.where(x < 0, x, -np.nan),
+        "nan": np.where(x < 0, np.nan, x),
+    }[order].astype(np.float32)
     parts = take_apart(jnp.sort, x)
     (ordered,) = parts.run([x], machine_code.executing(tuned={0: ("sort", MERGES)}))
     assert bits(ordered) == bits(stable(x))
@@ -258,6 +302,7 @@ def test_merges_are_proved_and_mean_the_same(take_apart, level, dtype):
 
 def test_long_rows_take_no_more_code(take_apart):
     """What is done at every level of merges is there once."""
+
     def statements(size):
         (program,) = take_apart(jnp.sort, np.zeros((size,), np.float32)).programs
         loops, _ = schedule_program(program, named("x86-64-v3"), {0: ("sort", MERGES)})

@@ -25,9 +25,12 @@ def positive(count: int, size: int = 9) -> np.ndarray:
 
 def decisions(take_apart, function, *args):
     """How procedures are scheduled."""
-    return [d for program in take_apart(function, *args).programs
-            for d in schedule_program(program, TARGET)[1]
-            if d.nest.stages[0].procedure is not None]
+    return [
+        d
+        for program in take_apart(function, *args).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.nest.stages[0].procedure is not None
+    ]
 
 
 @pytest.mark.parametrize(("count", "template"), [(1, "plain"), (2, "stepwise"), (300, "stepwise")])
@@ -39,10 +42,16 @@ def test_several_tensors_have_a_lane_each(take_apart, count, template):
 def test_what_is_read_worked_on_and_stored_is_one_array(take_apart):
     program = take_apart(lambda a: lax.linalg.lu(a)[0], positive(32)).programs[0]
     loops, _ = schedule_program(program, TARGET)
-    assert [s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)
-            and len(s.buffer.shape) == 3] == [(9, 9, 16)]
-    assert all(s.buffer.size < 9 * 9 * 16 for s in walk(loops.body) if isinstance(s, Allocate)
-               and len(s.buffer.shape) < 3)
+    assert [
+        s.buffer.shape
+        for s in walk(loops.body)
+        if isinstance(s, Allocate) and len(s.buffer.shape) == 3
+    ] == [(9, 9, 16)]
+    assert all(
+        s.buffer.size < 9 * 9 * 16
+        for s in walk(loops.body)
+        if isinstance(s, Allocate) and len(s.buffer.shape) < 3
+    )
 
 
 def test_rows_of_arrays_lie_apart(take_apart):
@@ -53,17 +62,23 @@ def test_rows_of_arrays_lie_apart(take_apart):
 
 
 @pytest.mark.parametrize("count", [2, 16, 21])
-@pytest.mark.parametrize("function", [
-    lambda a: lax.linalg.lu(a)[:2], lambda a: jnp.linalg.qr(a)[0],
-    lambda a: jax.scipy.linalg.solve_triangular(a, a[:, ::-1], lower=True),
-    lambda a: lax.linalg.eigh(a[:, :5, :5])[1]])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: lax.linalg.lu(a)[:2],
+        lambda a: jnp.linalg.qr(a)[0],
+        lambda a: jax.scipy.linalg.solve_triangular(a, a[:, ::-1], lower=True),
+        lambda a: lax.linalg.eigh(a[:, :5, :5])[1],
+    ],
+)
 def test_loops_are_proved_and_compute_what_kernels_do(take_apart, function, count):
     a = positive(count)
     parts = take_apart(function, a)
     for program in parts.programs:
         assert not unproven(schedule_program(program, TARGET)[0])
-    interpreted = parts.run([a], lambda program, arrays: interpret(
-        schedule_program(program, TARGET)[0], arrays))
+    interpreted = parts.run(
+        [a], lambda program, arrays: interpret(schedule_program(program, TARGET)[0], arrays)
+    )
     ours = mlc_jit(function, choose="ours")(a)
     for one, other in zip(jax.tree.leaves(ours), interpreted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

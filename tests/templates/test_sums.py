@@ -26,8 +26,13 @@ def _window(x: jax.Array) -> jax.Array:
 
 
 def _convolution(x: jax.Array) -> jax.Array:
-    return lax.conv_general_dilated(x, jnp.full((3, 3, x.shape[-1], 8), TERM), (1, 1), "VALID",
-                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        x,
+        jnp.full((3, 3, x.shape[-1], 8), TERM),
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
 
 
 def _attention(x: jax.Array) -> jax.Array:

@@ -30,16 +30,20 @@ def templates(take_apart):
     """`templates(function, *args)`: the templates that compute it, by name."""
 
     def templates(function, *args):
-        return [decision.template.name for program in take_apart(function, *args).programs
-                for decision in schedule_program(program, TARGET)[1]]
+        return [
+            decision.template.name
+            for program in take_apart(function, *args).programs
+            for decision in schedule_program(program, TARGET)[1]
+        ]
 
     return templates
 
 
-@pytest.mark.parametrize("shape", [(1, 9), (3, 5), (40, 3), (4, 4), (5, 40), (16, 16),
-                                   (17, 33), (64, 31), (130, 67)])
+@pytest.mark.parametrize(
+    "shape", [(1, 9), (3, 5), (40, 3), (4, 4), (5, 40), (16, 16), (17, 33), (64, 31), (130, 67)]
+)
 def test_two_axes(check, arrays, shape):
-    x, = arrays("float32", shape)
+    (x,) = arrays("float32", shape)
     y = x.T.copy()
     check(lambda x, y: (x.T * 2 + y, x.T[::-1] + 1, jnp.exp(x.T)), x, y)
 
@@ -47,13 +51,13 @@ def test_two_axes(check, arrays, shape):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "int32", "bool"])
 def test_element_types(check, arrays, templates, dtype):
     with jax.enable_x64(dtype == "float64"):
-        x, = arrays(dtype, (83, 45))
+        (x,) = arrays(dtype, (83, 45))
         assert templates(lambda x: x.T, x) == ["transpose"]
         check(lambda x: x.T, x)
 
 
 def test_three_axes(check, arrays):
-    x, = arrays("float32", (6, 19, 34))
+    (x,) = arrays("float32", (6, 19, 34))
     check(lambda x: [x.transpose(p) * 2 for p in itertools.permutations(range(3))], x)
 
 
@@ -61,13 +65,13 @@ def test_three_axes(check, arrays):
 @pytest.mark.parametrize("step", [2, 3, -1, -2])
 def test_elements_that_lie_apart(check, arrays, templates, dtype, step):
     """They share lines of memory, which are read once."""
-    x, = arrays(dtype, (83, 90))
+    (x,) = arrays(dtype, (83, 90))
     assert templates(lambda x: x[:, ::step].T, x) == ["transpose"]
     check(lambda x: (x[:, ::step].T, x[::2, ::step].T + x[:42, ::step].T), x)
 
 
 def test_elements_on_lines_of_their_own(arrays, templates):
-    x, = arrays("float32", (40, 320))
+    (x,) = arrays("float32", (40, 320))
     assert templates(lambda x: x[:, ::8].T, x) == ["transpose"]
     assert templates(lambda x: x[:, ::16].T, x) == ["elementwise"]
 
@@ -83,33 +87,45 @@ def test_images(check, arrays, templates):
 def test_with_others(check, arrays):
     """Broadcasts, slices, padding and reversal around a transpose."""
     x, b = arrays("float32", (40, 50), (40,))
-    check(lambda x, b: (x.T + b, x[:, 1:33].T * 2, x[::2].T + 1, jnp.pad(x.T, ((1, 2), (3, 0))),
-                        lax.rev(x.T, (1,)) * 2, x.T.reshape(25, 80) + 1,
-                        jnp.concatenate([x.T, x[:30].T], 1) * 2), x, b)
+    check(
+        lambda x, b: (
+            x.T + b,
+            x[:, 1:33].T * 2,
+            x[::2].T + 1,
+            jnp.pad(x.T, ((1, 2), (3, 0))),
+            lax.rev(x.T, (1,)) * 2,
+            x.T.reshape(25, 80) + 1,
+            jnp.concatenate([x.T, x[:30].T], 1) * 2,
+        ),
+        x,
+        b,
+    )
 
 
 def test_what_reads_its_own_result_is_no_transpose(check, arrays):
-    x, = arrays("float32", (24, 24))
+    (x,) = arrays("float32", (24, 24))
     check(lambda x: lax.fori_loop(0, 3, lambda i, c: c + c.T * 0.5, x), x, ulps=64)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("square", "panel", "streaming"), [(4, 16, 0), (8, 16, 1), (16, 64, 1)])
-def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, level, square,
-                                              panel, streaming):
+def test_machine_code_does_what_the_loops_say(
+    take_apart, machine_code, arrays, level, square, panel, streaming
+):
     """Buffers border on memory without access, and are not aligned."""
     target = named(level)
     tuned = {0: ("transpose", {"square": square, "panel": panel, "streaming": streaming})}
     for shape in ((37, 70), (64, 48), (5, 18)):
-        x, = arrays("float32", shape)
+        (x,) = arrays("float32", shape)
         (program,) = take_apart(lambda x: x.T * 2, x).programs
         loops, (decision,) = schedule_program(program, target, tuned)
         assert decision.template.name == "transpose"
         verify(loops)
         np.testing.assert_array_equal(interpret(loops, [x])[0], x.T * 2)
         for place in ("start", "end"):
-            result, = machine_code.executing(tuned=tuned, target=target, threads=2,
-                                             fence_at=place)(program, [x])
+            (result,) = machine_code.executing(
+                tuned=tuned, target=target, threads=2, fence_at=place
+            )(program, [x])
             np.testing.assert_array_equal(result, x.T * 2)
 
 
@@ -128,13 +144,16 @@ def test_large_results_go_past_the_caches(take_apart, arrays):
     tasks = [part for part in large.split("define ") if "nontemporal" in part]
     assert tasks
     for task in tasks:
-        assert task.rstrip().split("}")[0].splitlines()[-2].strip() == \
-            "call void @llvm.x86.sse.sfence()"
+        assert (
+            task.rstrip().split("}")[0].splitlines()[-2].strip()
+            == "call void @llvm.x86.sse.sfence()"
+        )
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize(("dtype", "square", "streams"), [("float32", 16, 1), ("float16", 32, 1),
-                                                         ("int8", 64, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "square", "streams"), [("float32", 16, 1), ("float16", 32, 1), ("int8", 64, 1)]
+)
 def test_only_whole_lines_go_past_the_caches(take_apart, level, dtype, square, streams):
     """However many vectors a line takes; squares in the caches are as wide as one.  Where rows of
     the result are no whole lines, bands are stored, of few rows by what registers hold."""
@@ -147,8 +166,10 @@ def test_only_whole_lines_go_past_the_caches(take_apart, level, dtype, square, s
 
     large, odd, small = parameters(4096, 2048), parameters(4097, 2048), parameters(256)
     assert (large["square"], large["streaming"]) == (square, streams)
-    high, width = {"float32": 4, "float16": 4, "int8": 8}[dtype], target.lanes(
-        1 if dtype == "int8" else 4)
+    high, width = (
+        {"float32": 4, "float16": 4, "int8": 8}[dtype],
+        target.lanes(1 if dtype == "int8" else 4),
+    )
     assert (odd["high"], odd["streaming"]) == (high, 0)
     assert odd["square"] == width * max(1, target.registers // (2 * high))
     assert small["square"] == target.lanes(1 if dtype == "int8" else 4)
@@ -156,7 +177,7 @@ def test_only_whole_lines_go_past_the_caches(take_apart, level, dtype, square, s
 
 
 def test_results_past_the_caches(check, arrays):
-    x, = arrays("float32", (1100, 1041))
+    (x,) = arrays("float32", (1100, 1041))
     tripled = np.concatenate([x, x, x])
     check(lambda x: x.T, tripled)
 
@@ -164,8 +185,8 @@ def test_results_past_the_caches(check, arrays):
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_large_ones_are_proved_for_every_level(take_apart, arrays, level):
     """The narrower the vectors, the more squares there are."""
-    x, = arrays("float32", (3300, 1041))
-    program, = take_apart(lambda x: x.T + 1, x).programs
+    (x,) = arrays("float32", (3300, 1041))
+    (program,) = take_apart(lambda x: x.T + 1, x).programs
     loops, _ = schedule_program(program, named(level))
     _, proof = prove(loops)
     assert not proof.guarded

@@ -28,10 +28,12 @@ def test_windows_at_places_known_at_run_time(check, arrays, start):
     x, y = arrays("float32", (8, 17), (3, 5))
 
     def function(x, y, start):
-        return (lax.dynamic_update_slice(x, y, (start, start - 1)),
-                lax.dynamic_slice(x, (start, start + 1), (3, 5)),
-                lax.dynamic_update_slice(jnp.exp(x), y * 2, (start, 12)),
-                lax.dynamic_slice_in_dim(x, start, 1, 0) + x)
+        return (
+            lax.dynamic_update_slice(x, y, (start, start - 1)),
+            lax.dynamic_slice(x, (start, start + 1), (3, 5)),
+            lax.dynamic_update_slice(jnp.exp(x), y * 2, (start, 12)),
+            lax.dynamic_slice_in_dim(x, start, 1, 0) + x,
+        )
 
     check(function, x, y, np.int32(start))
 
@@ -59,23 +61,33 @@ def test_fixed_places(check, arrays):
     x, y = arrays("float32", (9, 20), (20,))
 
     def function(x, y):
-        return (x.at[1:-1, 1:-1].set(0), x.at[::2].add(y), x.at[:, 3].multiply(2.0),
-                x.at[4].set(y), x.at[2, 3].set(y[0]), x.at[1:8].set(x[2:9] + x[:7]),
-                x.at[np.array([1, 1, 4])].add(y[:3, None]), x.at[::-1].set(x))
+        return (
+            x.at[1:-1, 1:-1].set(0),
+            x.at[::2].add(y),
+            x.at[:, 3].multiply(2.0),
+            x.at[4].set(y),
+            x.at[2, 3].set(y[0]),
+            x.at[1:8].set(x[2:9] + x[:7]),
+            x.at[np.array([1, 1, 4])].add(y[:3, None]),
+            x.at[::-1].set(x),
+        )
 
     check(function, x, y)
 
 
 @pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_gathers(check, arrays, mode):
-    x, = arrays("float32", (8, 17))
+    (x,) = arrays("float32", (8, 17))
     places = np.clip(PLACES, 0, 7) if mode == "promise_in_bounds" else PLACES
 
     def function(x, places):
-        return (x.at[places].get(mode=mode), x.at[places, places].get(mode=mode) * 2,
-                x.at[:, places].get(mode=mode), x.ravel().at[
-                    places[:4, None] + places[None, :3]].get(mode=mode),
-                jnp.take(x, places, 0, mode="wrap"))
+        return (
+            x.at[places].get(mode=mode),
+            x.at[places, places].get(mode=mode) * 2,
+            x.at[:, places].get(mode=mode),
+            x.ravel().at[places[:4, None] + places[None, :3]].get(mode=mode),
+            jnp.take(x, places, 0, mode="wrap"),
+        )
 
     check(function, x, places)
 
@@ -93,7 +105,7 @@ def test_gathered_and_scattered_along_axes(check, arrays):
 
 
 def test_gradients_of_gathers(check, arrays):
-    table, = arrays("float32", (8, 17))
+    (table,) = arrays("float32", (8, 17))
     check(jax.grad(lambda t, places: jnp.sum(jnp.tanh(t[places]) ** 2)), table, PLACES % 8)
 
 
@@ -118,8 +130,11 @@ def test_rows_that_meet_are_vectors(check, arrays, take_apart, width):
         return x.at[places].add(y), x.at[places].set(y)
 
     check(function, x, y, PLACES, ulps=0)
-    decisions = [d for program in take_apart(function, x, y, PLACES).programs
-                 for d in schedule_program(program, TARGET)[1]]
+    decisions = [
+        d
+        for program in take_apart(function, x, y, PLACES).programs
+        for d in schedule_program(program, TARGET)[1]
+    ]
     assert [d.template.name for d in decisions].count("update") == 2
     check(lambda x, y, places: jax.ops.segment_sum(y, places % 4, 4) + x[:4], x, y, PLACES)
 
@@ -127,7 +142,7 @@ def test_rows_that_meet_are_vectors(check, arrays, take_apart, width):
 @pytest.mark.parametrize("width", [3, 5, 12])
 def test_no_short_row_that_is_added_to_is_under_a_mask(arrays, take_apart, width):
     """The next addition to the same row would wait for it in memory."""
-    x, = arrays("float32", (10, width))
+    (x,) = arrays("float32", (10, width))
     (program,) = take_apart(lambda x, k: jax.ops.segment_sum(x, k, 4), x, PLACES % 4).programs
     loops = program_text(schedule_program(program, TARGET)[0])
     lanes = [int(n) for n in re.findall(r"in 0..(\d+) vectorize:\n *r0\[.*\] = r0\[", loops)]
@@ -143,8 +158,11 @@ def test_rows_of_several_dimensions_are_vectors(check, arrays, take_apart, windo
         return x.at[places].add(y), x.at[places].set(y), jax.ops.segment_sum(y, places % 4, 4)
 
     check(function, x, y, PLACES)
-    decisions = [d for program in take_apart(function, x, y, PLACES).programs
-                 for d in schedule_program(program, TARGET)[1]]
+    decisions = [
+        d
+        for program in take_apart(function, x, y, PLACES).programs
+        for d in schedule_program(program, TARGET)[1]
+    ]
     assert [d.template.name for d in decisions].count("update") == 3
 
 
@@ -153,9 +171,17 @@ def test_parts_of_rows_of_several_dimensions(check, arrays):
     x, y = arrays("float32", (8, 9, 16), (10, 4, 16))
 
     def function(x, y, places):
-        return (x.at[places, 2:6].add(y), x.at[places, :, 3].multiply(y[:, 0, :9]),
-                lax.scatter_add(x, jnp.stack([places, places], 1), y, lax.ScatterDimensionNumbers(
-                    (1, 2), (0,), (0, 1)), mode="clip"))
+        return (
+            x.at[places, 2:6].add(y),
+            x.at[places, :, 3].multiply(y[:, 0, :9]),
+            lax.scatter_add(
+                x,
+                jnp.stack([places, places], 1),
+                y,
+                lax.ScatterDimensionNumbers((1, 2), (0,), (0, 1)),
+                mode="clip",
+            ),
+        )
 
     check(function, x, y, PLACES)
 
@@ -172,8 +198,12 @@ def test_rows_that_lie_in_pieces_are_stored_before_they_are_added_up(check, arra
         return jax.grad(lambda x: jnp.sum(resized(x, weights) ** 2))(x)
 
     check(gradient, image, weights, magnitude=200)
-    decisions = [d for program in take_apart(gradient, image, weights).programs
-                 for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    decisions = [
+        d
+        for program in take_apart(gradient, image, weights).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
     (schedule,) = decisions[0].schedules
     assert "in 0..16 vectorize" in program_text(schedule.program)
 
@@ -186,8 +216,11 @@ def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
         return x.at[0, places].add(y), x.at[places, places].set(y)
 
     check(function, x, y, PLACES)
-    decisions = [d for program in take_apart(function, x, y, PLACES).programs
-                 for d in schedule_program(program, TARGET)[1]]
+    decisions = [
+        d
+        for program in take_apart(function, x, y, PLACES).programs
+        for d in schedule_program(program, TARGET)[1]
+    ]
     assert "update" not in [d.template.name for d in decisions]
 
 
@@ -204,8 +237,12 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
         return jax.vmap(lambda x, y: x.at[places].add(y), (axis, 0), axis)(x, y)
 
     check(function, x, y, places, ulps=0)
-    (decision,) = [d for program in take_apart(function, x, y, places).programs
-                   for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (decision,) = [
+        d
+        for program in take_apart(function, x, y, places).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
     (schedule,) = decision.schedules
     kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
     assert kinds[0] is LoopKind.PARALLEL
@@ -214,21 +251,26 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
 
 @pytest.mark.parametrize("along", [0, 1])
 def test_windows_that_begin_elsewhere_are_not_shared_out(check, arrays, take_apart, along):
-    """Gradients of parts of an array at places that data say: parts overlap, in either direction.
-    """
+    """Gradients of parts of an array at places that data say: parts overlap, either way."""
     x, y = arrays("float32", (90, 190), (16, 60, 130))
     places = np.arange(16, dtype=np.int32)
 
     def parts(x, places):
-        return jax.vmap(lambda place: lax.dynamic_slice(
-            x, (place, 3) if along == 0 else (2, place), (60, 130)))(places)
+        return jax.vmap(
+            lambda place: lax.dynamic_slice(x, (place, 3) if along == 0 else (2, place), (60, 130))
+        )(places)
 
     def function(x, y, places):
         return jax.vjp(lambda x: parts(x, places), x)[1](y)[0]
 
     check(function, x, y, places)
-    (decision,) = [d for program in take_apart(function, x, y, places).programs
-                   for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (decision,) = [
+        d
+        for program in take_apart(function, x, y, places).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
     (schedule,) = decision.schedules
-    assert LoopKind.PARALLEL not in [s.kind for s in walk(schedule.program.body)
-                                     if isinstance(s, For)]
+    assert LoopKind.PARALLEL not in [
+        s.kind for s in walk(schedule.program.body) if isinstance(s, For)
+    ]

@@ -34,8 +34,9 @@ def depthwise(x, k, layout=NHWC, **options):
     """A convolution of each channel with filters of its own."""
     channels = x.shape[layout[0].index("C")]
     options = {"window_strides": (1, 1), "padding": "SAME", **options}
-    return lax.conv_general_dilated(x, k, dimension_numbers=layout, feature_group_count=channels,
-                                    **options)
+    return lax.conv_general_dilated(
+        x, k, dimension_numbers=layout, feature_group_count=channels, **options
+    )
 
 
 def gradients(x, k, **options):
@@ -54,9 +55,16 @@ def templates(parts) -> list[str]:
 
 def drawn(program, target, rng) -> dict[int, tuple[str, dict[str, int]]]:
     """Random parameters for every nest of a program."""
-    return {n: (d.template.name, {key: int(rng.choice(values)) for key, values in
-                                  d.template.space(d.nest, target).items()})
-            for n, d in enumerate(schedule_program(program, target)[1])}
+    return {
+        n: (
+            d.template.name,
+            {
+                key: int(rng.choice(values))
+                for key, values in d.template.space(d.nest, target).items()
+            },
+        )
+        for n, d in enumerate(schedule_program(program, target)[1])
+    }
 
 
 # By name: (input, kernel, options).  Sizes around tiles of 8 and vectors of 16.
@@ -67,11 +75,17 @@ DEPTHWISE = {
     "one row": ((1, 1, 23, 20), (3, 3, 1, 20), {}),
     "one pixel": ((2, 1, 1, 17), (3, 3, 1, 17), {}),
     "stride": ((1, 11, 19, 18), (3, 3, 1, 18), {"window_strides": (2, 2)}),
-    "uneven": ((1, 12, 18, 5), (5, 2, 1, 5), {"window_strides": (1, 3),
-                                              "padding": ((0, 3), (2, -1))}),
+    "uneven": (
+        (1, 12, 18, 5),
+        (5, 2, 1, 5),
+        {"window_strides": (1, 3), "padding": ((0, 3), (2, -1))},
+    ),
     "dilated": ((1, 13, 14, 16), (3, 3, 1, 16), {"rhs_dilation": (2, 3)}),
-    "spread input": ((1, 6, 7, 16), (3, 3, 1, 16), {"lhs_dilation": (2, 3),
-                                                    "padding": ((2, 1), (1, 2))}),
+    "spread input": (
+        (1, 6, 7, 16),
+        (3, 3, 1, 16),
+        {"lhs_dilation": (2, 3), "padding": ((2, 1), (1, 2))},
+    ),
     "long filter": ((1, 20, 21, 3), (13, 14, 1, 3), {}),
     "multiplier": ((1, 6, 9, 4), (3, 3, 1, 12), {}),
     "planes": ((2, 7, 12, 37), (7, 1, 3, 5), {"layout": NCHW}),
@@ -110,9 +124,12 @@ def test_types(check, arrays, dtype):
     zero = np.asarray(0, dtype)
 
     def function(x, k, y):
-        return (depthwise(x, k), pool(x, (1, 3, 3, 1), (1, 2, 2, 1), start=low),
-                pool(y, (1, 1, 2, 3), (1, 1, 1, 1), lax.add, zero),
-                pool(y, (1, 1, 3, 3), (1, 1, 2, 1), start=low))
+        return (
+            depthwise(x, k),
+            pool(x, (1, 3, 3, 1), (1, 2, 2, 1), start=low),
+            pool(y, (1, 1, 2, 3), (1, 1, 1, 1), lax.add, zero),
+            pool(y, (1, 1, 3, 3), (1, 1, 2, 1), start=low),
+        )
 
     check(function, x, k, y, ulps=64)
 
@@ -123,20 +140,25 @@ def test_f64(check, arrays):
         check(lambda x, k: (depthwise(x, k), *gradients(x, k)), x, k, ulps=64)
 
 
-@pytest.mark.parametrize("op, start", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0),
-                                       (lax.max, 0.5)])
+@pytest.mark.parametrize(
+    "op, start", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0), (lax.max, 0.5)]
+)
 def test_pooling(check, arrays, op, start):
     """Also from values that are not neutral, which padding then counts as elements."""
     x, y = arrays("float32", (2, 9, 18, 19), (2, 3, 10, 37))
 
     def function(x, y):
         p = functools.partial(pool, op=op, start=start)
-        return (p(x, (1, 3, 3, 1), (1, 1, 1, 1)), p(x, (1, 2, 2, 1), (1, 2, 2, 1)),
-                p(x, (1, 3, 2, 1), (1, 1, 2, 1), padding=((0, 0), (1, 2), (3, 0), (0, 0))),
-                p(y, (1, 1, 3, 3), (1, 1, 2, 2)), p(y, (1, 1, 5, 1), (1, 1, 1, 1)),
-                p(y, (1, 1, 1, 4), (1, 1, 1, 1)),
-                p(x, (1, 2, 2, 1), (1, 1, 1, 1), base_dilation=(1, 2, 3, 1)),
-                p(x, (1, 2, 2, 1), (1, 1, 1, 1), window_dilation=(1, 2, 3, 1)))
+        return (
+            p(x, (1, 3, 3, 1), (1, 1, 1, 1)),
+            p(x, (1, 2, 2, 1), (1, 2, 2, 1)),
+            p(x, (1, 3, 2, 1), (1, 1, 2, 1), padding=((0, 0), (1, 2), (3, 0), (0, 0))),
+            p(y, (1, 1, 3, 3), (1, 1, 2, 2)),
+            p(y, (1, 1, 5, 1), (1, 1, 1, 1)),
+            p(y, (1, 1, 1, 4), (1, 1, 1, 1)),
+            p(x, (1, 2, 2, 1), (1, 1, 1, 1), base_dilation=(1, 2, 3, 1)),
+            p(x, (1, 2, 2, 1), (1, 1, 1, 1), window_dilation=(1, 2, 3, 1)),
+        )
 
     check(function, x, y, ulps=64)
 
@@ -147,9 +169,12 @@ def test_special_values(check, arrays):
     k = np.where(np.isfinite(k), k, 1).astype(k.dtype)  # times a padding of zeros: not defined
 
     def function(x, k):
-        return (pool(x, (1, 3, 3, 1), (1, 1, 1, 1)), depthwise(x, k),
-                pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.min, np.inf),
-                pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.add, 0.0))
+        return (
+            pool(x, (1, 3, 3, 1), (1, 1, 1, 1)),
+            depthwise(x, k),
+            pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.min, np.inf),
+            pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.add, 0.0),
+        )
 
     check(function, x, k, ulps=64)
 
@@ -166,7 +191,7 @@ def test_prologues_and_epilogues(check, arrays):
 
 
 def test_average_pooling_and_its_gradient(check, arrays):
-    x, = arrays("float32", (2, 12, 13, 18))
+    (x,) = arrays("float32", (2, 12, 13, 18))
 
     def function(x):
         def average(x):
@@ -181,20 +206,24 @@ def test_average_pooling_and_its_gradient(check, arrays):
 def test_positions_of_windows_take_turns_where_edges_are_rare(take_apart, arrays, columns, in_turn):
     """Two tiles of nine have nothing but edges; of six, four have none."""
     x, k = arrays("float32", (1, 3, columns, 16), (3, 3, 1, 16))
-    program, = take_apart(depthwise, x, k).programs
-    serial = {s.var.name for s in walk(schedule_program(program, TARGET)[0].body)
-              if isinstance(s, For) and s.kind is LoopKind.SERIAL}
+    (program,) = take_apart(depthwise, x, k).programs
+    serial = {
+        s.var.name
+        for s in walk(schedule_program(program, TARGET)[0].body)
+        if isinstance(s, For) and s.kind is LoopKind.SERIAL
+    }
     assert any(name.endswith(".e") for name in serial) == in_turn
 
 
 @pytest.mark.skipif(not host().is_x86, reason="names targets of x86")
-@pytest.mark.parametrize("channels, tile", [(32, (9, 32)), (64, (6, 64)), (128, (3, 128)),
-                                            (256, (3, 128)), (1, (5, 48))])
+@pytest.mark.parametrize(
+    "channels, tile", [(32, (9, 32)), (64, (6, 64)), (128, (3, 128)), (256, (3, 128)), (1, (5, 48))]
+)
 def test_channels_are_read_in_long_pieces(take_apart, arrays, channels, tile):
     """Fewer results side by side leave room for more of their channels; lanes along the image
     stay as they are."""
     x, k = arrays("float32", (1, 20, 90, channels), (3, 3, 1, channels))
-    program, = take_apart(depthwise, x, k).programs
+    (program,) = take_apart(depthwise, x, k).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
     shapes = [s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)]
     assert shapes == [tile]
@@ -205,7 +234,7 @@ def test_channels_are_read_in_long_pieces(take_apart, arrays, channels, tile):
 def test_long_windows_take_one_vector_of_each_result(take_apart, arrays, window, tile):
     """Those that are written out along one axis; longer ones go in pieces."""
     x, k = arrays("float32", (1, 99, 320, 1), (window, window, 1, 1))
-    program, = take_apart(depthwise, x, k).programs
+    (program,) = take_apart(depthwise, x, k).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
     shapes = {s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)}
     assert shapes == {tile}
@@ -218,26 +247,33 @@ def test_all_panels_share_their_code(take_apart, machine_code, arrays, shape, le
     or in code of its own where masks cost time."""
     x, k = (np.round(a * 2) for a in arrays("float32", shape, (3, 3, 1, shape[-1])))
     parts = take_apart(depthwise, x, k)
-    program, = parts.programs
+    (program,) = parts.programs
     target = named(level)
     loops, (decision,) = schedule_program(program, target)
     sums = [s for s in walk(loops.body) if isinstance(s, Allocate)]
     assert decision.template.name == "window" and len(sums) == 1
     verify(loops)
-    for ours in (parts.run([x, k], machine_code.executing(target=target, threads=2)),
-                 parts.run([x, k], lambda program, operands: interpret(loops, operands))):
+    for ours in (
+        parts.run([x, k], machine_code.executing(target=target, threads=2)),
+        parts.run([x, k], lambda program, operands: interpret(loops, operands)),
+    ):
         np.testing.assert_array_equal(ours[0], depthwise(x, k))
 
 
-@pytest.mark.parametrize("shape, kernel, options", [
-    ((1, 40, 37, 17), (3, 3, 1, 17), {}), ((1, 21, 43, 5), (3, 2, 1, 5), {}),
-    ((2, 3, 17, 67), (3, 1, 3, 5), {"layout": NCHW}),
-    ((1, 35, 37, 16), (3, 3, 1, 16), {"window_strides": (1, 2)})])
+@pytest.mark.parametrize(
+    "shape, kernel, options",
+    [
+        ((1, 40, 37, 17), (3, 3, 1, 17), {}),
+        ((1, 21, 43, 5), (3, 2, 1, 5), {}),
+        ((2, 3, 17, 67), (3, 1, 3, 5), {"layout": NCHW}),
+        ((1, 35, 37, 16), (3, 3, 1, 16), {"window_strides": (1, 2)}),
+    ],
+)
 def test_the_last_tile_of_a_row_is_whole(take_apart, machine_code, arrays, shape, kernel, options):
     """It begins early enough, with results that the tile before it has stored."""
     x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
     parts = take_apart(lambda x, k: jnp.maximum(depthwise(x, k, **options), 0), x, k)
-    program, = parts.programs
+    (program,) = parts.programs
     target = replace(TARGET, cores=1)
     loops, (decision,) = schedule_program(program, target)
     stage = coalesce(decision.nest.stages[0])
@@ -246,19 +282,21 @@ def test_the_last_tile_of_a_row_is_whole(take_apart, machine_code, arrays, shape
     assert axis.extent % count and builder.order.repeated is axis
     verify(loops)
     expected = jnp.maximum(depthwise(x, k, **options), 0)
-    for ours in (parts.run([x, k], machine_code.executing(threads=2)),
-                 parts.run([x, k], lambda program, operands: interpret(loops, operands))):
+    for ours in (
+        parts.run([x, k], machine_code.executing(threads=2)),
+        parts.run([x, k], lambda program, operands: interpret(loops, operands)),
+    ):
         np.testing.assert_array_equal(ours[0], expected)
 
 
 def test_results_that_are_read_are_not_computed_twice(take_apart, arrays):
     """A result added to what was in its place would be added once more."""
     x, k = arrays("float32", (1, 40, 37, 17), (3, 3, 1, 17))
-    program, = take_apart(depthwise, x, k).programs
+    (program,) = take_apart(depthwise, x, k).programs
     (decision,) = schedule_program(program, replace(TARGET, cores=1))[1]
     stage = coalesce(decision.nest.stages[0])
     roles = roles_of(stage, lanes((stage,), TARGET), 8)
-    assign, = stage.assigns
+    (assign,) = stage.assigns
     added = replace(assign, value=apply("add", assign.value, load(assign.buffer, assign.indices)))
     assert order_of(stage, roles, 1, 1).repeated is not None
     assert order_of(replace(stage, assigns=(added,)), roles, 1, 1).repeated is None
@@ -269,14 +307,15 @@ def test_large_ones_do_not_depend_on_threads(take_apart, machine_code, arrays, s
     x, k = arrays("float32", shape, (5, 5, 1, shape[-1]))
     parts = take_apart(lambda x, k: (depthwise(x, k), *gradients(x, k)), x, k)
     assert "window" in templates(parts)
-    results = [parts.run([x, k], machine_code.executing(threads=threads))
-               for threads in (1, 2, 8)]
+    results = [parts.run([x, k], machine_code.executing(threads=threads)) for threads in (1, 2, 8)]
     for other in results[1:]:
         assert [r.tobytes() for r in results[0]] == [r.tobytes() for r in other]
 
 
-@pytest.mark.parametrize("number, name", list(enumerate(
-    ("plain", "uneven", "spread input", "planes", "single channel", "long rows"))))
+@pytest.mark.parametrize(
+    "number, name",
+    list(enumerate(("plain", "uneven", "spread input", "planes", "single channel", "long rows"))),
+)
 def test_every_choice_of_parameters_is_right(take_apart, machine_code, arrays, number, name):
     """Whole numbers, so that every order of summation is exact; buffers between fences."""
     shape, kernel, options = DEPTHWISE[name]
@@ -290,21 +329,29 @@ def test_every_choice_of_parameters_is_right(take_apart, machine_code, arrays, n
     expected = jax.jit(function)(x, k)
     rng = np.random.default_rng(len(name))
     for fence in ("start", "end"):
+
         def execute(program, operands, fence=fence):
-            return machine_code.executing(tuned=drawn(program, target, rng), target=target,
-                                          threads=2, fence_at=fence)(program, operands)
+            return machine_code.executing(
+                tuned=drawn(program, target, rng), target=target, threads=2, fence_at=fence
+            )(program, operands)
 
         for ours, theirs in zip(parts.run([x, k], execute), expected, strict=True):
             np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("shape, kernel, options", [
-    ((1, 4, 9, 3), (3, 3, 1, 3), {}), ((1, 1, 46, 3), (3, 3, 1, 3), {}),
-    ((1, 2, 4, 18), (2, 1, 3, 3), {"layout": NCHW}),
-    ((1, 5, 6, 2), (2, 3, 1, 2), {"window_strides": (2, 2)}),
-    ((1, 3, 3, 2), (2, 2, 1, 2), {"lhs_dilation": (2, 2), "padding": ((1, 0), (0, 2))})])
-def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, shape, kernel,
-                                              options):
+@pytest.mark.parametrize(
+    "shape, kernel, options",
+    [
+        ((1, 4, 9, 3), (3, 3, 1, 3), {}),
+        ((1, 1, 46, 3), (3, 3, 1, 3), {}),
+        ((1, 2, 4, 18), (2, 1, 3, 3), {"layout": NCHW}),
+        ((1, 5, 6, 2), (2, 3, 1, 2), {"window_strides": (2, 2)}),
+        ((1, 3, 3, 2), (2, 2, 1, 2), {"lhs_dilation": (2, 2), "padding": ((1, 0), (0, 2))}),
+    ],
+)
+def test_machine_code_does_what_the_loops_say(
+    take_apart, machine_code, arrays, shape, kernel, options
+):
     """The loops pass the verifier, and the interpreter gets the same."""
     x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
     parts = take_apart(lambda x, k: (depthwise(x, k, **options), *gradients(x, k, **options)), x, k)
@@ -328,15 +375,27 @@ DENSE = {
     "one row": ((1, 1, 20, 4), (3, 3, 4, 20), NHWC, {}),
     "small image": ((2, 2, 2, 9), (3, 3, 9, 70), NHWC, {}),
     "stride": ((1, 9, 15, 6), (3, 3, 6, 18), NHWC, {"window_strides": (2, 2)}),
-    "uneven": ((1, 8, 14, 3), (4, 2, 3, 18), NHWC, {"window_strides": (1, 3),
-                                                    "padding": ((0, 3), (2, -1))}),
+    "uneven": (
+        (1, 8, 14, 3),
+        (4, 2, 3, 18),
+        NHWC,
+        {"window_strides": (1, 3), "padding": ((0, 3), (2, -1))},
+    ),
     "dilated": ((1, 11, 12, 4), (3, 3, 4, 16), NHWC, {"rhs_dilation": (2, 3)}),
-    "spread input": ((1, 5, 6, 4), (3, 3, 4, 17), NHWC, {"lhs_dilation": (2, 3),
-                                                        "padding": ((2, 1), (1, 2))}),
+    "spread input": (
+        (1, 5, 6, 4),
+        (3, 3, 4, 17),
+        NHWC,
+        {"lhs_dilation": (2, 3), "padding": ((2, 1), (1, 2))},
+    ),
     "groups": ((1, 6, 7, 12), (3, 3, 4, 15), NHWC, {"feature_group_count": 3}),
     "groups of 24": ((1, 6, 7, 10), (3, 3, 5, 48), NHWC, {"feature_group_count": 2}),
-    "groups of 8": ((2, 5, 9, 9), (2, 3, 3, 24), NHWC, {"feature_group_count": 3,
-                                                       "window_strides": (2, 1)}),
+    "groups of 8": (
+        (2, 5, 9, 9),
+        (2, 3, 3, 24),
+        NHWC,
+        {"feature_group_count": 3, "window_strides": (2, 1)},
+    ),
     "groups of 10 planes": ((1, 6, 5, 8), (30, 2, 3, 3), NCHW, {"feature_group_count": 3}),
     "one by one": ((1, 6, 7, 12), (1, 1, 12, 15), NHWC, {"window_strides": (2, 2)}),
     "planes": ((2, 5, 7, 18), (33, 5, 3, 3), NCHW, {}),
@@ -347,16 +406,21 @@ DENSE = {
     "two, stride": ((2, 6, 9, 16), (3, 3, 16, 2), NHWC, {"window_strides": (2, 2)}),
     "few planes": ((1, 19, 6, 9), (3, 19, 3, 3), NCHW, {}),
     "one axis": ((2, 25, 6), (5, 6, 18), ("NWC", "WIO", "NWC"), {"window_strides": (1,)}),
-    "three axes": ((1, 4, 5, 6, 3), (2, 3, 3, 3, 17), ("NDHWC", "DHWIO", "NDHWC"),
-                   {"window_strides": (1, 1, 1)}),
+    "three axes": (
+        (1, 4, 5, 6, 3),
+        (2, 3, 3, 3, 17),
+        ("NDHWC", "DHWIO", "NDHWC"),
+        {"window_strides": (1, 1, 1)},
+    ),
 }
 
 
 def test_few_results_of_many_channels_are_sums_of_vectors(take_apart, arrays):
     """Lanes along the channels that are summed: along three results, most would be empty."""
     shape, kernel, layout, options = DENSE["few results"]
-    parts = take_apart(lambda x, k: dense(x, k, layout, **options),
-                       *arrays("float32", shape, kernel))
+    parts = take_apart(
+        lambda x, k: dense(x, k, layout, **options), *arrays("float32", shape, kernel)
+    )
     (step,) = parts.programs[0].steps
     stage, target = coalesce(step.stages[0]), named("x86-64-v4")
     lane = roles_of(stage, lanes((stage,), target), 12).lane
@@ -380,11 +444,26 @@ def test_many_channels_and_gradients(check, arrays, name):
     check(function, x, k, ulps=256)
 
 
-@pytest.mark.parametrize("number, name", list(enumerate(
-    ("plain", "small image", "uneven", "spread input", "planes", "groups of 24", "groups of 8",
-     "few results"))))
-def test_many_channels_with_every_choice_of_parameters(take_apart, machine_code, arrays, number,
-                                                       name):
+@pytest.mark.parametrize(
+    "number, name",
+    list(
+        enumerate(
+            (
+                "plain",
+                "small image",
+                "uneven",
+                "spread input",
+                "planes",
+                "groups of 24",
+                "groups of 8",
+                "few results",
+            )
+        )
+    ),
+)
+def test_many_channels_with_every_choice_of_parameters(
+    take_apart, machine_code, arrays, number, name
+):
     shape, kernel, layout, options = DENSE[name]
     x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
     parts = take_apart(lambda x, k: dense(x, k, layout, **options), x, k)
@@ -393,17 +472,24 @@ def test_many_channels_with_every_choice_of_parameters(take_apart, machine_code,
     rng = np.random.default_rng(len(name))
     tuned = drawn(parts.programs[0], target, rng)
     for fence in ("start", "end"):
-        result, = parts.run([x, k], machine_code.executing(
-            tuned=tuned, target=target, threads=2, fence_at=fence))
+        (result,) = parts.run(
+            [x, k], machine_code.executing(tuned=tuned, target=target, threads=2, fence_at=fence)
+        )
         np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize(("features", "axes"), [
-    (48, [5, 7, 2, 24]), (24, [5, 7, 2, 12]), (16, [5, 7, 2, 8]), (32, [5, 7, 32]),
-    (14, [5, 7, 14])])
+@pytest.mark.parametrize(
+    ("features", "axes"),
+    [
+        (48, [5, 7, 2, 24]),
+        (24, [5, 7, 2, 12]),
+        (16, [5, 7, 2, 8]),
+        (32, [5, 7, 32]),
+        (14, [5, 7, 14]),
+    ],
+)
 def test_vectors_stay_within_a_group_of_features(take_apart, machine_code, arrays, features, axes):
-    """Where they would not, and would not be mostly empty; the verifier and the interpreter agree.
-    """
+    """Where they would not, and would not be mostly empty; verifier and interpreter agree."""
     x, k = (np.round(a * 2) for a in arrays("float32", (1, 5, 7, 6), (3, 3, 3, features)))
     parts = take_apart(lambda x, k: dense(x, k, NHWC, feature_group_count=2), x, k)
     (program,) = parts.programs
@@ -413,8 +499,8 @@ def test_vectors_stay_within_a_group_of_features(take_apart, machine_code, array
     loops, (decision,) = schedule_program(program, TARGET)
     assert decision.template.name == "window"
     verify(loops)
-    expected, = interpret(loops, [x, k], seed=1)
-    result, = parts.run([x, k], machine_code.executing())
+    (expected,) = interpret(loops, [x, k], seed=1)
+    (result,) = parts.run([x, k], machine_code.executing())
     np.testing.assert_array_equal(result, expected)
     np.testing.assert_array_equal(result, dense(x, k, NHWC, feature_group_count=2))
 
@@ -422,7 +508,7 @@ def test_vectors_stay_within_a_group_of_features(take_apart, machine_code, array
 def test_max_pooling_gradients(check, arrays):
     """The first of equal elements is selected, and what XLA makes of NaNs."""
     x, y = arrays("float32", (2, 9, 10, 19), (2, 3, 10, 37), special=True)
-    z, = arrays("bfloat16", (1, 8, 8, 17))
+    (z,) = arrays("bfloat16", (1, 8, 8, 17))
     x, y = np.round(x), np.round(y)
 
     def function(x, y, z):
@@ -430,10 +516,14 @@ def test_max_pooling_gradients(check, arrays):
             result, back = jax.vjp(lambda x: pool(x, *window, **options), x)
             return back(jnp.ones_like(result) / 4)
 
-        return (pooled(x, (1, 3, 3, 1), (1, 2, 2, 1)), pooled(x, (1, 2, 2, 1), (1, 2, 2, 1)),
-                pooled(x, (1, 3, 2, 1), (1, 1, 3, 1), padding="VALID"),
-                pooled(y, (1, 1, 3, 3), (1, 1, 2, 2)), pooled(y, (1, 1, 2, 2), (1, 1, 1, 1)),
-                pooled(z, (1, 3, 3, 1), (1, 2, 2, 1)),
-                pooled(y, (1, 1, 2, 2), (1, 1, 2, 2), op=lax.min, start=np.inf))
+        return (
+            pooled(x, (1, 3, 3, 1), (1, 2, 2, 1)),
+            pooled(x, (1, 2, 2, 1), (1, 2, 2, 1)),
+            pooled(x, (1, 3, 2, 1), (1, 1, 3, 1), padding="VALID"),
+            pooled(y, (1, 1, 3, 3), (1, 1, 2, 2)),
+            pooled(y, (1, 1, 2, 2), (1, 1, 1, 1)),
+            pooled(z, (1, 3, 3, 1), (1, 2, 2, 1)),
+            pooled(y, (1, 1, 2, 2), (1, 1, 2, 2), op=lax.min, start=np.inf),
+        )
 
     check(function, x, y, z)

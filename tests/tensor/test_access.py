@@ -33,11 +33,23 @@ def space(shape: tuple[int, ...]) -> tuple[tuple[Var, ...], dict[Var, np.ndarray
     return axes, dict(zip(axes, np.indices(shape, sparse=True), strict=True))
 
 
-@pytest.mark.parametrize(("shape", "source"), [
-    ((6,), (2, 3)), ((2, 3), (6,)), ((4, 6), (4, 2, 3)), ((3, 4, 5), (5, 12)), ((1, 3, 1), (3,)),
-    ((3,), (1, 3, 1)), ((), (1, 1)), ((1,), ()), ((2, 6, 5), (4, 3, 5)), ((2, 3, 4), (4, 3, 2)),
-    ((0, 4), (2, 0)), ((2, 3, 5, 7), (6, 35)),
-])
+@pytest.mark.parametrize(
+    ("shape", "source"),
+    [
+        ((6,), (2, 3)),
+        ((2, 3), (6,)),
+        ((4, 6), (4, 2, 3)),
+        ((3, 4, 5), (5, 12)),
+        ((1, 3, 1), (3,)),
+        ((3,), (1, 3, 1)),
+        ((), (1, 1)),
+        ((1,), ()),
+        ((2, 6, 5), (4, 3, 5)),
+        ((2, 3, 4), (4, 3, 2)),
+        ((0, 4), (2, 0)),
+        ((2, 3, 5, 7), (6, 35)),
+    ],
+)
 def test_reshaped_is_numpy_reshape(shape: tuple[int, ...], source: tuple[int, ...]) -> None:
     axes, env = space(shape)
     places = reshaped(axes, shape, source)
@@ -65,9 +77,9 @@ def test_at_axes_puts_values_between_others() -> None:
     assert at_axes((0, 2), (a, b), (c, d)) == (a, c, b, d)
 
 
-@pytest.mark.parametrize(("value", "dtype", "expected"), [
-    (-3, I8, 0), (2, I8, 2), (100, I8, 5), (2**64 - 1, U64, 5),
-])
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"), [(-3, I8, 0), (2, I8, 2), (100, I8, 5), (2**64 - 1, U64, 5)]
+)
 def test_clamped_index(value: int, dtype, expected: int) -> None:
     assert clamped_index(const(value, dtype), 5) == constant(expected)
 

@@ -25,10 +25,13 @@ def stage(value: Expr, axes: tuple[Var, ...] = AXES, out: Buffer = OUT) -> Stage
 
 def result(subject: Stage) -> np.ndarray:
     """What a map writes, point by point."""
-    memory = {b.name: np.random.default_rng(len(b.shape)).standard_normal(b.shape, np.float32)
-              for b in (IN, ROW)}
-    env = dict(zip(subject.axes, np.indices([v.extent for v in subject.axes], sparse=True),
-                   strict=True))
+    memory = {
+        b.name: np.random.default_rng(len(b.shape)).standard_normal(b.shape, np.float32)
+        for b in (IN, ROW)
+    }
+    env = dict(
+        zip(subject.axes, np.indices([v.extent for v in subject.axes], sparse=True), strict=True)
+    )
 
     def read(buffer: Buffer, indices: tuple[np.ndarray, ...]) -> np.ndarray:
         return memory[buffer.name][indices]
@@ -44,16 +47,19 @@ I, J, K, L = AXES  # noqa: E741
 SHIFTED = index.subtract(index.constant(SHAPE[3] - 1), L)
 
 
-@pytest.mark.parametrize(("value", "extents"), [
-    (load(IN, AXES), (120,)),
-    (apply("add", load(IN, AXES), load(ROW, (K, L))), (6, 20)),
-    (load(IN, (I, J, K, index.constant(0))), (24, 5)),
-    (load(IN, (I, J, K, SHIFTED)), (24, 5)),
-    (load(ROW, (K, L)), (6, 20)),
-    (load(IN, (I, index.constant(1), K, L)), (2, 3, 20)),
-    (apply("add", load(IN, AXES), apply("convert", L, dtype=F32)), (24, 5)),
-    (load(IN, AXES, apply("lt", J, index.constant(2)), load(ROW, (K, L))), (2, 3, 20)),
-])
+@pytest.mark.parametrize(
+    ("value", "extents"),
+    [
+        (load(IN, AXES), (120,)),
+        (apply("add", load(IN, AXES), load(ROW, (K, L))), (6, 20)),
+        (load(IN, (I, J, K, index.constant(0))), (24, 5)),
+        (load(IN, (I, J, K, SHIFTED)), (24, 5)),
+        (load(ROW, (K, L)), (6, 20)),
+        (load(IN, (I, index.constant(1), K, L)), (2, 3, 20)),
+        (apply("add", load(IN, AXES), apply("convert", L, dtype=F32)), (24, 5)),
+        (load(IN, AXES, apply("lt", J, index.constant(2)), load(ROW, (K, L))), (2, 3, 20)),
+    ],
+)
 def test_axes_that_memory_does_not_tell_apart_merge(value, extents):
     merged = coalesce(stage(value))
     assert tuple(v.extent for v in merged.axes) == extents

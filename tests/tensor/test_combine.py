@@ -19,7 +19,9 @@ from hlo_mlc.tensor.combine import (
 )
 
 OPS = [
-    (op, dtype) for dtype in ALL if dtype.kind is not Kind.COMPLEX
+    (op, dtype)
+    for dtype in ALL
+    if dtype.kind is not Kind.COMPLEX
     for op in ("add", "mul", "max", "min") + (() if dtype.is_float else ("and", "or", "xor"))
 ]
 
@@ -62,10 +64,16 @@ def test_initial_values_serve_as_identity_only_where_repeating_them_is_harmless(
     assert with_identity(named_combiner("add", F32), zero).identity[0].value == 0
 
 
-@pytest.mark.parametrize(("op", "dtype", "expected"), [
-    ("add", BF16, F32), ("mul", F16, F32), ("max", BF16, BF16), ("add", I32, I32),
-    ("or", BOOL, BOOL),
-])
+@pytest.mark.parametrize(
+    ("op", "dtype", "expected"),
+    [
+        ("add", BF16, F32),
+        ("mul", F16, F32),
+        ("max", BF16, BF16),
+        ("add", I32, I32),
+        ("or", BOOL, BOOL),
+    ],
+)
 def test_sums_of_narrow_floats_accumulate_in_f32(op: str, dtype, expected) -> None:
     combiner = widened(named_combiner(op, dtype))
     assert combiner.name == op
@@ -80,8 +88,12 @@ def test_products_of_complex_numbers_commute(swapped: bool) -> None:
     im = apply("add", apply("mul", a, d), apply("mul", b, c))
     combiner = combiner_from(lhs, rhs, (re, im))
     assert merging(combiner, lhs, ()) is combiner
-    for other in ((im, re), (re, apply("sub", *im.args)), (re, apply("add", im.args[0], a)),
-                  (apply("sub", apply("mul", a, d), apply("mul", b, c)), im)):
+    for other in (
+        (im, re),
+        (re, apply("sub", *im.args)),
+        (re, apply("add", im.args[0], a)),
+        (apply("sub", apply("mul", a, d), apply("mul", b, c)), im),
+    ):
         assert merging(combiner_from(lhs, rhs, other), lhs, ()) is None
 
 
@@ -91,8 +103,11 @@ def argmax():
     (x, m), (y, n) = lhs, rhs
     larger = apply("or", apply("gt", x, y), apply("ne", x, x))
     earlier = apply("and", apply("eq", x, y), apply("lt", m, n))
-    combiner = combiner_from(lhs, rhs, (apply("select", larger, x, y), apply(
-        "select", apply("or", larger, earlier), m, n)))
+    combiner = combiner_from(
+        lhs,
+        rhs,
+        (apply("select", larger, x, y), apply("select", apply("or", larger, earlier), m, n)),
+    )
     axis = variable("k", 7)
     return combiner, (Var("x", F32), apply("convert", axis, dtype=I32)), axis
 
@@ -112,8 +127,7 @@ def test_argmax_merges_by_position() -> None:
     for a, b, at_a, at_b in pairs:
         here = {x: np.asarray(a), y: np.asarray(b), m: np.int32(at_a), n: np.int32(at_b)}
         there = {x: np.asarray(b), y: np.asarray(a), m: np.int32(at_b), n: np.int32(at_a)}
-        one, other = ([np.asarray(evaluate(r, at)) for r in merged.results]
-                      for at in (here, there))
+        one, other = ([np.asarray(evaluate(r, at)) for r in merged.results] for at in (here, there))
         np.testing.assert_array_equal(one, other)
         if np.isnan(a) and np.isnan(b):
             assert one[1] == 2
@@ -122,8 +136,9 @@ def test_argmax_merges_by_position() -> None:
 def test_order_is_kept_where_nothing_tells_it() -> None:
     """A choice of the last, positions that do not ascend, positions that are data."""
     lhs, rhs = combiner_variables([F32])
-    last = combiner_from(lhs, rhs, (apply("select", apply("ne", rhs[0], const(0.0, F32)), rhs[0],
-                                          lhs[0]),))
+    last = combiner_from(
+        lhs, rhs, (apply("select", apply("ne", rhs[0], const(0.0, F32)), rhs[0], lhs[0]),)
+    )
     assert merging(last, (Var("x", F32),), (variable("k", 4),)) is None
     combiner, (value, position), axis = argmax()
     assert merging(combiner, (value, position), (variable("other", 3), axis)) is None

@@ -60,10 +60,13 @@ def test_every_element_of_the_box_is_stored(place, exact):
 def test_what_is_seen_to_be_whole():
     i, j = variable("i", 4), variable("j", 6)
     low, high = index.floormod(j, 3), index.floordiv(j, 3)
-    for shape, indices in (((4, 6), (i, j)), ((6, 1, 4), (j, index.constant(0), i)),
-                           ((2, 4, 3), (high, i, low)),
-                           ((24,), (index.add(index.multiply(i, index.constant(6)), j),)),
-                           ((3, 8), (low, index.add(index.multiply(i, index.constant(2)), high)))):
+    for shape, indices in (
+        ((4, 6), (i, j)),
+        ((6, 1, 4), (j, index.constant(0), i)),
+        ((2, 4, 3), (high, i, low)),
+        ((24,), (index.add(index.multiply(i, index.constant(6)), j),)),
+        ((3, 8), (low, index.add(index.multiply(i, index.constant(2)), high))),
+    ):
         buffer = Buffer("b", F32, shape)
         assert stored_box(Assign(buffer, indices, const(0, F32)), (i, j)) == whole(shape)[0]
 
@@ -77,15 +80,19 @@ def test_parts_make_a_whole():
     assert whole((3, 0)) == ()
 
 
-BOX = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)).map(
-    lambda pair: (min(pair), max(pair))), min_size=2, max_size=2).map(tuple)
+BOX = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 4)).map(lambda pair: (min(pair), max(pair))),
+    min_size=2,
+    max_size=2,
+).map(tuple)
 
 
 @given(st.lists(BOX, max_size=4))
 def test_what_is_left_over(taken):
     def elements(boxes) -> set[tuple[int, ...]]:
-        found = [at for box in boxes
-                 for at in itertools.product(*(range(a, b + 1) for a, b in box))]
+        found = [
+            at for box in boxes for at in itertools.product(*(range(a, b + 1) for a, b in box))
+        ]
         assert len(set(found)) == len(found)  # none of them twice
         return set(found)
 

@@ -25,10 +25,16 @@ def place(*terms: tuple[Expr, int], offset: int = 0) -> Expr:
     return total
 
 
-@pytest.mark.parametrize("where", [
-    place((TILE, 4), (ROW, 1), (TAP, 1), offset=-3), place((TILE, 4), (ROW, -2), (TAP, 3)),
-    place((TILE, 1), offset=-2), place((ROW, 5), (TAP, 2), offset=-1),
-    place((TILE, -3), (ROW, 2), offset=14)])
+@pytest.mark.parametrize(
+    "where",
+    [
+        place((TILE, 4), (ROW, 1), (TAP, 1), offset=-3),
+        place((TILE, 4), (ROW, -2), (TAP, 3)),
+        place((TILE, 1), offset=-2),
+        place((ROW, 5), (TAP, 2), offset=-1),
+        place((TILE, -3), (ROW, 2), offset=14),
+    ],
+)
 def test_everywhere_is_what_holds_at_every_point(where):
     """It says neither more nor less than the conditions at all points of the axes."""
     asked = conjuncts(inside(where, 20))
@@ -36,8 +42,10 @@ def test_everywhere_is_what_holds_at_every_point(where):
     assert found is not None
     assert found.free <= {TILE}
     for n in range(TILE.extent):
-        points = [{TILE: index.constant(n), ROW: index.constant(i), TAP: index.constant(j)}
-                  for i, j in itertools.product(range(ROW.extent), range(TAP.extent))]
+        points = [
+            {TILE: index.constant(n), ROW: index.constant(i), TAP: index.constant(j)}
+            for i, j in itertools.product(range(ROW.extent), range(TAP.extent))
+        ]
         at_all = all(substitute(c, point) is TRUE for c in asked for point in points)
         said = substitute(found, {TILE: index.constant(n)})
         assert said is (TRUE if at_all else FALSE), n
@@ -67,9 +75,18 @@ def test_known_conditions_go_and_others_stay():
     assert where_true(computed, {low, high}) is apply("exp", load(X, (where,)))
 
 
-@pytest.mark.parametrize("name, default, vanishes", [
-    ("add", 0.0, True), ("max", float("-inf"), True), ("min", float("inf"), True),
-    ("mul", 1.0, True), ("add", 1.0, False), ("max", 0.0, False), ("mul", 0.0, False)])
+@pytest.mark.parametrize(
+    "name, default, vanishes",
+    [
+        ("add", 0.0, True),
+        ("max", float("-inf"), True),
+        ("min", float("inf"), True),
+        ("mul", 1.0, True),
+        ("add", 1.0, False),
+        ("max", 0.0, False),
+        ("mul", 0.0, False),
+    ],
+)
 def test_terms_that_vanish_outside(name, default, vanishes):
     where = place((TILE, 4), (ROW, 1), offset=-3)
     term = masked(load(X, (where,)), inside(where, 20), const(default, F32))

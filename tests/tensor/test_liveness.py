@@ -60,8 +60,16 @@ def test_loops_in_loops():
 def test_no_iteration_at_all():
     """What comes before a loop may be what comes out of it; its test reads as well."""
     before, body = filled(A), filled(A)
-    test = Nest((Stage("t", (), (Assign(GOES_ON, (), apply(
-        "lt", load(B, (index.constant(0),)), const(0, F32))),)),), 0)
+    test = Nest(
+        (
+            Stage(
+                "t",
+                (),
+                (Assign(GOES_ON, (), apply("lt", load(B, (index.constant(0),)), const(0, F32))),),
+            ),
+        ),
+        0,
+    )
     loop = Loop((body,), Var("n", INDEX, None), None, (test,), load(GOES_ON, ()))
     after = live_after((before, loop), (A,))
     assert after == {before: {A, B}, test: {A, B, GOES_ON}, body: {A, B}}
@@ -76,8 +84,15 @@ def test_what_a_loop_stores_as_a_whole_needs_no_start():
 
     def left(*body: Nest, trips: int | None = 4) -> bool:
         start, counter = filled(A), Var("n", INDEX, trips)
-        own = tuple(replace(n, stages=tuple(map_expressions(
-            s, lambda e: substitute(e, {trip: counter})) for s in n.stages)) for n in body)
+        own = tuple(
+            replace(
+                n,
+                stages=tuple(
+                    map_expressions(s, lambda e: substitute(e, {trip: counter})) for s in n.stages
+                ),
+            )
+            for n in body
+        )
         loop = Loop(own, counter, trips)
         return start in without_dead((start, loop), (A, D))
 
@@ -90,8 +105,10 @@ def test_what_a_loop_stores_as_a_whole_needs_no_start():
 
 def test_what_a_condition_reads_needs_its_start():
     """Each trip asks for what the one before it stored, the first for what was there before."""
-    start, again = (Nest((Stage("s", (), (Assign(GOES_ON, (), const(value, BOOL)),)),), 0)
-                    for value in (True, False))
+    start, again = (
+        Nest((Stage("s", (), (Assign(GOES_ON, (), const(value, BOOL)),)),), 0)
+        for value in (True, False)
+    )
     body, counter = filled(D, B), Var("n", INDEX, 4)
     branch = Branch(load(GOES_ON, ()), (body,), ())
     assert start in without_dead((start, Loop((branch, again), counter, 4)), (D, GOES_ON))

@@ -51,9 +51,13 @@ def program_of(steps: Sequence[Step]) -> TensorProgram:
 def run(program: TensorProgram) -> list[list[int]]:
     """The results of a program on some operands: every stage as the plainest loops, in order."""
     offsets = range(0, 64 * (len(program.temporaries) + 1), 64)
-    loops = LoopProgram(program.name, program.operands, program.results,
-                        tuple(_statements(program.steps)),
-                        tuple(zip(program.temporaries, offsets, strict=False)))
+    loops = LoopProgram(
+        program.name,
+        program.operands,
+        program.results,
+        tuple(_statements(program.steps)),
+        tuple(zip(program.temporaries, offsets, strict=False)),
+    )
     values = [np.array([3, 1, 0, 2], np.int32), np.array([5, -7, 2, 11], np.int32)]
     return [r.tolist() for r in interpret(loops, values)]
 
@@ -64,11 +68,16 @@ def _statements(steps: Sequence[Step]) -> Iterator[Stmt]:
             for stage in step.stages:
                 yield from lower_stage(stage)
         elif isinstance(step, Branch):
-            yield If(step.condition, tuple(_statements(step.then)),
-                     tuple(_statements(step.otherwise)))
+            yield If(
+                step.condition, tuple(_statements(step.then)), tuple(_statements(step.otherwise))
+            )
         elif step.trip_count is not None:
-            yield For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL,
-                      tuple(_statements(step.body)))
+            yield For(
+                step.counter,
+                index.constant(step.trip_count),
+                LoopKind.SERIAL,
+                tuple(_statements(step.body)),
+            )
         else:
             test = tuple(_statements(step.test))
             yield from test
@@ -77,9 +86,14 @@ def _statements(steps: Sequence[Step]) -> Iterator[Stmt]:
 
 def copies(steps: Sequence[Step]) -> int:
     """How many buffers are copied as a whole."""
-    return sum(a.value is load(b, a.indices) and is_plain(a, s.axes)
-               for step in steps for s in stages(step) for a in s.assigns
-               for b in s.inputs if b.shape == a.buffer.shape)
+    return sum(
+        a.value is load(b, a.indices) and is_plain(a, s.axes)
+        for step in steps
+        for s in stages(step)
+        for a in s.assigns
+        for b in s.inputs
+        if b.shape == a.buffer.shape
+    )
 
 
 def nest(*assigns: Assign, axes: tuple[Var, ...] = (ROW,)) -> Nest:
@@ -96,8 +110,9 @@ def plus(*terms: Expr | int) -> Expr:
 
 
 def inside(value: Expr) -> Expr:
-    return index.minimum(index.maximum(as_index(value), index.constant(0)),
-                         index.constant(SIZE - 1))
+    return index.minimum(
+        index.maximum(as_index(value), index.constant(0)), index.constant(SIZE - 1)
+    )
 
 
 def mapped(target: Buffer, x: Buffer, y: Buffer) -> Nest:
@@ -141,14 +156,29 @@ def looked_up_where_it_lies(target: Buffer, x: Buffer, y: Buffer) -> Nest:
 def summed(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     total = Var("acc", I32)
     term = plus(load(x, (COLUMN,)), load(y, (ROW,)))
-    return Nest((Stage("s", (ROW,), (Assign(target, (ROW,), total),), (COLUMN,), ADD, (term,),
-                       (const(0, I32),), (total,)),), 1)
+    return Nest(
+        (
+            Stage(
+                "s",
+                (ROW,),
+                (Assign(target, (ROW,), total),),
+                (COLUMN,),
+                ADD,
+                (term,),
+                (const(0, I32),),
+                (total,),
+            ),
+        ),
+        1,
+    )
 
 
 def two_values(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     other = next(b for b in TEMPORARIES if b not in (target, x, y))
-    return nest(Assign(target, (ROW,), plus(load(x, (ROW,)), 1)),
-                Assign(other, (ROW,), plus(load(y, (ROW,)), load(x, (ROW,)))))
+    return nest(
+        Assign(target, (ROW,), plus(load(x, (ROW,)), 1)),
+        Assign(other, (ROW,), plus(load(y, (ROW,)), load(x, (ROW,)))),
+    )
 
 
 def two_stages(target: Buffer, x: Buffer, y: Buffer) -> Nest:
@@ -172,8 +202,10 @@ def shifted_under_a_guard(target: Buffer, x: Buffer, y: Buffer) -> Nest:
 
 def read_after_it_is_written(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     other = next(b for b in TEMPORARIES if b not in (target, x, y))
-    return nest(Assign(target, (ROW,), plus(load(x, (MIRRORED,)), 1)),
-                Assign(other, (ROW,), plus(load(target, (ROW,)), load(y, (ROW,)))))
+    return nest(
+        Assign(target, (ROW,), plus(load(x, (MIRRORED,)), 1)),
+        Assign(other, (ROW,), plus(load(target, (ROW,)), load(y, (ROW,)))),
+    )
 
 
 def handed_on(target: Buffer, x: Buffer, y: Buffer) -> Nest:
@@ -191,22 +223,41 @@ def copied_on(target: Buffer, x: Buffer, y: Buffer) -> Nest:
 
 def updated_copy(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     place = index.floormod(index.add(ROW, index.constant(2)), SIZE)
-    return nest(Assign(target, (ROW,), load(x, (ROW,))),
-                Assign(target, (ROW,), plus(load(y, (ROW,)), load(target, (ROW,)), 1)),
-                Assign(target, (ROW,), plus(load(target, (ROW,)), load(y, (place,)))))
+    return nest(
+        Assign(target, (ROW,), load(x, (ROW,))),
+        Assign(target, (ROW,), plus(load(y, (ROW,)), load(target, (ROW,)), 1)),
+        Assign(target, (ROW,), plus(load(target, (ROW,)), load(y, (place,)))),
+    )
 
 
 def moved_on(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     other = next(b for b in TEMPORARIES if b not in (target, x, y))
-    return nest(Assign(other, (ROW,), load(target, (ROW,))),
-                Assign(target, (ROW,), plus(load(x, (ROW,)), load(y, (ROW,)))))
+    return nest(
+        Assign(other, (ROW,), load(target, (ROW,))),
+        Assign(target, (ROW,), plus(load(x, (ROW,)), load(y, (ROW,)))),
+    )
 
 
 KINDS: tuple[Callable[[Buffer, Buffer, Buffer], Nest], ...] = (
-    mapped, mirrored, part_updated, point_updated, updated_under_a_guard, scattered,
-    added_where_places_meet, looked_up_where_it_lies, summed, two_values, two_stages,
-    copied_beside, shifted_under_a_guard, read_after_it_is_written, handed_on, copied_on,
-    updated_copy, moved_on)
+    mapped,
+    mirrored,
+    part_updated,
+    point_updated,
+    updated_under_a_guard,
+    scattered,
+    added_where_places_meet,
+    looked_up_where_it_lies,
+    summed,
+    two_values,
+    two_stages,
+    copied_beside,
+    shifted_under_a_guard,
+    read_after_it_is_written,
+    handed_on,
+    copied_on,
+    updated_copy,
+    moved_on,
+)
 FLAG = Buffer("flag", I32, ())
 COUNT = Buffer("count", I32, ())
 
@@ -234,10 +285,12 @@ def loops(inner: st.SearchStrategy) -> st.SearchStrategy:
         seen = draw(st.sampled_from(TEMPORARIES))
         first = load(seen, (index.constant(0),))
         counted = apply("add", load(COUNT, ()), const(1, I32))
-        test = (nest(Assign(COUNT, (), counted), axes=()),
-                nest(Assign(FLAG, (), first), axes=()))
-        condition = apply("and", apply("lt", load(FLAG, ()), const(40, I32)),
-                          apply("lt", load(COUNT, ()), const(30, I32)))
+        test = (nest(Assign(COUNT, (), counted), axes=()), nest(Assign(FLAG, (), first), axes=()))
+        condition = apply(
+            "and",
+            apply("lt", load(FLAG, ()), const(40, I32)),
+            apply("lt", load(COUNT, ()), const(30, I32)),
+        )
         return Loop(body, Var("n", ROW.dtype, None), None, test, condition)
 
     return one()
@@ -285,8 +338,12 @@ def test_every_kind_of_change_of_what_is_carried(kind):
     """Whatever reads the old values or the new ones, and wherever it does."""
     for x, y in itertools.product((T, OPERANDS[1]), repeat=2):
         for inside in (False, True):
-            steps = [*BEGIN, carried(kind, T, U, x, y, inside), mapped(RESULTS[0], T, U),
-                     mapped(RESULTS[1], V, TEMPORARIES[3])]
+            steps = [
+                *BEGIN,
+                carried(kind, T, U, x, y, inside),
+                mapped(RESULTS[0], T, U),
+                mapped(RESULTS[1], V, TEMPORARIES[3]),
+            ]
             for wanted in (steps, [*steps[:-2], copied(RESULTS[0], T), steps[-1]]):
                 program = program_of(wanted)
                 merged = program_of(merge_copies(program.steps, RESULTS))
@@ -297,29 +354,54 @@ def looped(*body: Step, trips: int = 3) -> Loop:
     return Loop(body, Var("n", ROW.dtype, trips), trips)
 
 
-@pytest.mark.parametrize(("steps", "left"), [
-    # What an inner loop carries is what the outer one carries.
-    ([copied(T, A), looped(copied(U, T), looped(point_updated(U, U, A)), copied(T, U)),
-      copied(R, T)], 1),
-    # An update of a copy, whose old values are read first.
-    ([copied(T, A), looped(copied(U, T), part_updated(U, T, T), copied(T, U)), copied(R, T)], 1),
-    # New values for all elements, from other elements: both are needed, and taking one for the
-    # other would copy as much.
-    ([copied(T, A), looped(mirrored(U, T, T), copied(T, U)), copied(R, T)], 2),
-    # The old value is needed after the update.
-    ([copied(T, A), looped(copied(U, T), point_updated(U, T, T), mapped(V, U, T), copied(T, V)),
-      copied(R, T)], 2),
-    # A copy that nobody changes is the operand itself.
-    ([copied(T, A), looped(mapped(R, T, T))], 0),
-    ([copied(R, A), copied(T, A), looped(part_updated(R, T, T))], 1),
-    # Two results cannot be one.
-    ([mapped(R, A, A), copied(RESULTS[1], R)], 1),
-    # Copied to make room, by the stage that then changes it.
-    ([copied(T, A), moved_on(T, A, A), mapped(R, T, U)], 2),
-    # Swapped at every trip.
-    ([copied(T, A), mapped(U, A, A), looped(copied(V, T), copied(T, U), copied(U, V)),
-      copied(R, T)], 4),
-])
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [
+        # What an inner loop carries is what the outer one carries.
+        (
+            [
+                copied(T, A),
+                looped(copied(U, T), looped(point_updated(U, U, A)), copied(T, U)),
+                copied(R, T),
+            ],
+            1,
+        ),
+        # An update of a copy, whose old values are read first.
+        (
+            [copied(T, A), looped(copied(U, T), part_updated(U, T, T), copied(T, U)), copied(R, T)],
+            1,
+        ),
+        # New values for all elements, from other elements: both are needed, and taking one for the
+        # other would copy as much.
+        ([copied(T, A), looped(mirrored(U, T, T), copied(T, U)), copied(R, T)], 2),
+        # The old value is needed after the update.
+        (
+            [
+                copied(T, A),
+                looped(copied(U, T), point_updated(U, T, T), mapped(V, U, T), copied(T, V)),
+                copied(R, T),
+            ],
+            2,
+        ),
+        # A copy that nobody changes is the operand itself.
+        ([copied(T, A), looped(mapped(R, T, T))], 0),
+        ([copied(R, A), copied(T, A), looped(part_updated(R, T, T))], 1),
+        # Two results cannot be one.
+        ([mapped(R, A, A), copied(RESULTS[1], R)], 1),
+        # Copied to make room, by the stage that then changes it.
+        ([copied(T, A), moved_on(T, A, A), mapped(R, T, U)], 2),
+        # Swapped at every trip.
+        (
+            [
+                copied(T, A),
+                mapped(U, A, A),
+                looped(copied(V, T), copied(T, U), copied(U, V)),
+                copied(R, T),
+            ],
+            4,
+        ),
+    ],
+)
 def test_how_many_copies_are_left(steps, left):
     if RESULTS[1] not in written(steps):
         steps = [*steps, nest(Assign(RESULTS[1], (ROW,), const(0, I32)))]
@@ -337,30 +419,75 @@ def test_what_is_kept_stays():
 
 
 LOOPS = {
-    "Gauss-Seidel": lambda a: lax.fori_loop(0, 3, lambda t, a: lax.fori_loop(
-        1, 7, lambda i, a: lax.fori_loop(1, 7, lambda j, a: a.at[i, j].set(
-            (a[i, j] + a[i, j - 1] + a[i - 1, j]) * 0.3),
-            a.at[i, 1:-1].add(a[i - 1, :-2] * 0.1)), a), a),
-    "rank-k update": lambda a: lax.fori_loop(0, 8, lambda i, c: lax.fori_loop(
-        0, 8, lambda k, c: c.at[i].add(jnp.where(jnp.arange(8) <= i, a[i, k] * a[:, k], 0)),
-        c.at[i].multiply(0.5)), a),
-    "orthogonal columns": lambda a: lax.fori_loop(0, 8, lambda k, q: lax.fori_loop(
-        k + 1, 8, lambda j, q: q.at[:, j].add(-(q[:, k] @ q[:, j]) * 0.1 * q[:, k]),
-        q.at[:, k].multiply(1 - jnp.abs(q[:, k]).sum() * 0.1)), a),
-    "table": lambda a: lax.fori_loop(0, 8, lambda i, t: lax.fori_loop(
-        i + 1, 8, lambda j, t: lax.cond(j > 0, lambda t: t.at[i, j].max(t[i, j - 1]),
-                                        lambda t: t, t), t), a),
+    "Gauss-Seidel": lambda a: lax.fori_loop(
+        0,
+        3,
+        lambda t, a: lax.fori_loop(
+            1,
+            7,
+            lambda i, a: lax.fori_loop(
+                1,
+                7,
+                lambda j, a: a.at[i, j].set((a[i, j] + a[i, j - 1] + a[i - 1, j]) * 0.3),
+                a.at[i, 1:-1].add(a[i - 1, :-2] * 0.1),
+            ),
+            a,
+        ),
+        a,
+    ),
+    "rank-k update": lambda a: lax.fori_loop(
+        0,
+        8,
+        lambda i, c: lax.fori_loop(
+            0,
+            8,
+            lambda k, c: c.at[i].add(jnp.where(jnp.arange(8) <= i, a[i, k] * a[:, k], 0)),
+            c.at[i].multiply(0.5),
+        ),
+        a,
+    ),
+    "orthogonal columns": lambda a: lax.fori_loop(
+        0,
+        8,
+        lambda k, q: lax.fori_loop(
+            k + 1,
+            8,
+            lambda j, q: q.at[:, j].add(-(q[:, k] @ q[:, j]) * 0.1 * q[:, k]),
+            q.at[:, k].multiply(1 - jnp.abs(q[:, k]).sum() * 0.1),
+        ),
+        a,
+    ),
+    "table": lambda a: lax.fori_loop(
+        0,
+        8,
+        lambda i, t: lax.fori_loop(
+            i + 1,
+            8,
+            lambda j, t: lax.cond(j > 0, lambda t: t.at[i, j].max(t[i, j - 1]), lambda t: t, t),
+            t,
+        ),
+        a,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_nested_loops_work_in_place(check, take_apart, arrays, name):
     """No matrix is copied inside of the loops, and what comes out is right."""
-    x, = arrays("float32", (8, 8))
-    program, = take_apart(LOOPS[name], x).programs
-    inner = [step for loop in program.steps if isinstance(loop, Loop)
-             for step in (*loop.body, *loop.test)]
-    large = [a for step in inner for s in stages(step) for a in s.assigns
-             if a.buffer.size == 64 and is_plain(a, s.axes)]
+    (x,) = arrays("float32", (8, 8))
+    (program,) = take_apart(LOOPS[name], x).programs
+    inner = [
+        step
+        for loop in program.steps
+        if isinstance(loop, Loop)
+        for step in (*loop.body, *loop.test)
+    ]
+    large = [
+        a
+        for step in inner
+        for s in stages(step)
+        for a in s.assigns
+        if a.buffer.size == 64 and is_plain(a, s.axes)
+    ]
     assert not large, program_text(program)
     check(LOOPS[name], x, ulps=64)

@@ -40,16 +40,17 @@ RULES = {
     "elementwise": (lambda x, v: jnp.tanh(x) * v, (X, V), "ab, b -> ab"),
     "product": (lambda x, w: x @ w, (X, W), "ab, bc -> ac, add over b"),
     "product of rows with each other": (lambda x: x @ x.T, (X,), ".a -> .., add over a"),
-    "softmax": (lambda x: jax.nn.softmax(x), (X,),
-                "ab -> ab, add over b, max over b"),
+    "softmax": (lambda x: jax.nn.softmax(x), (X,), "ab -> ab, add over b, max over b"),
     "transposed": (lambda x: x.T * 2, (X,), "ab -> ba"),
     "largest": (lambda x: x.max(0), (X,), "ab -> b, max over a"),
     "any": (lambda x: (x > 0).any(1), (X,), "ab -> a, max over b"),
     "sum that is read": (lambda x: x.sum(0) * 2, (X,), "ab -> b, add over a"),
-    "sum from a number": (
-        lambda x: lax.reduce(x, np.float32(1), lax.add, (0,)), (X,), ".a -> a"),
-    "rounded sum": (lambda x: x.astype(jnp.bfloat16).sum(0).reshape(1, 12).sum(0), (X,),
-                    "ab -> b, add over a"),
+    "sum from a number": (lambda x: lax.reduce(x, np.float32(1), lax.add, (0,)), (X,), ".a -> a"),
+    "rounded sum": (
+        lambda x: x.astype(jnp.bfloat16).sum(0).reshape(1, 12).sum(0),
+        (X,),
+        "ab -> b, add over a",
+    ),
     "two sums": (lambda x: (x.sum(0), (x * x).sum(0)), (X,), "ab -> b, b, add over a"),
     "running sum": (lambda x: jnp.cumsum(x, 0), (X,), ".a -> .a"),
     "sort": (lambda x: jnp.sort(x, 1), (X,), "a. -> a."),
@@ -60,16 +61,28 @@ RULES = {
     "merged dimensions": (lambda x: x.reshape(96) * 2, (X,), ".. -> ."),
     "diagonal": (lambda x: x * x.T, (SQUARE,), ".. -> .."),
     "looked up": (lambda x, k: jnp.tanh(x)[k], (X, PLACES), ".a, b -> ba"),
-    "places of itself": (lambda x: jnp.take(x[:, 0], x[:, 1].astype(int), mode="clip"), (X,),
-                         ".. -> ."),
+    "places of itself": (
+        lambda x: jnp.take(x[:, 0], x[:, 1].astype(int), mode="clip"),
+        (X,),
+        ".. -> .",
+    ),
     "place of the largest": (lambda x: jnp.argmax(x, 0), (X,), ".a -> a"),
     "a row overwritten": (lambda x, v: x.at[1].set(v), (X, V), ".a, a -> .a"),
-    "attention": (lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)) @ q,
-                  (X.reshape(4, 4, 6),), "a.b -> a.b, add over b"),
-    "loop": (lambda x: lax.fori_loop(0, 3, lambda i, a: jnp.tanh(a + x.sum(1, keepdims=True)), x),
-             (X,), "ab -> ab, add over b"),
-    "loop over rows": (lambda v, x: lax.scan(lambda c, r: (jnp.tanh(c * 0.5 + r), c), v, x)[1],
-                       (V, X), "a, .a -> .a"),
+    "attention": (
+        lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)) @ q,
+        (X.reshape(4, 4, 6),),
+        "a.b -> a.b, add over b",
+    ),
+    "loop": (
+        lambda x: lax.fori_loop(0, 3, lambda i, a: jnp.tanh(a + x.sum(1, keepdims=True)), x),
+        (X,),
+        "ab -> ab, add over b",
+    ),
+    "loop over rows": (
+        lambda v, x: lax.scan(lambda c, r: (jnp.tanh(c * 0.5 + r), c), v, x)[1],
+        (V, X),
+        "a, .a -> .a",
+    ),
 }
 
 
@@ -92,27 +105,34 @@ def run(program: TensorProgram | Piece, arrays: Sequence[np.ndarray]) -> list[np
 FOLDS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 
-def in_parts(program: TensorProgram, factor: Factor, count: int, arrays: Sequence[np.ndarray]
-             ) -> list[np.ndarray]:
+def in_parts(
+    program: TensorProgram, factor: Factor, count: int, arrays: Sequence[np.ndarray]
+) -> list[np.ndarray]:
     """The same, computed part by part along a factor, as devices do it."""
     local, found = pieces(program, {factor: count})
     along = dict(factor.operands)
-    cut = [np.split(a, count, along[n]) if n in along else [a] * count
-           for n, a in enumerate(arrays)]
-    known = [{b: np.ascontiguousarray(a[p]) for b, a in zip(local.operands, cut, strict=True)}
-             for p in range(count)]
+    cut = [
+        np.split(a, count, along[n]) if n in along else [a] * count for n, a in enumerate(arrays)
+    ]
+    known = [
+        {b: np.ascontiguousarray(a[p]) for b, a in zip(local.operands, cut, strict=True)}
+        for p in range(count)
+    ]
     for piece in found:
         for have in known:
-            have.update(zip(piece.results, run(piece, [have[b] for b in piece.operands]),
-                            strict=True))
+            have.update(
+                zip(piece.results, run(piece, [have[b] for b in piece.operands]), strict=True)
+            )
         for buffer, over, name in piece.joins:
             assert over == (factor,)
             joined = FOLDS[name].reduce([have[buffer] for have in known])
             for have in known:
                 have[buffer] = joined
     axes = dict(factor.results)
-    return [np.concatenate([have[b] for have in known], axes[n]) if n in axes else known[-1][b]
-            for n, b in enumerate(local.results)]
+    return [
+        np.concatenate([have[b] for have in known], axes[n]) if n in axes else known[-1][b]
+        for n, b in enumerate(local.results)
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, rule) in RULES.items() if "a" in rule])

@@ -57,8 +57,13 @@ SEEN: dict[str, Function] = {
 
 def maxima(take_apart: Callable, function: Function, x: np.ndarray) -> set[str]:
     programs = take_apart(function, x).programs
-    return {stage.combiner.name for p in programs for nest in p.steps for stage in nest.stages
-            if stage.combiner is not None} & {"max", "larger"}
+    return {
+        stage.combiner.name
+        for p in programs
+        for nest in p.steps
+        for stage in nest.stages
+        if stage.combiner is not None
+    } & {"max", "larger"}
 
 
 @pytest.mark.parametrize("name", [*HIDDEN, *SEEN])
@@ -90,11 +95,13 @@ def test_nans_are_where_they_should_be(monkeypatch, name, dtype):
             np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
 
 
-def with_nans(x: jax.Array, axis: object = None, *, keepdims: bool = False, **more: object
-              ) -> jax.Array:
+def with_nans(
+    x: jax.Array, axis: object = None, *, keepdims: bool = False, **more: object
+) -> jax.Array:
     """A maximum that is NaN where an element is: XLA's may be the largest of the others."""
-    largest = jax.lax.reduce_max(x, axes=(np.arange(x.ndim) if axis is None else np.atleast_1d(axis)
-                                          ) % x.ndim)
+    largest = jax.lax.reduce_max(
+        x, axes=(np.arange(x.ndim) if axis is None else np.atleast_1d(axis)) % x.ndim
+    )
     if keepdims:
         largest = jnp.expand_dims(largest, axis)
     return jnp.where(jnp.isnan(x).any(axis, keepdims=keepdims), jnp.nan, largest).astype(x.dtype)

@@ -75,10 +75,14 @@ def looped(x):
 
 def chosen(x, rows):
     """Every trip sorts, adds up, or leaves alone, by its number or by what is carried."""
+
     def trip(i, c):
         total, x = c
-        x = lax.switch((rows[0] + i) % 3, [
-            lambda x: jnp.sort(x, 1), lambda x: x.at[rows[1]].set(x.sum(0)), lambda x: x], x)
+        x = lax.switch(
+            (rows[0] + i) % 3,
+            [lambda x: jnp.sort(x, 1), lambda x: x.at[rows[1]].set(x.sum(0)), lambda x: x],
+            x,
+        )
         return lax.cond(x[0, 0] > total[0], lambda t: t + x.sum(0), lambda t: t, total), x
 
     return lax.fori_loop(0, 4, trip, (x[0], x))
@@ -89,17 +93,32 @@ def turned(x):
 
 
 FAMILY: dict[Callable, tuple] = {
-    joined: (X,), padded: (X,), product: (X, Y), windows: (X,), window_gradient: (X,),
-    scanned: (X,), looked_up: (X, None), updated: (X, None), parts: (X,), looped: (X,),
-    chosen: (X, None), turned: (SQUARE,)}
+    joined: (X,),
+    padded: (X,),
+    product: (X, Y),
+    windows: (X,),
+    window_gradient: (X,),
+    scanned: (X,),
+    looked_up: (X, None),
+    updated: (X, None),
+    parts: (X,),
+    looped: (X,),
+    chosen: (X, None),
+    turned: (SQUARE,),
+}
 
 
-def programs_of(function: Callable, *shapes: tuple[int, ...] | None,
-                donate: Sequence[int] = ()) -> list[TensorProgram]:
+def programs_of(
+    function: Callable, *shapes: tuple[int, ...] | None, donate: Sequence[int] = ()
+) -> list[TensorProgram]:
     """Its kernels; None stands for row numbers."""
     rng = np.random.default_rng(3)
-    args = [np.array([0, 3, 1], np.int32) if shape is None else
-            rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    args = [
+        np.array([0, 3, 1], np.int32)
+        if shape is None
+        else rng.normal(size=shape).astype(np.float32)
+        for shape in shapes
+    ]
     module = jax.jit(function, donate_argnums=tuple(donate)).lower(*args).compiler_ir()
     _, plan = clusters_of(module, Options().replace(choose="ours"))
     return [cluster.kernel.program for cluster, _ in plan.taken]
@@ -151,8 +170,11 @@ class Oracle:
             evaluate(e, outer, self.read)
         size = outer[stage.axes[0]].size if stage.axes else 1
         outer |= {a: self.numbers(size, a.dtype) for a in stage.accumulators}
-        stores = [(a, self.stored(a, points)) for group, points in (
-            (stage.along, inner), (stage.assigns, outer)) for a in group]
+        stores = [
+            (a, self.stored(a, points))
+            for group, points in ((stage.along, inner), (stage.assigns, outer))
+            for a in group
+        ]
         for position, (assign, places) in enumerate(stores):
             self.written[assign.buffer][places] = True
             operand = self.heirs.get(assign.buffer)
@@ -190,9 +212,15 @@ class Oracle:
         self.inside(assign.buffer, places)
         return places
 
-    def overwritten(self, stage: Stage, operand: Buffer, assign: Assign,
-                    places: tuple[np.ndarray, ...], position: int,
-                    env: dict[Var, np.ndarray]) -> None:
+    def overwritten(
+        self,
+        stage: Stage,
+        operand: Buffer,
+        assign: Assign,
+        places: tuple[np.ndarray, ...],
+        position: int,
+        env: dict[Var, np.ndarray],
+    ) -> None:
         """From now on `operand` is not what it was; no point of the stage may care."""
         flat = np.ravel_multi_index(np.broadcast_arrays(*places), operand.shape)
         if np.unique(flat).size < flat.size:
@@ -201,8 +229,10 @@ class Oracle:
             for one in (r for e in (other.value, *other.indices) for r in loads(e)):
                 if one.source != operand:
                     continue
-                at = np.ravel_multi_index(np.broadcast_arrays(*(
-                    evaluate(i, env, self.read) for i in one.indices)), operand.shape)
+                at = np.ravel_multi_index(
+                    np.broadcast_arrays(*(evaluate(i, env, self.read) for i in one.indices)),
+                    operand.shape,
+                )
                 if n > position or not np.array_equal(at, flat):
                     raise Unsafe("an element is read after it is overwritten")
         self.written[operand][places] = False
@@ -225,8 +255,9 @@ def with_stage(program: TensorProgram, old: Stage, new: Sequence[Stage]) -> Tens
         for s in steps:
             if not isinstance(s, Nest):
                 found.append(with_parts(s, changed))
-            elif stages := tuple(n for stage in s.stages
-                                 for n in (new if stage is old else (stage,))):
+            elif stages := tuple(
+                n for stage in s.stages for n in (new if stage is old else (stage,))
+            ):
                 found.append(replace(s, stages=stages))
         return tuple(found)
 
@@ -235,12 +266,17 @@ def with_stage(program: TensorProgram, old: Stage, new: Sequence[Stage]) -> Tens
 
 def moved_axis(stage: Stage, old: Var, new: Var) -> Stage:
     """The stage with an axis renamed, whatever the extents are."""
+
     def group(axes: tuple[Var, ...]) -> tuple[Var, ...]:
         return tuple(new if v is old else v for v in axes)
 
     scan = stage.scan and replace(stage.scan, axis=group((stage.scan.axis,))[0])
-    return replace(map_expressions(stage, lambda e: substitute(e, {old: new})), scan=scan,
-                   axes=group(stage.axes), reduce_axes=group(stage.reduce_axes))
+    return replace(
+        map_expressions(stage, lambda e: substitute(e, {old: new})),
+        scan=scan,
+        axes=group(stage.axes),
+        reduce_axes=group(stage.reduce_axes),
+    )
 
 
 def other_indices(stage: Stage) -> Iterator[tuple[str, Callable[[tuple[Expr, ...]], tuple]]]:
@@ -255,8 +291,10 @@ def faults(program: TensorProgram) -> Iterator[tuple[str, TensorProgram]]:
             yield f"{stage.name} {fault}", with_stage(program, stage, new)
     steps = program.steps
     for n in range(1, len(steps)):
-        yield f"step {n} early", replace(
-            program, steps=(*steps[:n - 1], steps[n], steps[n - 1], *steps[n + 1:]))
+        yield (
+            f"step {n} early",
+            replace(program, steps=(*steps[: n - 1], steps[n], steps[n - 1], *steps[n + 1 :])),
+        )
 
 
 def stage_faults(stage: Stage) -> Iterator[tuple[str, Sequence[Stage]]]:
@@ -265,26 +303,41 @@ def stage_faults(stage: Stage) -> Iterator[tuple[str, Sequence[Stage]]]:
         for extent in {v.extent + 1, v.extent - 1, 2 * v.extent} - {0}:
             yield f"{v}: {extent}", (moved_axis(stage, v, Var(v.name, v.dtype, extent)),)
     for buffer in stage.inputs:
-        yield f"{buffer} without guard", (replace_loads(
-            stage, {buffer: lambda one: load(one.source, one.indices)}),)
+        yield (
+            f"{buffer} without guard",
+            (replace_loads(stage, {buffer: lambda one: load(one.source, one.indices)}),),
+        )
         for name, other in other_indices(stage):
             if buffer.shape[1:] or (buffer.shape and name == "shifted"):
-                yield f"{buffer} {name}", (replace_loads(stage, {buffer: lambda one, other=other: (
-                    load(one.source, other(one.indices), one.guard, one.default))}),)
+                yield (
+                    f"{buffer} {name}",
+                    (
+                        replace_loads(
+                            stage,
+                            {
+                                buffer: lambda one, other=other: load(
+                                    one.source, other(one.indices), one.guard, one.default
+                                )
+                            },
+                        ),
+                    ),
+                )
     for n, a in enumerate(stage.assigns):
+
         def changed(new: Sequence[Assign], n: int = n) -> tuple[Stage]:
-            return (replace(stage, assigns=(*stage.assigns[:n], *new, *stage.assigns[n + 1:])),)
+            return (replace(stage, assigns=(*stage.assigns[:n], *new, *stage.assigns[n + 1 :])),)
 
         if len(stage.assigns) > 1:
             yield f"assignment {n} left out", changed(())
-            yield f"assignment {n} last", (replace(stage, assigns=(
-                *stage.assigns[:n], *stage.assigns[n + 1:], a)),)
+            yield (
+                f"assignment {n} last",
+                (replace(stage, assigns=(*stage.assigns[:n], *stage.assigns[n + 1 :], a)),),
+            )
         if a.guard is not None:
             yield f"assignment {n} without guard", changed((replace(a, guard=None),))
         for name, other in other_indices(stage):
             if a.buffer.shape[1:] or (a.buffer.shape and name == "shifted"):
-                yield f"assignment {n} {name}", changed((
-                    replace(a, indices=other(a.indices)),))
+                yield f"assignment {n} {name}", changed((replace(a, indices=other(a.indices)),))
 
 
 def is_unsafe(program: TensorProgram) -> str:
@@ -305,11 +358,14 @@ def beside_a_transpose(x, y):
 
 
 PROGRAMS = [(f, shapes, ()) for f, shapes in FAMILY.items()] + [
-    (optimizer, (X, X, X), (0, 1)), (beside_a_transpose, (X, X[::-1]), (1,))]
+    (optimizer, (X, X, X), (0, 1)),
+    (beside_a_transpose, (X, X[::-1]), (1,)),
+]
 
 
-@pytest.mark.parametrize(("function", "shapes", "donate"), PROGRAMS,
-                         ids=[f.__name__ for f, *_ in PROGRAMS])
+@pytest.mark.parametrize(
+    ("function", "shapes", "donate"), PROGRAMS, ids=[f.__name__ for f, *_ in PROGRAMS]
+)
 def test_planted_faults_are_refused(function, shapes, donate):
     planted = dangerous = 0
     for program in programs_of(function, *shapes, donate=donate):
@@ -326,14 +382,26 @@ def test_planted_faults_are_refused(function, shapes, donate):
     assert dangerous > planted / 4
 
 
-def store(buffer: Buffer, axes: Sequence[Var], value: Expr | None = None,
-          indices: Sequence[Expr] | None = None, guard: Expr | None = None) -> Assign:
-    return Assign(buffer, tuple(axes if indices is None else indices),
-                  const(1, F32) if value is None else value, guard)
+def store(
+    buffer: Buffer,
+    axes: Sequence[Var],
+    value: Expr | None = None,
+    indices: Sequence[Expr] | None = None,
+    guard: Expr | None = None,
+) -> Assign:
+    return Assign(
+        buffer,
+        tuple(axes if indices is None else indices),
+        const(1, F32) if value is None else value,
+        guard,
+    )
 
 
-A, R, T = Buffer("a", F32, (4, 6), "operand"), Buffer("r", F32, (4, 6), "result"), \
-    Buffer("t", F32, (4, 6))
+A, R, T = (
+    Buffer("a", F32, (4, 6), "operand"),
+    Buffer("r", F32, (4, 6), "result"),
+    Buffer("t", F32, (4, 6)),
+)
 I, J, K = variable("i", 4), variable("j", 6), variable("k", 6)  # noqa: E741
 
 
@@ -360,40 +428,95 @@ ROW_OF_FOUR = (store(R, (J,), indices=(TRIP4, J)),)
 READS = Stage("t", (I, J), (store(T, (I, J), load(R, (I, J))),))
 
 
-@pytest.mark.parametrize(("steps", "reason"), [
-    ([nest(Stage("s", (I, J), (store(R, (I, J), load(A, (I, index.add(J, I)))),)))],
-     "index i \\+ j, from 0 to 8"),
-    ([nest(Stage("s", (I, J), (store(R, (I, J), apply("add", load(T, (I, J)), const(1, F32))),)))],
-     "is read before"),
-    ([nest(Stage("s", (I,), (store(R, (I,), indices=(I, index.constant(2))),)))],
-     r"\[0…3, 0…1\] is missing"),
-    ([nest(Stage("s", (I,), (store(R, (I,), indices=(I, J)),)))], "defines j"),
-    ([nest(replace(FULL, assigns=(store(A, (I, J)),)))], "nothing that it may write"),
-    ([nest(EARLY, Stage("s", (I, J), (store(R, (I, J), mirrored(T)),)))], "point by point"),
-    ([nest(EARLY, Stage("s", (J, I), (store(R, (I, J)),)))], "expected its first axes"),
-    ([nest(EARLY), nest(Stage("s", (I, J), (store(R, (I, J), load(T, (I, J))),)),
-                        replace(EARLY, name="later"))], "overwrites t"),
-    ([nest(FULL), nest(Stage("s", (I, J), (store(R, (I, J), mirrored(R)),)))],
-     "another of its points writes"),
-    ([Loop((nest(FULL),), variable("n", 0), 0)], "is missing"),
-    ([Loop((nest(FULL),), variable("n", 2), 3)], "count 3 rounds"),
-    ([Loop((nest(ROW, shared=1),), TRIP3, 3)], r"\[3, 0…5\] is missing"),
-    ([Loop((Branch(const(1, BOOL), (nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),), ()),),
-           TRIP4, 4)], "is missing"),
-    ([Loop((nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1), nest(READS)), TRIP4, 4)],
-     "is read before"),
-    ([Loop((nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),), TRIP4, None, (),
-           const(1, BOOL))], "count None rounds"),
-    ([Branch(const(1, BOOL), (nest(FULL),), ())], "is missing"),
-    ([Branch(const(1, BOOL), (), (nest(FULL),))], "is missing"),
-    ([Branch(apply("eq", I, index.constant(1)), (), ())], "no axis or loop defines"),
-    ([Loop((nest(FULL),), variable("n", 2), None, (), const(1, BOOL))], "count None rounds"),
-    ([nest(EARLY, replace(FULL, assigns=(store(R, (I, J), guard=apply("ge", J, I)),)))],
-     "under a guard"),
-    ([nest(replace(FULL, assigns=(store(R, (I, J), const(1, I32)),)))], "of the type"),
-    ([nest(replace(FULL, assigns=(store(R, (I, J), load(Buffer("?", F32, ()), ())),)))],
-     "does not exist"),
-])
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        (
+            [nest(Stage("s", (I, J), (store(R, (I, J), load(A, (I, index.add(J, I)))),)))],
+            "index i \\+ j, from 0 to 8",
+        ),
+        (
+            [
+                nest(
+                    Stage(
+                        "s",
+                        (I, J),
+                        (store(R, (I, J), apply("add", load(T, (I, J)), const(1, F32))),),
+                    )
+                )
+            ],
+            "is read before",
+        ),
+        (
+            [nest(Stage("s", (I,), (store(R, (I,), indices=(I, index.constant(2))),)))],
+            r"\[0…3, 0…1\] is missing",
+        ),
+        ([nest(Stage("s", (I,), (store(R, (I,), indices=(I, J)),)))], "defines j"),
+        ([nest(replace(FULL, assigns=(store(A, (I, J)),)))], "nothing that it may write"),
+        ([nest(EARLY, Stage("s", (I, J), (store(R, (I, J), mirrored(T)),)))], "point by point"),
+        ([nest(EARLY, Stage("s", (J, I), (store(R, (I, J)),)))], "expected its first axes"),
+        (
+            [
+                nest(EARLY),
+                nest(
+                    Stage("s", (I, J), (store(R, (I, J), load(T, (I, J))),)),
+                    replace(EARLY, name="later"),
+                ),
+            ],
+            "overwrites t",
+        ),
+        (
+            [nest(FULL), nest(Stage("s", (I, J), (store(R, (I, J), mirrored(R)),)))],
+            "another of its points writes",
+        ),
+        ([Loop((nest(FULL),), variable("n", 0), 0)], "is missing"),
+        ([Loop((nest(FULL),), variable("n", 2), 3)], "count 3 rounds"),
+        ([Loop((nest(ROW, shared=1),), TRIP3, 3)], r"\[3, 0…5\] is missing"),
+        (
+            [
+                Loop(
+                    (
+                        Branch(
+                            const(1, BOOL), (nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),), ()
+                        ),
+                    ),
+                    TRIP4,
+                    4,
+                )
+            ],
+            "is missing",
+        ),
+        (
+            [Loop((nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1), nest(READS)), TRIP4, 4)],
+            "is read before",
+        ),
+        (
+            [
+                Loop(
+                    (nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),),
+                    TRIP4,
+                    None,
+                    (),
+                    const(1, BOOL),
+                )
+            ],
+            "count None rounds",
+        ),
+        ([Branch(const(1, BOOL), (nest(FULL),), ())], "is missing"),
+        ([Branch(const(1, BOOL), (), (nest(FULL),))], "is missing"),
+        ([Branch(apply("eq", I, index.constant(1)), (), ())], "no axis or loop defines"),
+        ([Loop((nest(FULL),), variable("n", 2), None, (), const(1, BOOL))], "count None rounds"),
+        (
+            [nest(EARLY, replace(FULL, assigns=(store(R, (I, J), guard=apply("ge", J, I)),)))],
+            "under a guard",
+        ),
+        ([nest(replace(FULL, assigns=(store(R, (I, J), const(1, I32)),)))], "of the type"),
+        (
+            [nest(replace(FULL, assigns=(store(R, (I, J), load(Buffer("?", F32, ()), ())),)))],
+            "does not exist",
+        ),
+    ],
+)
 def test_what_breaks_a_rule(steps, reason):
     with pytest.raises(VerifyError, match=reason):
         verify(program(*steps))
@@ -410,16 +533,24 @@ def test_a_loop_stores_a_row_in_each_trip(read_by):
     verify(program(Loop((Loop((row,), one, 1),), TRIP4, 4), *read_by))
 
 
-@pytest.mark.parametrize(("steps", "reason"), [
-    ([nest(replace(COPY, overwrites=()))], "does not say so"),
-    ([nest(COPY), nest(Stage("s", (I, J), (store(T, (I, J), load(A, (I, J))),)))], "by stage s"),
-    ([nest(replace(COPY, assigns=(store(R, (I, J), mirrored(A)),)))], "another point reads"),
-    ([nest(replace(COPY, assigns=(*COPY.assigns, store(T, (I, J), load(A, (I, J))))))],
-     "before its point has read it"),
-    ([nest(EARLY, COPY)], "one elementwise stage"),
-    ([nest(COPY), nest(FULL)], "one elementwise stage"),
-    ([Loop((nest(COPY),), variable("n", 2), 2)], "one elementwise stage"),
-])
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([nest(replace(COPY, overwrites=()))], "does not say so"),
+        (
+            [nest(COPY), nest(Stage("s", (I, J), (store(T, (I, J), load(A, (I, J))),)))],
+            "by stage s",
+        ),
+        ([nest(replace(COPY, assigns=(store(R, (I, J), mirrored(A)),)))], "another point reads"),
+        (
+            [nest(replace(COPY, assigns=(*COPY.assigns, store(T, (I, J), load(A, (I, J))))))],
+            "before its point has read it",
+        ),
+        ([nest(EARLY, COPY)], "one elementwise stage"),
+        ([nest(COPY), nest(FULL)], "one elementwise stage"),
+        ([Loop((nest(COPY),), variable("n", 2), 2)], "one elementwise stage"),
+    ],
+)
 def test_what_is_lost_in_place(steps, reason):
     verify(program(nest(COPY), aliases=((R, A),)))
     with pytest.raises(VerifyError, match=reason):
@@ -434,7 +565,8 @@ def test_the_kernel_and_the_index_are_named():
         verify(program(nest(stage)))
     assert str(caught.value) == (
         "kernel kernel, stage s7 for i<4, j<6: index j + 1, from 1 to 6, is not known to stay "
-        "inside of a: 4x6xf32 operand where j >= 2")
+        "inside of a: 4x6xf32 operand where j >= 2"
+    )
 
 
 @pytest.mark.parametrize("offset, right", [(-2, True), (-1, False)])
@@ -453,8 +585,9 @@ def test_what_is_looked_up_may_be_read_again_under_its_own_comparison(offset, ri
     guard = apply("and", first, inside)
     for value in (load(table, (I,), guard, zero), apply("select", inside, there, zero)):
         looked = load(A, (I, place(value)), guard, const(0, F32))
-        checked = TensorProgram("kernel", (A, table), (R,), (), (
-            nest(Stage("s", (I, J), (store(R, (I, J), looked),))),))
+        checked = TensorProgram(
+            "kernel", (A, table), (R,), (), (nest(Stage("s", (I, J), (store(R, (I, J), looked),))),)
+        )
         if right:
             verify(checked)
         else:
@@ -464,13 +597,18 @@ def test_what_is_looked_up_may_be_read_again_under_its_own_comparison(offset, ri
 
 def test_what_is_looked_up_is_guarded_or_clamped():
     there = apply("convert", load(N, ()), dtype=INDEX)
-    inside = apply("and", apply("ge", there, index.constant(0)),
-                   apply("lt", there, index.constant(6)))
+    inside = apply(
+        "and", apply("ge", there, index.constant(0)), apply("lt", there, index.constant(6))
+    )
     clamped = index.maximum(index.minimum(there, index.constant(5)), index.constant(0))
-    for value, right in ((Load(A, (I, there)), False), (Load(A, (I, clamped)), True),
-                         (Load(A, (I, there), inside, const(0, F32)), True)):
-        looked = TensorProgram("kernel", (A, N), (R,), (), (
-            nest(Stage("s", (I, J), (store(R, (I, J), value),))),))
+    for value, right in (
+        (Load(A, (I, there)), False),
+        (Load(A, (I, clamped)), True),
+        (Load(A, (I, there), inside, const(0, F32)), True),
+    ):
+        looked = TensorProgram(
+            "kernel", (A, N), (R,), (), (nest(Stage("s", (I, J), (store(R, (I, J), value),))),)
+        )
         if right:
             verify(looked)
         else:

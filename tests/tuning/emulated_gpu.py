@@ -35,8 +35,9 @@ class EmulatedGenerator(CudaGenerator):
         spilled = 64 if threads == 32 * GREEDY else 0
         return Compiled(image, {source.symbol: Usage(32, spilled, 0, 0)}).pack()
 
-    def bench(self, target: CudaTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> GpuBench:
+    def bench(
+        self, target: CudaTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> GpuBench:
         return GpuBench(operands, results, EmulatedDevice())
 
 
@@ -56,8 +57,8 @@ class EmulatedDevice:
     def place(self, content: np.ndarray) -> np.ndarray:
         memory = np.zeros(content.size + 16, np.uint8)
         start = -memory.ctypes.data % 16
-        memory[start:start + content.size] = content
-        return memory[start:start + content.size]
+        memory[start : start + content.size] = content
+        return memory[start : start + content.size]
 
     def content(self, memory: np.ndarray) -> np.ndarray:
         return memory.copy()
@@ -71,12 +72,20 @@ class EmulatedDevice:
         return found
 
     def launch(self, function: Any, launch: Launch, arguments: Sequence[Any]) -> None:
-        values = [ctypes.c_int(int(a)) if isinstance(a, np.int32) else ctypes.c_void_p(
-            a.ctypes.data) for a in arguments]
+        values = [
+            ctypes.c_int(int(a)) if isinstance(a, np.int32) else ctypes.c_void_p(a.ctypes.data)
+            for a in arguments
+        ]
         given = (ctypes.c_void_p * max(1, len(values)))(
-            *[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
-        error = function(ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads),
-                         ctypes.c_uint(launch.shared_bytes), given, ctypes.c_uint(0))
+            *[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values]
+        )
+        error = function(
+            ctypes.c_uint(launch.blocks),
+            ctypes.c_uint(launch.threads),
+            ctypes.c_uint(launch.shared_bytes),
+            given,
+            ctypes.c_uint(0),
+        )
         assert error is None, error
         self._warps += launch.blocks * launch.threads // 32
 

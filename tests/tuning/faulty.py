@@ -40,8 +40,9 @@ class FaultyGenerator:
     def space(self, program: TensorProgram, target: CpuTarget) -> Space:
         return Space((Parameter(0, TEMPLATE, "kind", self.kinds, SLOW),))
 
-    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-               ) -> CandidateSource:
+    def source(
+        self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+    ) -> CandidateSource:
         kind = schedules[0][1]["kind"] if schedules else SLOW
         if kind == REFUSED:
             raise ScheduleError("refused\nfor a reason of many lines")
@@ -57,17 +58,19 @@ class FaultyGenerator:
         source = right.source(program, target, _SLOW)
         if kind == SLOW:
             return source
-        text = (f"declare void @llvm.trap()\n"
-                f"define void @{source.symbol}(ptr %c, ptr %b, ptr %d, ptr %s) {{\n"
-                f"  {_BODIES[kind]}\n}}\n")
+        text = (
+            f"declare void @llvm.trap()\n"
+            f"define void @{source.symbol}(ptr %c, ptr %b, ptr %d, ptr %s) {{\n"
+            f"  {_BODIES[kind]}\n}}\n"
+        )
         return CandidateSource(text, source.symbol, 0)
 
-    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-              ) -> LoopProgram:
+    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> LoopProgram:
         raise ScheduleError("nobody knows what these do")
 
-    def bench(self, target: CpuTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> CpuBench:
+    def bench(
+        self, target: CpuTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
+    ) -> CpuBench:
         return TemplateGenerator().bench(target, operands, results)
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:

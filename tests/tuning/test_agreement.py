@@ -17,9 +17,20 @@ def changed(position: int, value: float) -> np.ndarray:
     return array
 
 
-@pytest.mark.parametrize(("position", "value", "right"), [
-    (0, 1.0, True), (0, 1.0 + 1e-4, True), (0, 1.0 + 1e-3, False), (2, -0.0, True),
-    (2, np.nan, False), (3, 0.0, False), (4, -np.inf, False), (4, 1e30, False), (5, 0.0, False)])
+@pytest.mark.parametrize(
+    ("position", "value", "right"),
+    [
+        (0, 1.0, True),
+        (0, 1.0 + 1e-4, True),
+        (0, 1.0 + 1e-3, False),
+        (2, -0.0, True),
+        (2, np.nan, False),
+        (3, 0.0, False),
+        (4, -np.inf, False),
+        (4, 1e30, False),
+        (5, 0.0, False),
+    ],
+)
 def test_floats(position: int, value: float, right: bool) -> None:
     fault = candidate_fault([changed(position, value)], [EXPECTED], [EXPECTED])
     assert fault == ("" if right else "1 of 6 elements of result 0 are wrong")

@@ -29,11 +29,20 @@ from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
 
 SPACE = Space((Parameter(0, "elementwise", "unroll", (1, 2, 4), 2),))
-KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "target": "cpu, 2 cores",
-         "default": ["nest 0: elementwise(unroll=2)"],
-         "best": ["nest 0: elementwise(unroll=4)"], "us": 10.0,
-         "speedup over the default": 1.25, "speedup over XLA": 3.5, "choice": "ours",
-         OF_LIMIT: 0.64, f"{SHARE_OF}predict": 0.27, f"{SHARE_OF}train": 0.1}
+KNOWN = {
+    "kernel": "for i<512:\n  r0[i] = sin(a0[i])",
+    "ops": "sine",
+    "target": "cpu, 2 cores",
+    "default": ["nest 0: elementwise(unroll=2)"],
+    "best": ["nest 0: elementwise(unroll=4)"],
+    "us": 10.0,
+    "speedup over the default": 1.25,
+    "speedup over XLA": 3.5,
+    "choice": "ours",
+    OF_LIMIT: 0.64,
+    f"{SHARE_OF}predict": 0.27,
+    f"{SHARE_OF}train": 0.1,
+}
 _START_S = 60
 
 
@@ -71,10 +80,22 @@ def opened(url: str, folder: Path) -> subprocess.CompletedProcess:
     if browser is None:
         pytest.skip("there is no chromium (Debian's package of this name) to open the page with")
     ran = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/b",
-         "--virtual-time-budget=15000", "--window-size=1400,1000",
-         f"--screenshot={folder}/page.png", "--dump-dom", url],
-        capture_output=True, text=True, timeout=120)
+        [
+            browser,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={folder}/b",
+            "--virtual-time-budget=15000",
+            "--window-size=1400,1000",
+            f"--screenshot={folder}/page.png",
+            "--dump-dom",
+            url,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert ran.returncode == 0, ran.stderr
     return ran
 
@@ -85,8 +106,14 @@ def test_studies_and_notes(address: str, journal: Path) -> None:
     detail = get(f"{address}/api/studies/{summary['study_id']}")
     assert [t["state"] for t in detail["trials"]] == ["Complete", "Pruned", "Complete"]
     assert detail["note"]["body"] == note_text(KNOWN)
-    for part in ("sin(a0[i])", "10.0 us", "over the default: 1.25", "over XLA: 3.50 (our kernel",
-                 "`nest 0: elementwise(unroll=4)`", "cpu, 2 cores"):
+    for part in (
+        "sin(a0[i])",
+        "10.0 us",
+        "over the default: 1.25",
+        "over XLA: 3.50 (our kernel",
+        "`nest 0: elementwise(unroll=4)`",
+        "cpu, 2 cores",
+    ):
         assert part in detail["note"]["body"]
     again = get(f"{address}/api/studies/{summary['study_id']}")
     assert again["note"]["version"] == detail["note"]["version"], "not written again"
@@ -120,9 +147,18 @@ def test_the_overview_without_studies(tmp_path: Path) -> None:
 def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(address, tmp_path)
     shown = ran.stdout.replace("\N{MULTIPLICATION SIGN}", "x")
-    for part in ("1.25x faster", "3.50x faster", "64 %", "27 % of</span> <code>predict</code>",
-                 "10 % of</span> <code>train</code>", "our kernel", "nest 0: elementwise(unroll=4)",
-                 "the fastest trial had shown 1.50x", "1 failed", 'href="dashboard/studies/0"'):
+    for part in (
+        "1.25x faster",
+        "3.50x faster",
+        "64 %",
+        "27 % of</span> <code>predict</code>",
+        "10 % of</span> <code>train</code>",
+        "our kernel",
+        "nest 0: elementwise(unroll=4)",
+        "the fastest trial had shown 1.50x",
+        "1 failed",
+        'href="dashboard/studies/0"',
+    ):
         assert part in shown
 
 
@@ -142,8 +178,9 @@ def test_a_note_that_a_person_wrote_stays(address: str) -> None:
     url = f"{address}/api/studies/{summary['study_id']}"
     version = get(url)["note"]["version"]
     body = json.dumps({"body": "mine", "version": version + 1}).encode()
-    request = urllib.request.Request(f"{url}/note", body, {"Content-Type": "application/json"},
-                                     method="PUT")
+    request = urllib.request.Request(
+        f"{url}/note", body, {"Content-Type": "application/json"}, method="PUT"
+    )
     urllib.request.urlopen(request, timeout=_START_S).close()
     assert get(url)["note"]["body"] == "mine"
     assert get(url)["note"]["body"] == "mine"
@@ -152,8 +189,13 @@ def test_a_note_that_a_person_wrote_stays(address: str) -> None:
 @pytest.mark.filterwarnings("ignore:Target and region quantiles")
 def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(f"{address}/dashboard/studies/0/note", tmp_path)
-    for part in ("sin(a0[i])", "abc-cpu-", "speed-up over the default: 1.25",
-                 "speed-up over XLA: 3.50 (our kernel is taken)", "nest 0: elementwise(unroll=4)"):
+    for part in (
+        "sin(a0[i])",
+        "abc-cpu-",
+        "speed-up over the default: 1.25",
+        "speed-up over XLA: 3.50 (our kernel is taken)",
+        "nest 0: elementwise(unroll=4)",
+    ):
         assert part in ran.stdout
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
@@ -182,16 +224,19 @@ def test_without_the_package(journal: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_port_that_is_taken(address: str, journal: Path) -> None:
     port = address.rpartition(":")[2]
-    result = CliRunner().invoke(main, ["dashboard", "--port", port],
-                                env={"HLO_MLC_CACHE": str(journal.parents[1])})
+    result = CliRunner().invoke(
+        main, ["dashboard", "--port", port], env={"HLO_MLC_CACHE": str(journal.parents[1])}
+    )
     assert result.exit_code == 2 and f"Cannot listen on 127.0.0.1:{port}" in result.output
 
 
 def test_on_the_command_line(journal: Path) -> None:
     pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
     # What a shell starts in the background ignores interrupts, and so do its children.
-    program = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-               "from hlo_mlc.cli import main; main()")
+    program = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from hlo_mlc.cli import main; main()"
+    )
     command = [sys.executable, "-c", program, "dashboard", "--port", "0"]
     environment = os.environ | {"HLO_MLC_CACHE": str(journal.parents[1]), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

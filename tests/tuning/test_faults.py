@@ -36,15 +36,21 @@ def tune(task, product, helpers: list[Worker], tmp_path: Path):
         given = task(generator, **options)
         space = generator.space(product, given.target)
         study = KernelStudy(open_storage(tmp_path / "journal.log"), "faulty", space)
-        return tune_kernel(given, study, space, Budget(), patience=PATIENCE,
-                           helpers=helpers), study
+        return tune_kernel(given, study, space, Budget(), patience=PATIENCE, helpers=helpers), study
 
     return tune
 
 
 def test_the_faster_one_wins_among_faulty_ones(tune, nearly) -> None:
-    kinds = (faulty.SLOW, faulty.FAST, faulty.CRASH, faulty.WRONG, faulty.UNTOUCHED,
-             faulty.REFUSED, faulty.DIES)
+    kinds = (
+        faulty.SLOW,
+        faulty.FAST,
+        faulty.CRASH,
+        faulty.WRONG,
+        faulty.UNTOUCHED,
+        faulty.REFUSED,
+        faulty.DIES,
+    )
     winner, study = tune(FaultyGenerator(kinds, nearly))
     assert winner.schedules == {0: (faulty.TEMPLATE, {"kind": faulty.FAST})}
     assert winner.measured.speedup > 1
@@ -107,8 +113,9 @@ def test_an_interrupt_while_the_worker_is_busy(task, product, tmp_path: Path, mo
         return build(self, requests)
 
     monkeypatch.setattr(Supervisor, "build", interrupted)
-    winner = tune_kernel(task(generator), study, space, Budget(),
-                         on_interrupt=lambda: interrupts.append(1))
+    winner = tune_kernel(
+        task(generator), study, space, Budget(), on_interrupt=lambda: interrupts.append(1)
+    )
     assert winner.interrupted and interrupts == [1]
     assert winner.schedules == {0: (faulty.TEMPLATE, {"kind": faulty.FAST})}
     assert (winner.tried, winner.failed) == (2, 0)
@@ -142,17 +149,36 @@ def kind(number: int) -> Build:
 
 def test_answers_have_the_order_of_the_questions(task, helpers: list[Worker]) -> None:
     """Whoever is ready first; what crashes or hangs is lost, and what others were at is not."""
-    kinds = (faulty.SLEEPS, faulty.FAST, faulty.DIES, faulty.SLOW, faulty.REFUSED, faulty.SAME,
-             faulty.DIES, faulty.CRASH)
+    kinds = (
+        faulty.SLEEPS,
+        faulty.FAST,
+        faulty.DIES,
+        faulty.SLOW,
+        faulty.REFUSED,
+        faulty.SAME,
+        faulty.DIES,
+        faulty.CRASH,
+    )
     with Supervisor(task(FaultyGenerator(kinds)), PATIENCE, helpers) as supervisor:
         answers = supervisor.build(list(map(kind, kinds)))
         digests = [answer.digest for answer in answers if isinstance(answer, Built)]
         assert [type(answer) for answer in answers] == [
-            Failed, Built, Failed, Built, Failed, Built, Failed, Built]
+            Failed,
+            Built,
+            Failed,
+            Built,
+            Failed,
+            Built,
+            Failed,
+            Built,
+        ]
         assert digests[0] == digests[2] and len(set(digests)) == 3
         assert [answer.reason for answer in answers if isinstance(answer, Failed)] == [
-            "it hung: no answer within 4 s", "it crashed: status 3", "refused",
-            "it crashed: status 3"]
+            "it hung: no answer within 4 s",
+            "it crashed: status 3",
+            "refused",
+            "it crashed: status 3",
+        ]
         assert isinstance(supervisor.measure(answers[1], 0.01), Timed)
         assert isinstance(supervisor.measure(answers[7], 0.01), Failed)
         assert isinstance(supervisor.measure(answers[5], 0.01), Timed)
@@ -182,8 +208,9 @@ def test_a_helper_that_somebody_killed_is_replaced(task) -> None:
         helpers[0].end()
 
 
-def test_nothing_is_built_while_something_is_timed(task, product, tmp_path: Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_built_while_something_is_timed(
+    task, product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = FaultyGenerator((faulty.SLOW, faulty.FAST, faulty.REFUSED, faulty.SAME))
     space = generator.space(product, task().target)
     study = KernelStudy(open_storage(tmp_path / "journal.log"), "faulty", space)
@@ -215,8 +242,9 @@ def _ticks(worker: Worker) -> list[str]:
     return Path(f"/proc/{worker._process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
 
 
-def test_what_is_built_when_the_time_is_up_is_tried_again(task, product, tmp_path: Path,
-                                                          monkeypatch) -> None:
+def test_what_is_built_when_the_time_is_up_is_tried_again(
+    task, product, tmp_path: Path, monkeypatch
+) -> None:
     generator = FaultyGenerator((faulty.SLOW, faulty.FAST, faulty.REFUSED))
     space = generator.space(product, task().target)
     study = KernelStudy(open_storage(tmp_path / "journal.log"), "faulty", space)

@@ -114,8 +114,13 @@ def test_lanes_that_are_folded(features_of) -> None:
 
 def test_every_candidate_has_features(take_apart) -> None:
     rng = random.Random(0)
-    for function in (product, lambda x, y: (x * y).sum(0), lambda x, y: jnp.argmax(x + y, 0),
-                     lambda x, y: jnp.cumsum(x, 1) + y, lambda x, y: jnp.sort(x, 1) + y):
+    for function in (
+        product,
+        lambda x, y: (x * y).sum(0),
+        lambda x, y: jnp.argmax(x + y, 0),
+        lambda x, y: jnp.cumsum(x, 1) + y,
+        lambda x, y: jnp.sort(x, 1) + y,
+    ):
         for program in take_apart(function, SQUARE, SQUARE).programs:
             space = GENERATOR.space(program, TARGET)
             default = seen(program, TARGET, {})

@@ -62,7 +62,7 @@ def test_a_worker_measures_on_the_device(program) -> None:
         assert supervisor.default_us == 64  # warps, one for each row
         outcomes = {}
         for team, rows in ((8, 8), (128, 1), (32, 4)):
-            built, = supervisor.build([Build(blocks_of(team, rows))])
+            (built,) = supervisor.build([Build(blocks_of(team, rows))])
             outcomes[team] = supervisor.measure(built, 0.01)
     assert outcomes[8] == Timed(64, 16, 4, 1)
     assert outcomes[128] == Failed("registers do not suffice: 64 bytes spill")
@@ -70,8 +70,10 @@ def test_a_worker_measures_on_the_device(program) -> None:
 
 
 def test_equal_text_with_other_launches_is_other_code() -> None:
-    one, other = (CandidateSource("text", "f", 0, (Launch("f", blocks, 32, (0, 1), False),))
-                  for blocks in (1, 2))
+    one, other = (
+        CandidateSource("text", "f", 0, (Launch("f", blocks, 32, (0, 1), False),))
+        for blocks in (1, 2)
+    )
     assert one.digest != other.digest
 
 
@@ -90,10 +92,14 @@ def options(tmp_path: Path, monkeypatch) -> Options:
 @pytest.fixture
 def tune(options, monkeypatch):
     """Tunes softmax for the GPU; `xla` is how many times as long XLA is said to take."""
+
     def tune(xla: float = 1.0, **budget):
         monkeypatch.setattr(tuning, "generator_for", lambda target: EmulatedGenerator())
-        monkeypatch.setattr(tuning.Session, "_times", lambda self, *programs: PairedTimes.of(
-            [16.0 * xla] * 5, [16.0] * 5))
+        monkeypatch.setattr(
+            tuning.Session,
+            "_times",
+            lambda self, *programs: PairedTimes.of([16.0 * xla] * 5, [16.0] * 5),
+        )
         (part,) = parts_of_call(mlc_jit(softmax), (SHAPE,), {}, CUDA)
         return tuning.tune_module(part.module, options, entry=part.entry, platform=CUDA, **budget)
 
@@ -105,25 +111,25 @@ needs_nvrtc = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
 
 @needs_nvrtc
 def test_the_winner_is_built_from_then_on(tune, options, tmp_path: Path) -> None:
-    before, = mlc_jit(softmax).kernels(SHAPE)
+    (before,) = mlc_jit(softmax).kernels(SHAPE)
     assert [launch.blocks for launch in before.source.launches] == [8]
     report = tune(trials=150)
-    kernel, = report.kernels
+    (kernel,) = report.kernels
     record = kernel.record
     # A part of a warp for each row, of which a block has more than with whole warps.
     assert record.target == TARGET.key == "sm_90-227K"
     assert (record.measured.default_us, record.measured.ours_us) == (64, 16)
     assert record.schedules[0][1]["team"] == 8
-    after, = mlc_jit(softmax).kernels(SHAPE)
-    launch, = after.source.launches
+    (after,) = mlc_jit(softmax).kernels(SHAPE)
+    (launch,) = after.source.launches
     assert launch.blocks * launch.threads == 16 * 32
     assert str(kernel.row[-1]) == "as predicted"
     # Reproducible builds take nothing that was measured, or what a file says.
-    plain, = mlc_jit(softmax, deterministic=True).kernels(SHAPE)
+    (plain,) = mlc_jit(softmax, deterministic=True).kernels(SHAPE)
     assert plain.source == before.source
     lock = tmp_path / "lock.json"
     lock.write_text(open_records(options).export_text())
-    pinned, = mlc_jit(softmax, records=lock).kernels(SHAPE)
+    (pinned,) = mlc_jit(softmax, records=lock).kernels(SHAPE)
     assert pinned.source == after.source
     assert pinned.id != after.id
 
@@ -135,12 +141,12 @@ def test_the_faster_side_is_taken_from_then_on(tune) -> None:
         jitted.trace(SHAPE).lower(lowering_platforms=("cuda",))
         return jitted.report()
 
-    tuned, = tune(xla=2.0, trials=3).kernels
+    (tuned,) = tune(xla=2.0, trials=3).kernels
     assert tuned.record.choice == OURS
-    taken, = report().kernels
+    (taken,) = report().kernels
     assert "recorded when it was tuned: XLA takes 2.00 times as long" in taken.reason
     assert taken.tuned == tuned.record.measured
-    tuned, = tune(xla=0.5, trials=3).kernels
+    (tuned,) = tune(xla=0.5, trials=3).kernels
     assert tuned.record.choice == XLA
     assert not report().kernels
     assert "recorded when it was tuned: XLA takes 0.50 times" in report().left[0].reason

@@ -32,17 +32,37 @@ LANES = np.arange(32, dtype=np.int64)
 needs_nvrtc = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
 
 
-@pytest.mark.parametrize(("starts", "width", "expected"), [
-    (LANES * 4, 4, 4), (LANES * 4 + 4, 4, 5), (LANES * 8, 4, 8), (LANES * 16, 16, 16),
-    (LANES * 4096, 4, 32), (LANES * 0, 4, 1), (LANES * 1, 1, 1), (LANES * 40 + 24, 16, 40)])
+@pytest.mark.parametrize(
+    ("starts", "width", "expected"),
+    [
+        (LANES * 4, 4, 4),
+        (LANES * 4 + 4, 4, 5),
+        (LANES * 8, 4, 8),
+        (LANES * 16, 16, 16),
+        (LANES * 4096, 4, 32),
+        (LANES * 0, 4, 1),
+        (LANES * 1, 1, 1),
+        (LANES * 40 + 24, 16, 40),
+    ],
+)
 def test_sectors_that_a_warp_touches(starts: np.ndarray, width: int, expected: int) -> None:
     assert sectors(starts, width) == expected
 
 
-@pytest.mark.parametrize(("starts", "width", "expected"), [
-    (LANES * 4, 4, 1), (LANES * 0, 4, 1), (LANES * 8, 4, 2), (LANES * 128, 4, 32),
-    (LANES * 132, 4, 1),  # rows of 33 words: what transposes pad theirs to
-    (LANES * 16, 16, 4), (LANES * 8, 8, 2), (LANES * 2, 2, 1), (LANES * 64, 16, 16)])
+@pytest.mark.parametrize(
+    ("starts", "width", "expected"),
+    [
+        (LANES * 4, 4, 1),
+        (LANES * 0, 4, 1),
+        (LANES * 8, 4, 2),
+        (LANES * 128, 4, 32),
+        (LANES * 132, 4, 1),  # rows of 33 words: what transposes pad theirs to
+        (LANES * 16, 16, 4),
+        (LANES * 8, 8, 2),
+        (LANES * 2, 2, 1),
+        (LANES * 64, 16, 16),
+    ],
+)
 def test_cycles_of_shared_memory(starts: np.ndarray, width: int, expected: int) -> None:
     assert bank_cycles(starts, width) == expected
 
@@ -69,8 +89,12 @@ def test_a_transpose_by_tiles_and_without(take_apart) -> None:
     tiles = work(take_apart, lambda x: x.T + 1, x)
     assert tiles.sector_bytes == 2 * 32 * 32 * 4, "a tile of 32 x 32 is read and written once"
     assert tiles.shared_cycles == 2 * 32, "without conflicts"
-    apart = work(take_apart, lambda x: x.T + 1, x, schedules={
-        0: ("elementwise", {"unroll": 1, "threads": 256, "grid": 0})})
+    apart = work(
+        take_apart,
+        lambda x: x.T + 1,
+        x,
+        schedules={0: ("elementwise", {"unroll": 1, "threads": 256, "grid": 0})},
+    )
     # Of each warp's 128 elements every one is read from a sector of its own.
     assert apart.sector_bytes == 8 * (128 + 16) * 32
 
@@ -119,17 +143,32 @@ def sum_of_rows(x: jax.Array) -> jax.Array:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize(("function", "shape", "faster", "slower"), [
-    (sum_of_rows, (4096, 1024), ("columns", {"warps": 8, "chunks": 32, "grid": 0}),
-     ("columns", {"warps": 8, "chunks": 1, "grid": 0})),  # 8 blocks leave most of a GPU idle
-    (lambda x: x.T + 1, (1024, 4096), ("transpose", {"rows": 8, "grid": 0}),
-     ("elementwise", {"unroll": 1, "threads": 256, "grid": 0})),
-    (softmax, (4096, 4096), ("rows", {"team": 128, "rows": 1, "chunks": 1, "kept": 223,
-                                      "grid": 0}),
-     ("rows", {"team": 8, "rows": 1, "chunks": 1, "kept": 0, "grid": 0})),
-])
-def test_what_is_known_to_be_faster_is_predicted_to_be(take_apart, function, shape, faster, slower
-                                                       ) -> None:
+@pytest.mark.parametrize(
+    ("function", "shape", "faster", "slower"),
+    [
+        (
+            sum_of_rows,
+            (4096, 1024),
+            ("columns", {"warps": 8, "chunks": 32, "grid": 0}),
+            ("columns", {"warps": 8, "chunks": 1, "grid": 0}),
+        ),  # 8 blocks leave most of a GPU idle
+        (
+            lambda x: x.T + 1,
+            (1024, 4096),
+            ("transpose", {"rows": 8, "grid": 0}),
+            ("elementwise", {"unroll": 1, "threads": 256, "grid": 0}),
+        ),
+        (
+            softmax,
+            (4096, 4096),
+            ("rows", {"team": 128, "rows": 1, "chunks": 1, "kept": 223, "grid": 0}),
+            ("rows", {"team": 8, "rows": 1, "chunks": 1, "kept": 0, "grid": 0}),
+        ),
+    ],
+)
+def test_what_is_known_to_be_faster_is_predicted_to_be(
+    take_apart, function, shape, faster, slower
+) -> None:
     (program,) = take_apart(function, np.zeros(shape, np.float32), platform="cuda").programs
     generator, times = ModelledGenerator(), []
     for way in (faster, slower):
@@ -149,7 +188,7 @@ def options(tmp_path: Path, monkeypatch) -> Options:
 @needs_nvrtc
 def test_kernels_are_built_as_the_model_says(options) -> None:
     shape = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
-    before, = mlc_jit(sum_of_rows).kernels(shape)
+    (before,) = mlc_jit(sum_of_rows).kernels(shape)
     report = mlc_jit(sum_of_rows).tune(shape, trials=25, target="sm_90")
     (kernel,) = report.kernels
     measured = kernel.record.measured
@@ -158,13 +197,13 @@ def test_kernels_are_built_as_the_model_says(options) -> None:
     assert "1 kernel by a model: nothing was run" in str(report)
     assert "made-up operands" not in str(report)
     assert "us, modelled" in str(kernel.record)
-    after, = mlc_jit(sum_of_rows).kernels(shape)
+    (after,) = mlc_jit(sum_of_rows).kernels(shape)
     assert (after.source != before.source) == bool(kernel.record.schedules)
     if kernel.record.schedules:
         assert measured.speedup >= 1.2
-    found, = open_records(options).all()
+    (found,) = open_records(options).all()
     assert found == kernel.record
-    row, = json.loads(overview_json(open_studies(journal_path(options))))
+    (row,) = json.loads(overview_json(open_studies(journal_path(options))))
     assert (row["choice"], row["target"]) == ("modelled", "sm_90, by a model")
     # Arrays are as good as types.
     again = mlc_jit(sum_of_rows).tune(jnp.zeros(shape.shape), trials=25, target="sm_90")

@@ -34,10 +34,14 @@ def stump(feature: int, vocabulary: str = VOCABULARY, most: float = 1.0) -> Fore
     """A tree that says -`most` where a feature is at most 0, and `most` where it is more; and one
     that always says 3."""
     return Forest(
-        roots=np.array([0, 3], np.int32), feature=np.array([feature, 0, 0, 0], np.int16),
-        threshold=np.zeros(4, np.float32), left=np.array([1, 1, 2, 3], np.int32),
-        right=np.array([2, 1, 2, 3], np.int32), value=np.array([0, -most, most, 3], np.float32),
-        vocabulary=np.array(vocabulary))
+        roots=np.array([0, 3], np.int32),
+        feature=np.array([feature, 0, 0, 0], np.int16),
+        threshold=np.zeros(4, np.float32),
+        left=np.array([1, 1, 2, 3], np.int32),
+        right=np.array([2, 1, 2, 3], np.int32),
+        value=np.array([0, -most, most, 3], np.float32),
+        vocabulary=np.array(vocabulary),
+    )
 
 
 def rows(*cycles: float) -> np.ndarray:
@@ -81,9 +85,16 @@ def test_training_is_that_of_the_library() -> None:
     x = rng.normal(size=(300, len(NAMES))).astype(np.float32)
     y = np.minimum(0.3 * x[:, 3] + np.sin(x[:, 5]), math.log(4))
     forest = Forest.trained(x, y)
-    expected = ensemble.ExtraTreesRegressor(
-        model._TREES, min_samples_leaf=model._SMALLEST_LEAF,
-        max_features=model._SHARE_OF_FEATURES, random_state=0).fit(x, y).predict(x)
+    expected = (
+        ensemble.ExtraTreesRegressor(
+            model._TREES,
+            min_samples_leaf=model._SMALLEST_LEAF,
+            max_features=model._SHARE_OF_FEATURES,
+            random_state=0,
+        )
+        .fit(x, y)
+        .predict(x)
+    )
     np.testing.assert_allclose(forest.predict(x), expected, atol=1e-3)
 
 
@@ -111,8 +122,9 @@ def description(configuration, features: Features) -> Description:
 def describe(configuration) -> Description:
     """Cycles grow with the first value, chains with the second; no one sees the others."""
     first, second, *_ = configuration.values()
-    return description(configuration, Features(
-        cycles=1000 * 1.2**first, chain=100.0 * second, registers=8))
+    return description(
+        configuration, Features(cycles=1000 * 1.2**first, chain=100.0 * second, registers=8)
+    )
 
 
 def pool_of(target, default, describe, forest: Forest | None = None) -> Pool:
@@ -125,8 +137,12 @@ def tried_by(study: KernelStudy, pool: Pool | None, log, least_gain: float = 0.0
     seen = []
     while len(seen) < most and (trial := study.next(pool, least_gain)) is not None:
         seen.append(dict(trial.configuration))
-        study.tell(trial, Timed(1.0, 1.0, math.exp(-log(trial.configuration))), f"{len(seen)}",
-                   pool and pool.differences(trial.configuration))
+        study.tell(
+            trial,
+            Timed(1.0, 1.0, math.exp(-log(trial.configuration))),
+            f"{len(seen)}",
+            pool and pool.differences(trial.configuration),
+        )
     return seen
 
 
@@ -163,6 +179,7 @@ def test_it_stops_when_nothing_is_expected_any_more() -> None:
 
 def test_a_batch_is_chosen_as_if_those_before_took_what_is_expected() -> None:
     """None of a batch is like another one: what one tells of the others need not be tried."""
+
     def batches() -> list[list[dict]]:
         study, pool = in_memory(), pool_of(TARGET, SPACE.default, describe)
         found = []
@@ -195,8 +212,14 @@ def test_a_batch_ends_where_nothing_is_expected() -> None:
 
 def test_the_last_batch_of_a_space_is_smaller() -> None:
     space = Space((Parameter(0, "a", "x", (0, 1, 2), 1), Parameter(1, "a", "x", (0, 1), 1)))
-    for pool in (None, pool_of(TARGET, space.default, lambda c: Description(
-            Features(cycles=1000.0 + sum(c.values())), str(c)))):
+    for pool in (
+        None,
+        pool_of(
+            TARGET,
+            space.default,
+            lambda c: Description(Features(cycles=1000.0 + sum(c.values())), str(c)),
+        ),
+    ):
         study = in_memory(space=space)
         sizes = []
         while trials := study.batch(4, pool):
@@ -210,8 +233,10 @@ def test_what_cannot_win_is_not_tried() -> None:
     def hopeless(configuration) -> Description:
         first = next(iter(configuration.values()))
         slow, spilled = first in (0, 1), first in (6, 7)
-        return description(configuration, Features(
-            cycles=1000 * 1.2**first * (1 + 9 * slow), spilled=40.0 * spilled))
+        return description(
+            configuration,
+            Features(cycles=1000 * 1.2**first * (1 + 9 * slow), spilled=40.0 * spilled),
+        )
 
     seen = tried_by(in_memory(), pool_of(TARGET, SPACE.default, hopeless), log)
     assert {next(iter(c.values())) for c in seen} <= {2, 3, 4, 5}
@@ -221,8 +246,9 @@ def test_small_spaces_are_gone_through_but_for_what_is_hopeless() -> None:
     space = Space((Parameter(0, "a", "x", (0, 1, 2, 3), 1), Parameter(0, "a", "y", (0, 1), 0)))
 
     def slow(configuration) -> Description:
-        return description(configuration, Features(
-            cycles=1e3 if configuration["0.a.x"] < 3 else 1e5))
+        return description(
+            configuration, Features(cycles=1e3 if configuration["0.a.x"] < 3 else 1e5)
+        )
 
     seen = tried_by(in_memory(space=space), pool_of(TARGET, space.default, slow), lambda c: 0.1)
     assert len(seen) == space.size - 2
@@ -253,7 +279,8 @@ def test_a_real_kernel(product) -> None:
 
     def describe(configuration) -> Description:
         return description_of(
-            generator.loops(product, TARGET, space.schedules(configuration)), TARGET)
+            generator.loops(product, TARGET, space.schedules(configuration)), TARGET
+        )
 
     default = describe(space.default).features.vector
 

@@ -25,8 +25,13 @@ SPACE = Space((Parameter(0, "elementwise", "unroll", tuple(range(1, 41)), 2),))
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> TuningProgress:
     """A table on a terminal of 80 columns; `shown._console.file` has what is written there."""
-    monkeypatch.setattr(progress, "Console", lambda stderr: Console(
-        file=io.StringIO(), force_terminal=True, width=80, color_system=None))
+    monkeypatch.setattr(
+        progress,
+        "Console",
+        lambda stderr: Console(
+            file=io.StringIO(), force_terminal=True, width=80, color_system=None
+        ),
+    )
     return TuningProgress()
 
 
@@ -54,11 +59,18 @@ def lines(table: TuningProgress) -> list[str]:
     return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
-def test_a_kernel_while_it_is_tuned(shown: TuningProgress, study: KernelStudy,
-                                    clock: SimpleNamespace) -> None:
+def test_a_kernel_while_it_is_tuned(
+    shown: TuningProgress, study: KernelStudy, clock: SimpleNamespace
+) -> None:
     with shown:
-        shown.begin("1/2 softmax_of_something_long@model.py:1234", study, SPACE, Budget(10),
-                    least_us=40.0, xla_us=240.0)
+        shown.begin(
+            "1/2 softmax_of_something_long@model.py:1234",
+            study,
+            SPACE,
+            Budget(10),
+            least_us=40.0,
+            xla_us=240.0,
+        )
         head, row = lines(shown)
         assert head.split() == ["kernel", "tried", "best", "default", "XLA", "limit", "left"]
         assert row.split()[-6:] == ["2", "80.0", "us", "1.25x", "~3.00x", "50%"]
@@ -71,8 +83,9 @@ def test_a_kernel_while_it_is_tuned(shown: TuningProgress, study: KernelStudy,
         assert lines(shown)[1].split()[-6:] == ["78.0", "us", "1.28x", "2.50x", "51%", "done"]
 
 
-def test_the_time_that_is_left(shown: TuningProgress, study: KernelStudy,
-                               clock: SimpleNamespace) -> None:
+def test_the_time_that_is_left(
+    shown: TuningProgress, study: KernelStudy, clock: SimpleNamespace
+) -> None:
     with shown:
         shown.begin("k", study, SPACE, Budget(None, clock.now + 90.2))
         assert lines(shown)[1].split()[-1] == "1:30"
@@ -83,8 +96,9 @@ def test_the_time_that_is_left(shown: TuningProgress, study: KernelStudy,
         assert lines(shown)[2].split()[-1] == "<1:14", "37 of 2 s, but it may end before"
 
 
-def test_it_is_drawn_on_terminals_alone(monkeypatch: pytest.MonkeyPatch, study: KernelStudy,
-                                        shown: TuningProgress) -> None:
+def test_it_is_drawn_on_terminals_alone(
+    monkeypatch: pytest.MonkeyPatch, study: KernelStudy, shown: TuningProgress
+) -> None:
     with shown:
         shown.begin("drawn", study, SPACE, Budget(10))
     assert "drawn" in shown._console.file.getvalue()

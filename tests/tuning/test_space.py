@@ -24,8 +24,13 @@ TARGET = named("x86-64-v4")
 GENERATOR = TemplateGenerator()
 SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(3, "b", "y", (0, 1), 0)))
 TEMPLATES = Space(
-    (Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(0, "b", "x", (1, 2), 1),
-     Parameter(3, "b", "y", (0, 1), 0)), (TemplateChoice(0, ("a", "b", "c")),))
+    (
+        Parameter(0, "a", "x", (1, 2, 4), 2),
+        Parameter(0, "b", "x", (1, 2), 1),
+        Parameter(3, "b", "y", (0, 1), 0),
+    ),
+    (TemplateChoice(0, ("a", "b", "c")),),
+)
 
 
 def text_of(program, schedules) -> str:
@@ -48,8 +53,10 @@ def test_schedules_and_back() -> None:
     assert SMALL.configuration({0: ("a", {"x": 4})}) == {"0.a.x": 4, "3.b.y": 0}
 
 
-@pytest.mark.parametrize("schedules", [
-    {0: ("b", {"x": 1})}, {0: ("a", {"x": 3})}, {0: ("a", {"z": 1})}, {1: ("a", {"x": 1})}])
+@pytest.mark.parametrize(
+    "schedules",
+    [{0: ("b", {"x": 1})}, {0: ("a", {"x": 3})}, {0: ("a", {"z": 1})}, {1: ("a", {"x": 1})}],
+)
 def test_schedules_of_another_space(schedules) -> None:
     assert SMALL.configuration(schedules) is None
 
@@ -64,8 +71,10 @@ def test_templates_with_parameters_of_their_own() -> None:
         assert schedules[0][0] == configuration["0.template"]
         assert TEMPLATES.configuration(schedules) == configuration
     assert list(TEMPLATES.starts) == [
-        TEMPLATES.default, {"0.template": "b", "0.b.x": 1, "3.b.y": 0},
-        {"0.template": "c", "3.b.y": 0}]
+        TEMPLATES.default,
+        {"0.template": "b", "0.b.x": 1, "3.b.y": 0},
+        {"0.template": "c", "3.b.y": 0},
+    ]
     other = {"0.template": "c", "3.b.y": 1}
     assert TEMPLATES.schedules(other) == {0: ("c", {}), 3: ("b", {"y": 1})}
     assert TEMPLATES.configuration({0: ("b", {})}) == {"0.template": "b", "0.b.x": 1, "3.b.y": 0}
@@ -78,8 +87,7 @@ def test_a_crossing_has_each_nest_of_one_of_two() -> None:
     one = {"0.template": "a", "0.a.x": 4, "3.b.y": 0}
     other = {"0.template": "b", "0.b.x": 2, "3.b.y": 1}
     found = {key_of(TEMPLATES.crossing(one, other, rng)) for _ in range(50)}
-    assert found == {key_of(c) for c in (
-        one, other, {**one, "3.b.y": 1}, {**other, "3.b.y": 0})}
+    assert found == {key_of(c) for c in (one, other, {**one, "3.b.y": 1}, {**other, "3.b.y": 0})}
 
 
 FUNCTIONS = {
@@ -88,17 +96,23 @@ FUNCTIONS = {
     "argmax": lambda x, y: jnp.argmax(x + y, 0),
     "transposed": lambda x, y: x.T * 2 + y,
     "correlated": lambda x, y: jax.lax.conv_general_dilated(
-        x[None, :, :, None], y[:3, :3, None, None], (1, 1), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"))[0, :, :, 0],
+        x[None, :, :, None],
+        y[:3, :3, None, None],
+        (1, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )[0, :, :, 0],
     "gram": lambda x, y: (x * y).T @ x,
-    "pooled": lambda x, y: jax.lax.reduce_window(x + y, -jnp.inf, jax.lax.max, (3, 3), (1, 1),
-                                                 "VALID"),
+    "pooled": lambda x, y: jax.lax.reduce_window(
+        x + y, -jnp.inf, jax.lax.max, (3, 3), (1, 1), "VALID"
+    ),
 }
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_template_that_takes_a_nest_computes_it(
-        take_apart, machine_code, arrays, name: str) -> None:
+    take_apart, machine_code, arrays, name: str
+) -> None:
     x, y = arrays("float32", (37, 37), (37, 37))
     expected = np.asarray(jax.jit(FUNCTIONS[name])(x, y))
     parts = take_apart(FUNCTIONS[name], x, y)
@@ -179,9 +193,15 @@ def test_replaying(product) -> None:
         assert print_program(loops, TARGET) == text_of(product, schedules)
 
 
-@pytest.mark.parametrize("schedules", [
-    {0: ("contraction", {"rows": 1000})}, {0: ("contraction", {"gone": 1})},
-    {0: ("gone", {"rows": 4})}, {5: ("contraction", {"rows": 4})}])
+@pytest.mark.parametrize(
+    "schedules",
+    [
+        {0: ("contraction", {"rows": 1000})},
+        {0: ("contraction", {"gone": 1})},
+        {0: ("gone", {"rows": 4})},
+        {5: ("contraction", {"rows": 4})},
+    ],
+)
 def test_what_templates_do_not_have_any_more(product, schedules) -> None:
     with pytest.warns(RuntimeWarning, match="it gets the default"):
         loops, _ = schedule_as_recorded(product, TARGET, schedules)

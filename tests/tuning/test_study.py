@@ -23,7 +23,8 @@ SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(0, "a", "y", (0, 
 LARGE = Space(tuple(Parameter(n, "a", "x", tuple(range(8)), 3) for n in range(4)))
 TEMPLATES = Space(
     tuple(Parameter(n, t, "x", tuple(range(8)), 3) for n in range(3) for t in ("a", "b")),
-    tuple(TemplateChoice(n, ("a", "b", "c")) for n in range(3)))
+    tuple(TemplateChoice(n, ("a", "b", "c")) for n in range(3)),
+)
 
 
 @pytest.fixture
@@ -67,8 +68,11 @@ def test_templates_are_chosen_first_then_their_parameters(journal: Path) -> None
         seen.append(dict(trial.configuration))
         active = {p.name for p in TEMPLATES.active(trial.configuration)}
         assert set(trial.configuration) == active | {c.name for c in TEMPLATES.choices}
-        better = sum({"a": 0, "b": 3, "c": 1}[trial.configuration[f"{n}.template"]]
-                     + trial.configuration.get(f"{n}.b.x", 0) for n in range(3))
+        better = sum(
+            {"a": 0, "b": 3, "c": 1}[trial.configuration[f"{n}.template"]]
+            + trial.configuration.get(f"{n}.b.x", 0)
+            for n in range(3)
+        )
         study.tell(trial, Timed(10.0, 5.0, 1.0 + better / 10), f"code{len(seen)}")
     assert seen[:7] == list(TEMPLATES.starts)
     assert len({tuple(sorted(c.items())) for c in seen}) == 50
@@ -91,8 +95,13 @@ def test_the_sampler_learns(journal: Path) -> None:
 
 def test_a_small_space_is_learned_as_points(journal: Path) -> None:
     """Of two templates, one of which is best in the middle of its values."""
-    space = Space((*(Parameter(0, "a", key, tuple(range(0, 32, 4)), 0) for key in "xy"),
-                   Parameter(0, "b", "x", tuple(range(8)), 3)), (TemplateChoice(0, ("b", "a")),))
+    space = Space(
+        (
+            *(Parameter(0, "a", key, tuple(range(0, 32, 4)), 0) for key in "xy"),
+            Parameter(0, "b", "x", tuple(range(8)), 3),
+        ),
+        (TemplateChoice(0, ("b", "a")),),
+    )
 
     def log(c) -> float:
         if c["0.template"] == "b":
@@ -169,8 +178,9 @@ while trial := study.next():
 def test_killed_at_any_moment(journal: Path) -> None:
     known = 0
     for round in range(3):
-        process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(journal)],
-                                   stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", ENDLESS, str(journal)], stdout=subprocess.PIPE, text=True
+        )
         told = 0
         for line in process.stdout:
             told = int(line)

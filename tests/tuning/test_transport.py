@@ -38,8 +38,9 @@ def test_the_same_text_and_code(take_apart, name: str) -> None:
     for program in take_apart(FUNCTIONS[name], X).programs:
         arrived = unpack(pack(program))
         assert program_text(arrived) == program_text(program)
-        sources = [print_program(schedule_program(p, host())[0], host())
-                   for p in (program, arrived)]
+        sources = [
+            print_program(schedule_program(p, host())[0], host()) for p in (program, arrived)
+        ]
         assert sources[0] == sources[1]
 
 
@@ -50,9 +51,12 @@ def test_deep_expressions(take_apart) -> None:
 
 def test_into_another_process(take_apart) -> None:
     (program,) = take_apart(FUNCTIONS["argmax"], X).programs
-    script = ("import sys; from hlo_mlc.tuning.transport import unpack;"
-              "from hlo_mlc.tensor.text import program_text;"
-              "sys.stdout.write(program_text(unpack(sys.stdin.buffer.read())))")
-    ran = subprocess.run([sys.executable, "-c", script], input=pack(program), check=True,
-                         capture_output=True)
+    script = (
+        "import sys; from hlo_mlc.tuning.transport import unpack;"
+        "from hlo_mlc.tensor.text import program_text;"
+        "sys.stdout.write(program_text(unpack(sys.stdin.buffer.read())))"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script], input=pack(program), check=True, capture_output=True
+    )
     assert ran.stdout.decode() == program_text(program)

@@ -11,8 +11,9 @@ from hlo_mlc.tuning.messages import Begin, Build, Kernel, Measure, Ready, Timed
 
 
 @pytest.mark.parametrize(("us", "looks"), [(160.0, [0.2]), (140.0, [0.2, 0.8]), (50.0, [0.2, 0.8])])
-def test_what_is_much_slower_is_not_timed_for_long(us: float, looks: list[float], task,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_much_slower_is_not_timed_for_long(
+    us: float, looks: list[float], task, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given, spent = task(), []
     candidates = worker._Candidates(Kernel(given.program, given.target, given.generator))
     assert isinstance(candidates.answer(Begin(given.operands, given.expected)), Ready)

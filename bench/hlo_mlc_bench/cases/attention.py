@@ -45,15 +45,21 @@ def grouped(
 
 
 _case = functools.partial(
-    Case, group="attention", tiny={"batch": 1, "heads": 2, "length": 11, "width": 4}, tolerance=16)
+    Case, group="attention", tiny={"batch": 1, "heads": 2, "length": 11, "width": 4}, tolerance=16
+)
 _SIZES = {"batch": 1, "heads": 12, "length": 512, "width": 64}
 
 CASES = (
-    _case("attention", attention, _SIZES, figure=1.3)
-    .with_neighbours(odd={"length": 509}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("attention", attention, _SIZES, figure=1.3).with_neighbours(
+        odd={"length": 509}, dtype="bfloat16", view="transposed", viewed=1
+    ),
     _case("attention_short", attention, {**_SIZES, "length": 128}),
     _case("attention_long", attention, {**_SIZES, "length": 2048}),
     _case("attention_causal", causal, _SIZES),
-    _case("attention_grouped", grouped, {**_SIZES, "groups": 4},
-          tiny={"batch": 1, "heads": 4, "groups": 2, "length": 9, "width": 4}),
+    _case(
+        "attention_grouped",
+        grouped,
+        {**_SIZES, "groups": 4},
+        tiny={"batch": 1, "heads": 4, "groups": 2, "length": 9, "width": 4},
+    ),
 )

@@ -77,31 +77,49 @@ def quantised_weights(inputs: Inputs, *, m: int, k: int, n: int, bits: int) -> W
     return function, (inputs.normal(m, k), weight, inputs.uniform(n, high=1 / most))
 
 
-_case = functools.partial(
-    Case, group="contractions", tiny={"m": 3, "k": 7, "n": 5}, tolerance=16)
+_case = functools.partial(Case, group="contractions", tiny={"m": 3, "k": 7, "n": 5}, tolerance=16)
 
 CASES = (
-    _case("matmul", matmul, {"m": 16, "k": 256, "n": 1024}, figure=2.0)
-    .with_neighbours(
-        odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1),
-    _case("large_matmul", matmul, {"m": 1024, "k": 1024, "n": 1024}, figure=1.0)
-    .with_neighbours(odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1),
-    _case("gelu_layer", gelu_layer, {"m": 128, "k": 768, "n": 3072}, figure=1.15)
-    .with_neighbours(odd={"m": 127, "n": 3071}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("matmul", matmul, {"m": 16, "k": 256, "n": 1024}, figure=2.0).with_neighbours(
+        odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1
+    ),
+    _case("large_matmul", matmul, {"m": 1024, "k": 1024, "n": 1024}, figure=1.0).with_neighbours(
+        odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1
+    ),
+    _case("gelu_layer", gelu_layer, {"m": 128, "k": 768, "n": 3072}, figure=1.15).with_neighbours(
+        odd={"m": 127, "n": 3071}, dtype="bfloat16", view="transposed", viewed=1
+    ),
     _case("three_products", three_products, {"m": 128, "k": 768, "n": 768}),
-    _case("qkv", projections, {"m": 16, "k": 256, "n": 256})
-    .with_neighbours(odd={"m": 128, "k": 509, "n": 509}, dtype="bfloat16", view="transposed"),
-    _case("attention_scores", batched_matmul, {"batch": 12, "m": 128, "k": 64, "n": 128},
-          tiny={"batch": 2, "m": 3, "k": 7, "n": 5}),
+    _case("qkv", projections, {"m": 16, "k": 256, "n": 256}).with_neighbours(
+        odd={"m": 128, "k": 509, "n": 509}, dtype="bfloat16", view="transposed"
+    ),
+    _case(
+        "attention_scores",
+        batched_matmul,
+        {"batch": 12, "m": 128, "k": 64, "n": 128},
+        tiny={"batch": 2, "m": 3, "k": 7, "n": 5},
+    ),
     _case("quantised_product", quantised_product, {"m": 64, "k": 256, "n": 512}),
-    _case("weights_of_8_bits", quantised_weights, {"m": 1, "k": 2048, "n": 2048, "bits": 8},
-          tiny={"m": 1, "k": 7, "n": 5, "bits": 8})
-    .with_neighbours(odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed",
-                     viewed=1),
-    _case("weights_of_4_bits", quantised_weights, {"m": 1, "k": 2048, "n": 2048, "bits": 4},
-          tiny={"m": 1, "k": 7, "n": 5, "bits": 4})
-    .with_neighbours(odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed",
-                     viewed=1),
-    _case("tiny_matmuls", batched_matmul, {"batch": 512, "m": 8, "k": 8, "n": 8},
-          tiny={"batch": 3, "m": 3, "k": 7, "n": 5}),
+    _case(
+        "weights_of_8_bits",
+        quantised_weights,
+        {"m": 1, "k": 2048, "n": 2048, "bits": 8},
+        tiny={"m": 1, "k": 7, "n": 5, "bits": 8},
+    ).with_neighbours(
+        odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed", viewed=1
+    ),
+    _case(
+        "weights_of_4_bits",
+        quantised_weights,
+        {"m": 1, "k": 2048, "n": 2048, "bits": 4},
+        tiny={"m": 1, "k": 7, "n": 5, "bits": 4},
+    ).with_neighbours(
+        odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed", viewed=1
+    ),
+    _case(
+        "tiny_matmuls",
+        batched_matmul,
+        {"batch": 512, "m": 8, "k": 8, "n": 8},
+        tiny={"batch": 3, "m": 3, "k": 7, "n": 5},
+    ),
 )

@@ -14,14 +14,16 @@ _LAYOUT = ("NHWC", "HWIO", "NHWC")
 
 
 def _convolution(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
-    return lax.conv_general_dilated(
-        x, kernel, (stride, stride), "SAME", dimension_numbers=_LAYOUT
-    )
+    return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=_LAYOUT)
 
 
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     return lax.conv_general_dilated(
-        x, kernel, (stride, stride), "SAME", dimension_numbers=_LAYOUT,
+        x,
+        kernel,
+        (stride, stride),
+        "SAME",
+        dimension_numbers=_LAYOUT,
         feature_group_count=x.shape[-1],
     )
 
@@ -39,7 +41,9 @@ def depthwise(inputs: Inputs, *, batch: int, size: int, channels: int, window: i
         return _depthwise(x, kernel)
 
     return function, (
-        inputs.normal(batch, size, size, channels), _kernel(inputs, window, 1, channels))
+        inputs.normal(batch, size, size, channels),
+        _kernel(inputs, window, 1, channels),
+    )
 
 
 def depthwise_gradients(
@@ -47,9 +51,7 @@ def depthwise_gradients(
 ) -> Workload:
     """The gradients of a depthwise convolution for its input and its filters."""
 
-    def function(
-        x: jax.Array, kernel: jax.Array, given: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def function(x: jax.Array, kernel: jax.Array, given: jax.Array) -> tuple[jax.Array, jax.Array]:
         return jax.vjp(_depthwise, x, kernel)[1](given)
 
     return function, (
@@ -95,12 +97,14 @@ def mobilenet_stack(inputs: Inputs, *, size: int, channels: int, blocks: int) ->
     layers = []
     for number in range(blocks):
         features = channels * (1 + number % 2)
-        layers.append({
-            "depthwise": _kernel(inputs, 3, 1, channels),
-            "depthwise_bias": inputs.normal(channels, scale=0.1),
-            "pointwise": _kernel(inputs, 1, channels, features),
-            "pointwise_bias": inputs.normal(features, scale=0.1),
-        })
+        layers.append(
+            {
+                "depthwise": _kernel(inputs, 3, 1, channels),
+                "depthwise_bias": inputs.normal(channels, scale=0.1),
+                "pointwise": _kernel(inputs, 1, channels, features),
+                "pointwise_bias": inputs.normal(features, scale=0.1),
+            }
+        )
         channels = features
     return function, (inputs.normal(1, size, size, layers[0]["depthwise"].shape[-1]), layers)
 
@@ -126,8 +130,11 @@ def resnet_stage(
     parameters = {
         "kernels": [
             *([kernel(3, channels, channels) for _ in range(2)] for _ in range(blocks)),
-            [kernel(3, channels, 2 * channels), kernel(3, 2 * channels, 2 * channels),
-             kernel(1, channels, 2 * channels)],
+            [
+                kernel(3, channels, 2 * channels),
+                kernel(3, 2 * channels, 2 * channels),
+                kernel(1, channels, 2 * channels),
+            ],
         ],
         "biases": [
             *(inputs.normal(channels, scale=0.1) for _ in range(2 * blocks)),
@@ -142,25 +149,51 @@ _case = functools.partial(Case, group="convolutions")
 _FILTERED = {"batch": 1, "size": 56, "channels": 128, "window": 3}
 
 CASES = (
-    _case("depthwise", depthwise, _FILTERED, tiny={"size": 4, "channels": 3}, tolerance=8,
-          figure=70)
-    .with_neighbours(odd={"size": 57, "channels": 127}, dtype="bfloat16", view="transposed"),
-    _case("depthwise_gradients", depthwise_gradients, _FILTERED, tiny={"size": 4, "channels": 3},
-          tolerance=16, figure=15)
-    .with_neighbours(odd={"size": 55, "channels": 125}, dtype="bfloat16", view="strided"),
-    _case("single_channel", single_channel, {"batch": 4, "size": 224, "window": 9},
-          tiny={"batch": 2, "size": 5, "window": 3}, tolerance=16, figure=4)
-    .with_neighbours(odd={"batch": 3, "size": 223, "window": 7}, dtype="bfloat16", view="strided"),
-    _case("pooling", pooling, {"batch": 1, "size": 112, "channels": 64},
-          tiny={"size": 5, "channels": 3}, tolerance=8)
-    .with_neighbours(odd={"size": 111, "channels": 63}, dtype="bfloat16", view="transposed"),
-    _case("mobilenet_stack", mobilenet_stack, {"size": 56, "channels": 64, "blocks": 6},
-          tiny={"size": 4, "channels": 3, "blocks": 2}, tolerance=32)
-    .with_neighbours(odd={"size": 57, "channels": 63}, dtype="bfloat16", view="transposed"),
-    _case("resnet_stage", resnet_stage, {"size": 56, "channels": 64, "blocks": 2},
-          tiny={"size": 4, "channels": 3, "blocks": 1}, tolerance=32)
-    .with_neighbours(odd={"size": 55, "channels": 61}, dtype="bfloat16", view="transposed"),
-    _case("resnet_gradients", functools.partial(resnet_stage, train=True),
-          {"size": 28, "channels": 64, "blocks": 1}, tiny={"size": 4, "channels": 3, "blocks": 1},
-          tolerance=64),
+    _case(
+        "depthwise", depthwise, _FILTERED, tiny={"size": 4, "channels": 3}, tolerance=8, figure=70
+    ).with_neighbours(odd={"size": 57, "channels": 127}, dtype="bfloat16", view="transposed"),
+    _case(
+        "depthwise_gradients",
+        depthwise_gradients,
+        _FILTERED,
+        tiny={"size": 4, "channels": 3},
+        tolerance=16,
+        figure=15,
+    ).with_neighbours(odd={"size": 55, "channels": 125}, dtype="bfloat16", view="strided"),
+    _case(
+        "single_channel",
+        single_channel,
+        {"batch": 4, "size": 224, "window": 9},
+        tiny={"batch": 2, "size": 5, "window": 3},
+        tolerance=16,
+        figure=4,
+    ).with_neighbours(odd={"batch": 3, "size": 223, "window": 7}, dtype="bfloat16", view="strided"),
+    _case(
+        "pooling",
+        pooling,
+        {"batch": 1, "size": 112, "channels": 64},
+        tiny={"size": 5, "channels": 3},
+        tolerance=8,
+    ).with_neighbours(odd={"size": 111, "channels": 63}, dtype="bfloat16", view="transposed"),
+    _case(
+        "mobilenet_stack",
+        mobilenet_stack,
+        {"size": 56, "channels": 64, "blocks": 6},
+        tiny={"size": 4, "channels": 3, "blocks": 2},
+        tolerance=32,
+    ).with_neighbours(odd={"size": 57, "channels": 63}, dtype="bfloat16", view="transposed"),
+    _case(
+        "resnet_stage",
+        resnet_stage,
+        {"size": 56, "channels": 64, "blocks": 2},
+        tiny={"size": 4, "channels": 3, "blocks": 1},
+        tolerance=32,
+    ).with_neighbours(odd={"size": 55, "channels": 61}, dtype="bfloat16", view="transposed"),
+    _case(
+        "resnet_gradients",
+        functools.partial(resnet_stage, train=True),
+        {"size": 28, "channels": 64, "blocks": 1},
+        tiny={"size": 4, "channels": 3, "blocks": 1},
+        tolerance=64,
+    ),
 )

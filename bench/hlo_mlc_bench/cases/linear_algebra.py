@@ -52,6 +52,7 @@ def transforms(inputs: Inputs, *, rows: int, length: int) -> Workload:
 
 def filtered(inputs: Inputs, *, rows: int, length: int) -> Workload:
     """Rows of real numbers, filtered between two transforms."""
+
     def function(x: jax.Array, response: jax.Array) -> jax.Array:
         return jnp.fft.irfft(jnp.fft.rfft(x) * response, n=length)
 
@@ -63,17 +64,28 @@ def solve_complex(inputs: Inputs, *, matrices: int, size: int) -> Workload:
         x = jnp.linalg.solve(a + 1j * turn, (b - 1j)[..., None])[..., 0]
         return jnp.stack((x.real, x.imag), -1)
 
-    return function, (_well_conditioned(inputs, matrices, size),
-                      inputs.normal(matrices, size, size, scale=0.1), inputs.normal(matrices, size))
+    return function, (
+        _well_conditioned(inputs, matrices, size),
+        inputs.normal(matrices, size, size, scale=0.1),
+        inputs.normal(matrices, size),
+    )
 
 
-def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
-          matrices: int = 10_000) -> Case:
-    case = Case(f"{name}_{size}x{size}", build, {"matrices": matrices, "size": size},
-                group="linear algebra", tiny={"matrices": 7, "size": min(size, 4)}, tolerance=64,
-                figure=figure)
-    return case.with_neighbours(odd={"matrices": matrices + 1 - matrices % 2}, dtype="float64",
-                                view="strided")
+def _case(
+    name: str, build: Callable[..., Workload], size: int, figure: float, matrices: int = 10_000
+) -> Case:
+    case = Case(
+        f"{name}_{size}x{size}",
+        build,
+        {"matrices": matrices, "size": size},
+        group="linear algebra",
+        tiny={"matrices": 7, "size": min(size, 4)},
+        tolerance=64,
+        figure=figure,
+    )
+    return case.with_neighbours(
+        odd={"matrices": matrices + 1 - matrices % 2}, dtype="float64", view="strided"
+    )
 
 
 CASES = (
@@ -91,13 +103,31 @@ CASES = (
     _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
     _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
     _case("solve_triangular", triangular, 8, 3.0),
-    *(Case(name, build, {"rows": 8192, "length": 16}, group="linear algebra", figure=figure,
-           tiny={"rows": 7, "length": 6}, tolerance=16)
-      .with_neighbours(odd={"rows": 8191, "length": 15}, dtype="float64", view="strided")
-      for name, build, figure in (("short_transforms", transforms, 1.5),
-                                  ("short_filter", filtered, 3.0))),
-    *(Case(name, build, {"rows": 1024, "length": 512}, group="linear algebra", figure=1.5,
-           tiny={"rows": 7, "length": 72}, tolerance=16)
-      .with_neighbours(odd={"rows": 1023, "length": 360}, dtype="float64", view="strided")
-      for name, build in (("long_transforms", transforms), ("long_filter", filtered))),
+    *(
+        Case(
+            name,
+            build,
+            {"rows": 8192, "length": 16},
+            group="linear algebra",
+            figure=figure,
+            tiny={"rows": 7, "length": 6},
+            tolerance=16,
+        ).with_neighbours(odd={"rows": 8191, "length": 15}, dtype="float64", view="strided")
+        for name, build, figure in (
+            ("short_transforms", transforms, 1.5),
+            ("short_filter", filtered, 3.0),
+        )
+    ),
+    *(
+        Case(
+            name,
+            build,
+            {"rows": 1024, "length": 512},
+            group="linear algebra",
+            figure=1.5,
+            tiny={"rows": 7, "length": 72},
+            tolerance=16,
+        ).with_neighbours(odd={"rows": 1023, "length": 360}, dtype="float64", view="strided")
+        for name, build in (("long_transforms", transforms), ("long_filter", filtered))
+    ),
 )

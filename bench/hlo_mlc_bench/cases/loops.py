@@ -61,9 +61,7 @@ def nbody(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
     def function(
         position: jax.Array, velocity: jax.Array, mass: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        def step(
-            _: int, state: tuple[jax.Array, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
+        def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             position, velocity = state
             between = position[None] - position[:, None]
             distance = jnp.sum(between**2, axis=-1) + 1e-2
@@ -146,8 +144,15 @@ def turning_bodies(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
     def turned(q: jax.Array, w: jax.Array) -> jax.Array:
         a, x, y, z = jnp.moveaxis(q, -1, 0)
         p, r, s = jnp.moveaxis(w, -1, 0)
-        return jnp.stack([-x * p - y * r - z * s, a * p + y * s - z * r, a * r - x * s + z * p,
-                          a * s + x * r - y * p], -1)
+        return jnp.stack(
+            [
+                -x * p - y * r - z * s,
+                a * p + y * s - z * r,
+                a * r - x * s + z * p,
+                a * s + x * r - y * p,
+            ],
+            -1,
+        )
 
     def function(q: jax.Array, w: jax.Array, inertia: jax.Array) -> tuple[jax.Array, jax.Array]:
         def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -158,36 +163,79 @@ def turning_bodies(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
 
         return jax.lax.fori_loop(0, steps, step, (q, w))
 
-    return function, (inputs.normal(bodies, 4), inputs.normal(bodies, 3),
-                      inputs.uniform(3, low=1.0, high=3.0))
+    return function, (
+        inputs.normal(bodies, 4),
+        inputs.normal(bodies, 3),
+        inputs.uniform(3, low=1.0, high=3.0),
+    )
 
 
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
 CASES = (
-    _case("jacobi2d", jacobi2d, {"rows": 512, "columns": 512, "steps": 100},
-          tiny={"rows": 7, "columns": 9, "steps": 3}, tolerance=16, figure=4.0)
-    .with_neighbours(odd={"rows": 511, "columns": 509}, dtype="float64", view="transposed"),
-    _case("rotations_unrolled", rotations_unrolled, _ROTATIONS, tiny={"size": 7, "steps": 3},
-          tolerance=128, figure=3.0)
-    .with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
+    _case(
+        "jacobi2d",
+        jacobi2d,
+        {"rows": 512, "columns": 512, "steps": 100},
+        tiny={"rows": 7, "columns": 9, "steps": 3},
+        tolerance=16,
+        figure=4.0,
+    ).with_neighbours(odd={"rows": 511, "columns": 509}, dtype="float64", view="transposed"),
+    _case(
+        "rotations_unrolled",
+        rotations_unrolled,
+        _ROTATIONS,
+        tiny={"size": 7, "steps": 3},
+        tolerance=128,
+        figure=3.0,
+    ).with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
     # The figure: a third of what jax.jit takes for it is the call itself.
-    _case("rotations_loop", rotations_loop, _ROTATIONS, tiny={"size": 7, "steps": 3},
-          tolerance=128, figure=1.0)
-    .with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
-    _case("cache_update", cache_update, {"length": 8192, "width": 128, "steps": 256},
-          tiny={"length": 9, "width": 5, "steps": 3}, tolerance=4),
-    _case("nbody", nbody, {"bodies": 256, "steps": 100}, tiny={"bodies": 7, "steps": 3},
-          tolerance=64, figure=8.0)
-    .with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
-    _case("moving_points", moving_points, {"points": 5000, "steps": 40},
-          tiny={"points": 7, "steps": 3}, tolerance=64, figure=1.0)
-    .with_neighbours(odd={"points": 4999}, dtype="float64", view="strided"),
-    _case("turning_bodies", turning_bodies, {"bodies": 500, "steps": 40},
-          tiny={"bodies": 7, "steps": 3}, tolerance=128, figure=1.5)
-    .with_neighbours(odd={"bodies": 503}, dtype="float64", view="strided"),
+    _case(
+        "rotations_loop",
+        rotations_loop,
+        _ROTATIONS,
+        tiny={"size": 7, "steps": 3},
+        tolerance=128,
+        figure=1.0,
+    ).with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
+    _case(
+        "cache_update",
+        cache_update,
+        {"length": 8192, "width": 128, "steps": 256},
+        tiny={"length": 9, "width": 5, "steps": 3},
+        tolerance=4,
+    ),
+    _case(
+        "nbody",
+        nbody,
+        {"bodies": 256, "steps": 100},
+        tiny={"bodies": 7, "steps": 3},
+        tolerance=64,
+        figure=8.0,
+    ).with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
+    _case(
+        "moving_points",
+        moving_points,
+        {"points": 5000, "steps": 40},
+        tiny={"points": 7, "steps": 3},
+        tolerance=64,
+        figure=1.0,
+    ).with_neighbours(odd={"points": 4999}, dtype="float64", view="strided"),
+    _case(
+        "turning_bodies",
+        turning_bodies,
+        {"bodies": 500, "steps": 40},
+        tiny={"bodies": 7, "steps": 3},
+        tolerance=128,
+        figure=1.5,
+    ).with_neighbours(odd={"bodies": 503}, dtype="float64", view="strided"),
     _case("rays", rays, {"width": 64, "height": 48}, tiny={"width": 5, "height": 3}, tolerance=64),
-    _case("mandelbrot", mandelbrot, {"size": 256, "steps": 50}, tiny={"size": 7, "steps": 3},
-          tolerance=64),
+    _case(
+        "mandelbrot",
+        mandelbrot,
+        {"size": 256, "steps": 50},
+        tiny={"size": 7, "steps": 3},
+        tolerance=64,
+    ),
 )

@@ -30,8 +30,10 @@ def zeta(inputs: Inputs, *, size: int) -> Workload:
     def function(s: jax.Array, q: jax.Array) -> jax.Array:
         return jax.lax.zeta(s, q)
 
-    return function, (inputs.uniform(size, low=1.1, high=8.0), inputs.uniform(size, low=0.1,
-                                                                              high=20.0))
+    return function, (
+        inputs.uniform(size, low=1.1, high=8.0),
+        inputs.uniform(size, low=0.1, high=20.0),
+    )
 
 
 def trigamma(x: jax.Array) -> jax.Array:
@@ -124,24 +126,35 @@ _INEXACT_IN_F64 = ("log1p", "erf_inv")
 
 CASES = (
     *(
-        _case(name, build, group="math", tolerance=8, figure=figure)
-        .with_neighbours(odd=_ODD, dtype="bfloat16" if name in _INEXACT_IN_F64 else "float64",
-                         view="strided")
+        _case(name, build, group="math", tolerance=8, figure=figure).with_neighbours(
+            odd=_ODD, dtype="bfloat16" if name in _INEXACT_IN_F64 else "float64", view="strided"
+        )
         for name, (build, figure) in _FUNCTIONS.items()
     ),
     # XLA's polygamma is off by 20 ULP.
-    _case("trigamma", of_uniforms(trigamma, 0.01, 20.0), group="math", tolerance=32, figure=20.0)
-    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
-    _case("black_scholes", black_scholes, group="math", tolerance=16, figure=2.0)
-    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case(
+        "trigamma", of_uniforms(trigamma, 0.01, 20.0), group="math", tolerance=32, figure=20.0
+    ).with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case("black_scholes", black_scholes, group="math", tolerance=16, figure=2.0).with_neighbours(
+        odd=_ODD, dtype="float64", view="strided"
+    ),
     # What JAX computes in f32 is taken for exact here, but its formula loses digits far out.
-    _case("normal", normal, group="random", tolerance=64, figure=1.5)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("uniform", uniform, group="random", tolerance=2, figure=2.0)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("dropout", dropout, group="random", tolerance=4, figure=2.0)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    Case("random_walk", random_walk, {"walkers": 1 << 14, "steps": 10}, group="random",
-         tiny={"walkers": 37, "steps": 3}, tolerance=64, figure=2.0)
-    .with_neighbours(odd={"walkers": 16_381}, dtype="bfloat16", view="strided"),
+    _case("normal", normal, group="random", tolerance=64, figure=1.5).with_neighbours(
+        odd=_ODD, dtype="bfloat16", view="strided"
+    ),
+    _case("uniform", uniform, group="random", tolerance=2, figure=2.0).with_neighbours(
+        odd=_ODD, dtype="bfloat16", view="strided"
+    ),
+    _case("dropout", dropout, group="random", tolerance=4, figure=2.0).with_neighbours(
+        odd=_ODD, dtype="bfloat16", view="strided"
+    ),
+    Case(
+        "random_walk",
+        random_walk,
+        {"walkers": 1 << 14, "steps": 10},
+        group="random",
+        tiny={"walkers": 37, "steps": 3},
+        tolerance=64,
+        figure=2.0,
+    ).with_neighbours(odd={"walkers": 16_381}, dtype="bfloat16", view="strided"),
 )

@@ -189,9 +189,7 @@ def adam_update(inputs: Inputs, *, features: int, hidden: int, classes: int) -> 
     return function, (parameters, gradient, mean, square)
 
 
-def selective_scan(
-    inputs: Inputs, *, batch: int, length: int, width: int, states: int
-) -> Workload:
+def selective_scan(inputs: Inputs, *, batch: int, length: int, width: int, states: int) -> Workload:
     """A state-space layer whose steps depend on the input, as an associative scan."""
 
     def function(x: jax.Array, decay: jax.Array, into: jax.Array, out: jax.Array) -> jax.Array:
@@ -223,24 +221,49 @@ _BLOCK = {"batch": 1, "length": 128, "width": 768, "heads": 12, "hidden": 3072}
 _TINY_BLOCK = {"batch": 1, "length": 5, "width": 12, "heads": 3, "hidden": 14}
 
 CASES = (
-    _case("encoder_block", encoder_block, _BLOCK, tiny=_TINY_BLOCK, tolerance=16, figure=1.0)
-    .with_neighbours(odd={"length": 127}, dtype="bfloat16", view="transposed"),
-    _case("encoder_captured", encoder_captured, {**_BLOCK, "length": 8}, tiny=_TINY_BLOCK,
-          tolerance=16, figure=1.3)
-    .with_neighbours(odd={"length": 7, "hidden": 3071}, dtype="bfloat16", view="transposed"),
-    _case("lstm_scan", lstm_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32, figure=2.5)
-    .with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),
-    _case("lstm_batch", lstm_scan, {**_SEQUENCE, "batch": 16}, tiny={**_TINY_SEQUENCE, "batch": 2},
-          tolerance=32),
+    _case(
+        "encoder_block", encoder_block, _BLOCK, tiny=_TINY_BLOCK, tolerance=16, figure=1.0
+    ).with_neighbours(odd={"length": 127}, dtype="bfloat16", view="transposed"),
+    _case(
+        "encoder_captured",
+        encoder_captured,
+        {**_BLOCK, "length": 8},
+        tiny=_TINY_BLOCK,
+        tolerance=16,
+        figure=1.3,
+    ).with_neighbours(odd={"length": 7, "hidden": 3071}, dtype="bfloat16", view="transposed"),
+    _case(
+        "lstm_scan", lstm_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32, figure=2.5
+    ).with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),
+    _case(
+        "lstm_batch",
+        lstm_scan,
+        {**_SEQUENCE, "batch": 16},
+        tiny={**_TINY_SEQUENCE, "batch": 2},
+        tolerance=32,
+    ),
     _case("lstm_gradient", lstm_gradient, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=128),
     _case("gru_scan", gru_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32),
     _case("rnn_scan", rnn_scan, {**_SEQUENCE, "hidden": 128}, tiny=_TINY_SEQUENCE, tolerance=64),
-    _case("mlp_train_step", mlp_train_step,
-          {"batch": 128, "features": 784, "hidden": 512, "classes": 10},
-          tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3}, tolerance=16),
-    _case("selective_scan", selective_scan,
-          {"batch": 2, "length": 128, "width": 64, "states": 16},
-          tiny={"batch": 2, "length": 7, "width": 5, "states": 3}, tolerance=32),
-    _case("adam_update", adam_update, {"features": 784, "hidden": 512, "classes": 10},
-          tiny={"features": 7, "hidden": 5, "classes": 3}, tolerance=8),
+    _case(
+        "mlp_train_step",
+        mlp_train_step,
+        {"batch": 128, "features": 784, "hidden": 512, "classes": 10},
+        tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3},
+        tolerance=16,
+    ),
+    _case(
+        "selective_scan",
+        selective_scan,
+        {"batch": 2, "length": 128, "width": 64, "states": 16},
+        tiny={"batch": 2, "length": 7, "width": 5, "states": 3},
+        tolerance=32,
+    ),
+    _case(
+        "adam_update",
+        adam_update,
+        {"features": 784, "hidden": 512, "classes": 10},
+        tiny={"features": 7, "hidden": 5, "classes": 3},
+        tolerance=8,
+    ),
 )

@@ -79,8 +79,9 @@ def stacked_windows(inputs: Inputs, *, height: int, width: int, planes: int) -> 
     """Sums around each place of some images, which become the channels of one."""
 
     def function(*images: jax.Array) -> jax.Array:
-        return jax.lax.reduce_window(jnp.stack(images, -1), 0.0, jax.lax.add, (5, 5, 1), (1, 1, 1),
-                                     "SAME")
+        return jax.lax.reduce_window(
+            jnp.stack(images, -1), 0.0, jax.lax.add, (5, 5, 1), (1, 1, 1), "SAME"
+        )
 
     return function, tuple(inputs.normal(height, width) for _ in range(planes))
 
@@ -93,47 +94,115 @@ _TABLE = {"entries": 50_000, "width": 256, "tokens": 4096}
 _TINY_TABLE = {"entries": 7, "width": 5, "tokens": 9}
 
 CASES = (
-    _case("cumsum", of_normals(functools.partial(jnp.cumsum, axis=-1)), _MATRIX, tiny=_TINY,
-          tolerance=8, figure=6.0)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
-    _case("cumsum_leading", of_normals(functools.partial(jnp.cumsum, axis=0)), _MATRIX,
-          tiny={"rows": 19, "columns": 5}, tolerance=8, figure=6.0)
-    .with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
-    _case("cumsum_flat", of_normals(jnp.cumsum), {"size": 1_000_000}, tiny={"size": 37},
-          tolerance=16, figure=6.0)
-    .with_neighbours(odd={"size": 999_983}, dtype="float64", view="strided"),
-    _case("cumsum_gradient", of_normals(jax.grad(_sum_of_squares_of_sums), scale=0.1), _MATRIX,
-          tiny=_TINY, tolerance=16, figure=6.0)
-    .with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
-    _case("cummax", of_normals(functools.partial(jax.lax.cummax, axis=1)), _MATRIX, tiny=_TINY,
-          tolerance=0, figure=6.0)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
-    _case("transpose", of_normals(jnp.transpose), {"rows": 2048, "columns": 2048}, tiny=_TINY,
-          tolerance=0, figure=3.0)
-    .with_neighbours(odd={"rows": 2047, "columns": 2045}, dtype="bfloat16", view="strided"),
-    _case("channels_first", of_normals(functools.partial(jnp.transpose, axes=(0, 3, 1, 2))),
-          {"images": 16, "height": 56, "width": 56, "channels": 64},
-          tiny={"images": 2, "height": 3, "width": 5, "channels": 7}, tolerance=0, figure=1.5)
-    .with_neighbours(
-        odd={"height": 55, "width": 53, "channels": 63}, dtype="bfloat16", view="strided"),
-    _case("take", take, _TABLE, tiny=_TINY_TABLE, tolerance=0, figure=NEIGHBOUR_FIGURE)
-    .with_neighbours(
-        odd={"entries": 49_999, "width": 251, "tokens": 4093}, dtype="bfloat16", view="strided"),
-    _case("one_hot", one_hot, {"entries": 1024, "tokens": 1024}, tiny={"entries": 7, "tokens": 9},
-          tolerance=1),
-    _case("segment_sum", segment_sum, {"segments": 1000, "rows": 100_000, "width": 64},
-          tiny={"segments": 4, "rows": 9, "width": 5}, tolerance=32),
-    _case("histogram", histogram, {"size": 1 << 18, "bins": 64}, tiny={"size": 37, "bins": 8},
-          tolerance=0),
-    _case("interleaved_results", interleaved_results, {"size": 300_000}, tiny={"size": 37},
-          tolerance=1, figure=2.0)
-    .with_neighbours(odd={"size": 299_993}, dtype="bfloat16", view="strided"),
-    _case("mirrored_edges", mirrored_edges, {"height": 600, "width": 800, "channels": 3},
-          tiny={"height": 7, "width": 9, "channels": 3}, tolerance=0, figure=1.0)
-    .with_neighbours(odd={"height": 599, "width": 797}, dtype="bfloat16", view="strided"),
-    _case("stacked_windows", stacked_windows, {"height": 60, "width": 80, "planes": 16},
-          tiny={"height": 7, "width": 9, "planes": 3}, tolerance=16, figure=2.0)
-    .with_neighbours(odd={"height": 59, "width": 79, "planes": 15}, dtype="float64",
-                     view="transposed"),
+    _case(
+        "cumsum",
+        of_normals(functools.partial(jnp.cumsum, axis=-1)),
+        _MATRIX,
+        tiny=_TINY,
+        tolerance=8,
+        figure=6.0,
+    ).with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
+    _case(
+        "cumsum_leading",
+        of_normals(functools.partial(jnp.cumsum, axis=0)),
+        _MATRIX,
+        tiny={"rows": 19, "columns": 5},
+        tolerance=8,
+        figure=6.0,
+    ).with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
+    _case(
+        "cumsum_flat",
+        of_normals(jnp.cumsum),
+        {"size": 1_000_000},
+        tiny={"size": 37},
+        tolerance=16,
+        figure=6.0,
+    ).with_neighbours(odd={"size": 999_983}, dtype="float64", view="strided"),
+    _case(
+        "cumsum_gradient",
+        of_normals(jax.grad(_sum_of_squares_of_sums), scale=0.1),
+        _MATRIX,
+        tiny=_TINY,
+        tolerance=16,
+        figure=6.0,
+    ).with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
+    _case(
+        "cummax",
+        of_normals(functools.partial(jax.lax.cummax, axis=1)),
+        _MATRIX,
+        tiny=_TINY,
+        tolerance=0,
+        figure=6.0,
+    ).with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
+    _case(
+        "transpose",
+        of_normals(jnp.transpose),
+        {"rows": 2048, "columns": 2048},
+        tiny=_TINY,
+        tolerance=0,
+        figure=3.0,
+    ).with_neighbours(odd={"rows": 2047, "columns": 2045}, dtype="bfloat16", view="strided"),
+    _case(
+        "channels_first",
+        of_normals(functools.partial(jnp.transpose, axes=(0, 3, 1, 2))),
+        {"images": 16, "height": 56, "width": 56, "channels": 64},
+        tiny={"images": 2, "height": 3, "width": 5, "channels": 7},
+        tolerance=0,
+        figure=1.5,
+    ).with_neighbours(
+        odd={"height": 55, "width": 53, "channels": 63}, dtype="bfloat16", view="strided"
+    ),
+    _case(
+        "take", take, _TABLE, tiny=_TINY_TABLE, tolerance=0, figure=NEIGHBOUR_FIGURE
+    ).with_neighbours(
+        odd={"entries": 49_999, "width": 251, "tokens": 4093}, dtype="bfloat16", view="strided"
+    ),
+    _case(
+        "one_hot",
+        one_hot,
+        {"entries": 1024, "tokens": 1024},
+        tiny={"entries": 7, "tokens": 9},
+        tolerance=1,
+    ),
+    _case(
+        "segment_sum",
+        segment_sum,
+        {"segments": 1000, "rows": 100_000, "width": 64},
+        tiny={"segments": 4, "rows": 9, "width": 5},
+        tolerance=32,
+    ),
+    _case(
+        "histogram",
+        histogram,
+        {"size": 1 << 18, "bins": 64},
+        tiny={"size": 37, "bins": 8},
+        tolerance=0,
+    ),
+    _case(
+        "interleaved_results",
+        interleaved_results,
+        {"size": 300_000},
+        tiny={"size": 37},
+        tolerance=1,
+        figure=2.0,
+    ).with_neighbours(odd={"size": 299_993}, dtype="bfloat16", view="strided"),
+    _case(
+        "mirrored_edges",
+        mirrored_edges,
+        {"height": 600, "width": 800, "channels": 3},
+        tiny={"height": 7, "width": 9, "channels": 3},
+        tolerance=0,
+        figure=1.0,
+    ).with_neighbours(odd={"height": 599, "width": 797}, dtype="bfloat16", view="strided"),
+    _case(
+        "stacked_windows",
+        stacked_windows,
+        {"height": 60, "width": 80, "planes": 16},
+        tiny={"height": 7, "width": 9, "planes": 3},
+        tolerance=16,
+        figure=2.0,
+    ).with_neighbours(
+        odd={"height": 59, "width": 79, "planes": 15}, dtype="float64", view="transposed"
+    ),
     _case("embedding_gradient", embedding_gradient, _TABLE, tiny=_TINY_TABLE, tolerance=16),
 )

@@ -39,11 +39,16 @@ _case = functools.partial(Case, group="rows", tiny={"rows": 5, "columns": 19})
 _MATRIX = {"rows": 1024, "columns": 1024}
 
 CASES = (
-    _case("softmax", of_normals(jax.nn.softmax, scale=3.0), _MATRIX, tolerance=8, figure=1.8)
-    .with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
-    _case("argmax", of_normals(functools.partial(jnp.argmax, axis=-1)),
-          {"rows": 4096, "columns": 1024}, tolerance=0, figure=35.0)
-    .with_neighbours(odd={"rows": 4093, "columns": 1021}, dtype="bfloat16", view="transposed"),
+    _case(
+        "softmax", of_normals(jax.nn.softmax, scale=3.0), _MATRIX, tolerance=8, figure=1.8
+    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
+    _case(
+        "argmax",
+        of_normals(functools.partial(jnp.argmax, axis=-1)),
+        {"rows": 4096, "columns": 1024},
+        tolerance=0,
+        figure=35.0,
+    ).with_neighbours(odd={"rows": 4093, "columns": 1021}, dtype="bfloat16", view="transposed"),
     _case("layernorm", layernorm, _MATRIX, tolerance=8),
     _case("moments", moments, _MATRIX, tolerance=8),
     _case("rmsnorm", rmsnorm, _MATRIX, tolerance=8),

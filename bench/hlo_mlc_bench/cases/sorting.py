@@ -43,28 +43,54 @@ _case = functools.partial(Case, group="sorting", tolerance=0)
 _MILLION, _ODD, _TINY = {"size": 1 << 20}, {"size": 999_983}, {"size": 37}
 
 CASES = (
-    _case("sort", of_normals(jnp.sort), _MILLION, tiny=_TINY, figure=60.0)
-    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
-    _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0)
-    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=12.0)
-    .with_neighbours(odd=_ODD, dtype="int16", view="strided"),
+    _case("sort", of_normals(jnp.sort), _MILLION, tiny=_TINY, figure=60.0).with_neighbours(
+        odd=_ODD, dtype="float64", view="strided"
+    ),
+    _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0).with_neighbours(
+        odd=_ODD, dtype="bfloat16", view="strided"
+    ),
+    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=12.0).with_neighbours(
+        odd=_ODD, dtype="int16", view="strided"
+    ),
     _case("sort_rounded", rounded, _MILLION, tiny=_TINY),
-    _case("sort_rows", of_normals(functools.partial(jnp.sort, axis=-1)),
-          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
-    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
-    _case("sort_rows_of_integers", rows_of_integers,
-          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
-    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="int16", view="transposed"),
-    _case("argsort_rows", of_normals(functools.partial(jnp.argsort, axis=-1)),
-          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}),
-    _case("sort_several_keys", several_keys, {"kinds": 100, "size": 1 << 18},
-          tiny={"kinds": 3, "size": 37}),
-    _case("top_k", of_normals(functools.partial(jax.lax.top_k, k=32)),
-          {"rows": 256, "columns": 50_000}, tiny={"rows": 2, "columns": 70}, figure=2.0)
-    .with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
-    _case("median_rows", of_normals(functools.partial(jnp.median, axis=-1)),
-          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19})
-    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float64", view="transposed"),
+    _case(
+        "sort_rows",
+        of_normals(functools.partial(jnp.sort, axis=-1)),
+        {"rows": 4096, "columns": 256},
+        tiny={"rows": 3, "columns": 19},
+        figure=10.0,
+    ).with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
+    _case(
+        "sort_rows_of_integers",
+        rows_of_integers,
+        {"rows": 4096, "columns": 256},
+        tiny={"rows": 3, "columns": 19},
+        figure=10.0,
+    ).with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="int16", view="transposed"),
+    _case(
+        "argsort_rows",
+        of_normals(functools.partial(jnp.argsort, axis=-1)),
+        {"rows": 4096, "columns": 256},
+        tiny={"rows": 3, "columns": 19},
+    ),
+    _case(
+        "sort_several_keys",
+        several_keys,
+        {"kinds": 100, "size": 1 << 18},
+        tiny={"kinds": 3, "size": 37},
+    ),
+    _case(
+        "top_k",
+        of_normals(functools.partial(jax.lax.top_k, k=32)),
+        {"rows": 256, "columns": 50_000},
+        tiny={"rows": 2, "columns": 70},
+        figure=2.0,
+    ).with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
+    _case(
+        "median_rows",
+        of_normals(functools.partial(jnp.median, axis=-1)),
+        {"rows": 4096, "columns": 256},
+        tiny={"rows": 3, "columns": 19},
+    ).with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float64", view="transposed"),
     _case("last_few", of_normals(lambda x: jnp.argsort(x)[-10:]), _MILLION, tiny=_TINY),
 )

@@ -11,8 +11,16 @@ from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import HOST, CpuTarget
 
 # An object that runtime/linking.py can link: it may lie anywhere, and asks for functions only.
-_OPTIONS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
-            "-fno-stack-protector", "-fno-asynchronous-unwind-tables", "-c")
+_OPTIONS = (
+    "-std=c11",
+    "-O2",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-stack-protector",
+    "-fno-asynchronous-unwind-tables",
+    "-c",
+)
 
 
 def options(target: CpuTarget) -> tuple[str, ...]:

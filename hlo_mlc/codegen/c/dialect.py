@@ -27,25 +27,47 @@ from hlo_mlc.expr.dtypes import (
     DType,
 )
 
-_PLACES = {"min": "mlc_smaller", "max": "mlc_larger", "floordiv": "mlc_floor_divide",
-           "floormod": "mlc_floor_modulo"}
-_SHIFTS = {"shl": "mlc_shift_left", "shr_logical": "mlc_shift_right_logical",
-           "shr_arithmetic": "mlc_shift_right_arithmetic"}
+_PLACES = {
+    "min": "mlc_smaller",
+    "max": "mlc_larger",
+    "floordiv": "mlc_floor_divide",
+    "floormod": "mlc_floor_modulo",
+}
+_SHIFTS = {
+    "shl": "mlc_shift_left",
+    "shr_logical": "mlc_shift_right_logical",
+    "shr_arithmetic": "mlc_shift_right_arithmetic",
+}
 
 
 class _C(Dialect):
     name = "C"
     types: ClassVar = {
-        BOOL: "bool", I8: "int8_t", I16: "int16_t", I32: "int32_t", I64: "int64_t",
-        U8: "uint8_t", U16: "uint16_t", U32: "uint32_t", U64: "uint64_t",
-        F16: "uint16_t", BF16: "uint16_t", F32: "float", F64: "double",
+        BOOL: "bool",
+        I8: "int8_t",
+        I16: "int16_t",
+        I32: "int32_t",
+        I64: "int64_t",
+        U8: "uint8_t",
+        U16: "uint16_t",
+        U32: "uint32_t",
+        U64: "uint64_t",
+        F16: "uint16_t",
+        BF16: "uint16_t",
+        F32: "float",
+        F64: "double",
         **dict.fromkeys(FLOATS_OF_A_BYTE, "uint8_t"),
     }
     functions: ClassVar = {
-        "sqrt": ("sqrtf", "sqrt"), "abs": ("fabsf", "fabs"),
-        "fma": ("mlc_multiply_add_f32", "mlc_multiply_add_f64"), "floor": ("floorf", "floor"),
-        "ceil": ("ceilf", "ceil"), "trunc": ("truncf", "trunc"), "round_even": ("rintf", "rint"),
-        "max": ("mlc_max_f32", "mlc_max_f64"), "min": ("mlc_min_f32", "mlc_min_f64"),
+        "sqrt": ("sqrtf", "sqrt"),
+        "abs": ("fabsf", "fabs"),
+        "fma": ("mlc_multiply_add_f32", "mlc_multiply_add_f64"),
+        "floor": ("floorf", "floor"),
+        "ceil": ("ceilf", "ceil"),
+        "trunc": ("truncf", "trunc"),
+        "round_even": ("rintf", "rint"),
+        "max": ("mlc_max_f32", "mlc_max_f64"),
+        "min": ("mlc_min_f32", "mlc_min_f64"),
         "is_finite": ("isfinite", "isfinite"),
     }
     fused: ClassVar = {F32: "mlc_multiply_add_f32", F64: "mlc_multiply_add_f64"}
@@ -77,8 +99,11 @@ class _C(Dialect):
 
     def saturated(self, node: Apply, x: str) -> str:
         to = node.dtype
-        text = f"mlc_saturate_signed({x}, INT{to.bits}_MIN, INT{to.bits}_MAX)" if to.is_signed \
+        text = (
+            f"mlc_saturate_signed({x}, INT{to.bits}_MIN, INT{to.bits}_MAX)"
+            if to.is_signed
             else f"mlc_saturate_unsigned({x}, UINT{to.bits}_MAX)"
+        )
         return cast(self.element_type(to), text)
 
     def bits(self, source: DType, to: DType, x: str) -> str:

@@ -13,8 +13,13 @@ from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.support.errors import CodegenError
 
 
-def print_program(program: LoopProgram, symbol: str, lines: Mapping[str, str] | None = None, *,
-                  is_static: bool = True) -> str:
+def print_program(
+    program: LoopProgram,
+    symbol: str,
+    lines: Mapping[str, str] | None = None,
+    *,
+    is_static: bool = True,
+) -> str:
     """The functions of a program: `symbol(context, buffers, dims, scratch)` is the last of them.
 
     Other files can call it unless it `is_static`; `lines` are the user's lines that compute what
@@ -23,8 +28,9 @@ def print_program(program: LoopProgram, symbol: str, lines: Mapping[str, str] | 
     Raises: CodegenError for what C has no words for.
     """
     if program.dims:
-        raise CodegenError(f"Expected sizes that are known, kernel {program.name} has "
-                           f"{', '.join(program.dims)}")
+        raise CodegenError(
+            f"Expected sizes that are known, kernel {program.name} has {', '.join(program.dims)}"
+        )
     functions = Functions(symbol)
     writer = FunctionWriter(Memory({}, C), dependence.Memory.of(program), symbol, functions)
     buffers, dims, scratch = map(writer.lines.fresh, ("buffers", "dims", "scratch"))
@@ -40,16 +46,27 @@ def print_program(program: LoopProgram, symbol: str, lines: Mapping[str, str] | 
         writer.lines.emit(f"{kind} {name} = {places[buffer]};  /* {described} */")
     writer.write(program.body)
     arena = {buffer for buffer, _ in program.scratch}
-    is_used = {"context": takes_context(program.body), dims: False,
-               buffers: any(b not in arena for b in needed),
-               scratch: any(b in arena for b in needed)}
-    unused = [f"  (void){name};" for name in ("context", buffers, dims, scratch)
-              if not is_used[name]]
-    return "\n".join((
-        *functions.texts,
-        f"{'static ' if is_static else ''}void {symbol}(",
-        f"    MlcContext* context, void** {buffers}, const int64_t* {dims}, void* {scratch}) {{",
-        *unused, *writer.text(), "}", ""))
+    is_used = {
+        "context": takes_context(program.body),
+        dims: False,
+        buffers: any(b not in arena for b in needed),
+        scratch: any(b in arena for b in needed),
+    }
+    unused = [
+        f"  (void){name};" for name in ("context", buffers, dims, scratch) if not is_used[name]
+    ]
+    return "\n".join(
+        (
+            *functions.texts,
+            f"{'static ' if is_static else ''}void {symbol}(",
+            f"    MlcContext* context, void** {buffers}, const int64_t* {dims}, "
+            f"void* {scratch}) {{",
+            *unused,
+            *writer.text(),
+            "}",
+            "",
+        )
+    )
 
 
 def print_file(functions: str, comment: str = "") -> str:

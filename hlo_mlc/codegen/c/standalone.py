@@ -46,30 +46,53 @@ static const unsigned long long flush = 0;
 _COLUMNS = 100
 
 
-def print_standalone(header: str, plan: MemoryPlan, kernels: Mapping[str, tuple[str, str]],
-                     prototype: str) -> str:
+def print_standalone(
+    header: str, plan: MemoryPlan, kernels: Mapping[str, tuple[str, str]], prototype: str
+) -> str:
     """The file that belongs to a header with the declaration `prototype`.
 
     kernels: by id, what the function of each is called, and its text.
     """
-    used = {place.index for place in (*(b for i in plan.invocations for b in i.buffers),
-                                      *(copy.source for copy in plan.copies))
-            if place.kind == "constant"}
+    used = {
+        place.index
+        for place in (
+            *(b for i in plan.invocations for b in i.buffers),
+            *(copy.source for copy in plan.copies),
+        )
+        if place.kind == "constant"
+    }
     constants = [_constant(f"constant{n}", plan.constants[n]) for n in sorted(used)]
-    lines = ["  MlcContext context = {serial, 1};", "  const unsigned long long usual = mode();",
-             "  set_mode(usual | flush);"]
+    lines = [
+        "  MlcContext context = {serial, 1};",
+        "  const unsigned long long usual = mode();",
+        "  set_mode(usual | flush);",
+    ]
     for invocation in plan.invocations:
         symbol, _ = kernels[invocation.kernel]
         buffers = ", ".join(f"(void*){_pointer(place)}" for place in invocation.buffers)
         scratch = _pointer(Place("workspace", invocation.scratch))
-        lines += [f"  {symbol}(", f"      &context, (void*[]){{{buffers}}},",
-                  f"      NULL, {scratch});"]
-    lines += [f"  memcpy({_pointer(copy.target)}, {_pointer(copy.source)}, {copy.bytes});"
-              for copy in plan.copies]
+        lines += [
+            f"  {symbol}(",
+            f"      &context, (void*[]){{{buffers}}},",
+            f"      NULL, {scratch});",
+        ]
+    lines += [
+        f"  memcpy({_pointer(copy.target)}, {_pointer(copy.source)}, {copy.bytes});"
+        for copy in plan.copies
+    ]
     lines += ["  set_mode(usual);", *([] if plan.invocations else ["  (void)context;"])]
     lines += [] if "workspace" in "".join(lines) else ["  (void)workspace;"]
-    body = "\n".join([*constants, *(text for _, text in kernels.values()), _MODE,
-                      f"{prototype} {{", *lines, "}", ""])
+    body = "\n".join(
+        [
+            *constants,
+            *(text for _, text in kernels.values()),
+            _MODE,
+            f"{prototype} {{",
+            *lines,
+            "}",
+            "",
+        ]
+    )
     return print_file(body, header)
 
 
@@ -94,8 +117,11 @@ def _constant(name: str, array: np.ndarray) -> str:
         if len(rows[-1]) + len(text) + 3 > _COLUMNS:
             rows.append("")
         rows[-1] += f" {text},"
-    return (f"static const {C.element_type(dtype)} {name}[{max(1, array.size)}] = {{\n"
-            + "\n".join(f" {row}" for row in rows) + "\n};\n")
+    return (
+        f"static const {C.element_type(dtype)} {name}[{max(1, array.size)}] = {{\n"
+        + "\n".join(f" {row}" for row in rows)
+        + "\n};\n"
+    )
 
 
 def _literals(values: np.ndarray, dtype: DType) -> Sequence[str]:

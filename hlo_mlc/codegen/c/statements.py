@@ -43,8 +43,9 @@ _LANE = "lane"
 class FunctionWriter(Writer):
     """The body of one function; `functions` are those before it, which it calls."""
 
-    def __init__(self, memory: Memory, overlaps: dependence.Memory, name: str,
-                 functions: Functions) -> None:
+    def __init__(
+        self, memory: Memory, overlaps: dependence.Memory, name: str, functions: Functions
+    ) -> None:
         super().__init__(memory)
         self.overlaps, self.name, self.functions = overlaps, name, functions
         self.arrays = Lines()
@@ -85,8 +86,9 @@ class FunctionWriter(Writer):
                 case Prefetch():
                     pass  # places that need not exist: C has no words for them
                 case _:
-                    raise CodegenError("Expected a statement that C has words for, got "
-                                       f"`{headline(stmt)}`")
+                    raise CodegenError(
+                        f"Expected a statement that C has words for, got `{headline(stmt)}`"
+                    )
 
     # Control
 
@@ -161,8 +163,10 @@ class FunctionWriter(Writer):
         written = (stmt.buffer,) if isinstance(stmt, Store) else stmt.buffers
 
         def clashes(load: Load) -> bool:
-            if load.source in self._own or (load.source in written and (
-                    load.indices == stmt.indices or self._are_apart(load.indices, stmt.indices))):
+            if load.source in self._own or (
+                load.source in written
+                and (load.indices == stmt.indices or self._are_apart(load.indices, stmt.indices))
+            ):
                 return False
             return any(self.overlaps.may_overlap(load.source, b) for b in written)
 
@@ -171,9 +175,11 @@ class FunctionWriter(Writer):
     def _are_apart(self, first: Sequence[Expr], second: Sequence[Expr]) -> bool:
         """Whether two places differ along an axis that the lanes have in common."""
         lane = self._vector.var
-        return any(index.bounds(index.subtract(a, b))[0] > 0 or index.bounds(
-            index.subtract(a, b))[1] < 0 for a, b in zip(first, second, strict=True)
-            if lane not in a.free and lane not in b.free)
+        return any(
+            index.bounds(index.subtract(a, b))[0] > 0 or index.bounds(index.subtract(a, b))[1] < 0
+            for a, b in zip(first, second, strict=True)
+            if lane not in a.free and lane not in b.free
+        )
 
     # Updates
 
@@ -199,7 +205,7 @@ class FunctionWriter(Writer):
             self._array(f"bool {live}[{width}]")
         with self._each_lane():
             if stmt.guard is not None:
-                condition, = self.values().write(stmt.guard)
+                (condition,) = self.values().write(stmt.guard)
                 self.lines.emit(f"{live}[{_LANE}] = {condition};")
             with self.where(f"{live}[{_LANE}]" if live else ""):
                 for name, text in zip(terms, self.values().write(*stmt.terms), strict=True):
@@ -216,8 +222,9 @@ class FunctionWriter(Writer):
             targets = [self.values().element(b, stmt.indices) for b in stmt.buffers]
             self.combine(stmt, targets, [f"{name}[0]" for name in terms], targets)
 
-    def _join(self, stmt: Accumulate, low: Sequence[str], high: Sequence[str], live: str | None,
-              half: int) -> None:
+    def _join(
+        self, stmt: Accumulate, low: Sequence[str], high: Sequence[str], live: str | None, half: int
+    ) -> None:
         if live is None:
             self.combine(stmt, low, high, low)
             return
@@ -242,10 +249,13 @@ class FunctionWriter(Writer):
     def _tasks(self, stmt: For) -> None:
         """A loop whose iterations are tasks: a function of its own, which finds what it needs of
         this one in a structure."""
-        extent, = self.values().write(stmt.extent)
-        task = FunctionWriter(Memory({}, self.dialect), self.overlaps,
-                              self.functions.fresh(f"{self.name}_{identifier(stmt.var.name)}"),
-                              self.functions)
+        (extent,) = self.values().write(stmt.extent)
+        task = FunctionWriter(
+            Memory({}, self.dialect),
+            self.overlaps,
+            self.functions.fresh(f"{self.name}_{identifier(stmt.var.name)}"),
+            self.functions,
+        )
         own, closure, number = map(task.lines.fresh, ("own", "closure", "task"))
         fields, packed = [f"MlcContext* {CONTEXT}"], [CONTEXT]
         touched = [b for b in touched_by(stmt.body) if b in self.memory.places]
@@ -268,10 +278,17 @@ class FunctionWriter(Writer):
         task.lines.emit(f"const {kind} {name} = ({kind}){number};")
         task.write(stmt.body)
         structure = "".join(f"  {field};\n" for field in fields)
-        self.functions.texts.append("\n".join((
-            f"struct {task.name} {{\n{structure}}};\n",
-            f"static void {task.name}(void* {closure}, int64_t {number}) {{",
-            f"  const struct {task.name}* {own} = {closure};", *task.text(), "}\n")))
+        self.functions.texts.append(
+            "\n".join(
+                (
+                    f"struct {task.name} {{\n{structure}}};\n",
+                    f"static void {task.name}(void* {closure}, int64_t {number}) {{",
+                    f"  const struct {task.name}* {own} = {closure};",
+                    *task.text(),
+                    "}\n",
+                )
+            )
+        )
         shared = self.lines.temporary()
         self.lines.emit(f"struct {task.name} {shared} = {{{', '.join(packed)}}};")
         self.lines.emit(f"{CONTEXT}->parallel_for({CONTEXT}, {task.name}, &{shared}, {extent});")
@@ -283,8 +300,11 @@ class FunctionWriter(Writer):
             self.memory.places[buffer] = Place(name)
             alone = not any(self.overlaps.may_overlap(buffer, b) for b in buffers if b != buffer)
             constant = "const " if buffer.scope == "operand" else ""
-            yield (buffer, f"{constant}{C.element_type(buffer.dtype)}*",
-                   f"{'restrict ' if alone else ''}{name}")
+            yield (
+                buffer,
+                f"{constant}{C.element_type(buffer.dtype)}*",
+                f"{'restrict ' if alone else ''}{name}",
+            )
 
 
 class Functions:
@@ -307,13 +327,22 @@ class Functions:
         if name is None:
             name = self._called[program] = self.fresh(f"{self.kernel}_{identifier(program.name)}")
             writer = FunctionWriter(Memory({}, dialect), dependence.Memory.of(program), name, self)
-            parameters = [f"{kind} {declared}" for _, kind, declared in writer.declare(
-                (*program.operands, *program.results))]
+            parameters = [
+                f"{kind} {declared}"
+                for _, kind, declared in writer.declare((*program.operands, *program.results))
+            ]
             writer.write(program.body)
             unused = () if takes_context(program.body) else (f"  (void){CONTEXT};",)
-            self.texts.append("\n".join((
-                f"static void {name}(MlcContext* {CONTEXT}, {', '.join(parameters)}) {{", *unused,
-                *writer.text(), "}\n")))
+            self.texts.append(
+                "\n".join(
+                    (
+                        f"static void {name}(MlcContext* {CONTEXT}, {', '.join(parameters)}) {{",
+                        *unused,
+                        *writer.text(),
+                        "}\n",
+                    )
+                )
+            )
         return name
 
 
@@ -321,8 +350,13 @@ def touched_by(statements: tuple[Stmt, ...]) -> tuple[Buffer, ...]:
     """The buffers that statements read and write."""
     touched: dict[Buffer, None] = {}
     for stmt in walk(statements):
-        own = (stmt.buffer,) if isinstance(stmt, Store) else \
-            stmt.buffers if isinstance(stmt, Accumulate | Call) else ()
+        own = (
+            (stmt.buffer,)
+            if isinstance(stmt, Store)
+            else stmt.buffers
+            if isinstance(stmt, Accumulate | Call)
+            else ()
+        )
         touched.update(dict.fromkeys(own))
         if not isinstance(stmt, Prefetch):
             touched.update((load.source, None) for e in expressions(stmt) for load in loads(e))
@@ -331,8 +365,10 @@ def touched_by(statements: tuple[Stmt, ...]) -> tuple[Buffer, ...]:
 
 def takes_context(statements: tuple[Stmt, ...]) -> bool:
     """Whether any of them needs what runs tasks."""
-    return any(isinstance(s, Call) or (isinstance(s, For) and s.kind is LoopKind.PARALLEL)
-               for s in walk(statements))
+    return any(
+        isinstance(s, Call) or (isinstance(s, For) and s.kind is LoopKind.PARALLEL)
+        for s in walk(statements)
+    )
 
 
 def _free(statements: tuple[Stmt, ...]) -> set[Var]:

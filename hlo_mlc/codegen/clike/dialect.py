@@ -24,8 +24,16 @@ from hlo_mlc.support.errors import CodegenError
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 # i1 values: the ring of add and mul is the lattice of or and and.
-_BOOL = {"add": "|", "sub": "^", "mul": "&", "and": "&", "or": "|", "xor": "^", "max": "|",
-         "min": "&"}
+_BOOL = {
+    "add": "|",
+    "sub": "^",
+    "mul": "&",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "max": "|",
+    "min": "&",
+}
 
 
 class Dialect(ABC):
@@ -106,8 +114,11 @@ class Dialect(ABC):
         if op in ("convert", "convert_in_range"):
             return self._convert(node, args[0])
         if op == "bitcast":
-            return self.bits(dtype, node.dtype, args[0]) if {dtype, node.dtype} & {F32, F64} \
+            return (
+                self.bits(dtype, node.dtype, args[0])
+                if {dtype, node.dtype} & {F32, F64}
                 else cast(self.element_type(node.dtype), args[0])
+            )
         if dtype is INDEX:
             return self._on_index(node, args)
         if dtype is BOOL:
@@ -125,7 +136,8 @@ class Dialect(ABC):
             return self.call(op, node, args)
         raise CodegenError(
             f"Expected a scalar op that {self.name} has, or one of its expansions, got {op} "
-            f"({OPS[op].arity} operands) on {dtype}: codegen/legalize has not expanded it")
+            f"({OPS[op].arity} operands) on {dtype}: codegen/legalize has not expanded it"
+        )
 
     def operand(self, node: Apply, position: int, args: Sequence[str]) -> str:
         """An operand of the node's own type: indices may be narrower."""
@@ -137,7 +149,8 @@ class Dialect(ABC):
     def is_narrowed(self, node: Apply) -> bool:
         """True for an index of int of which an operand may need more."""
         return self.type_of(node) == "int" and any(
-            self.type_of(a) == "long long" for a in node.args)
+            self.type_of(a) == "long long" for a in node.args
+        )
 
     def _on_index(self, node: Apply, args: Sequence[str]) -> str:
         """Index arithmetic does not overflow in the type of its result."""
@@ -173,6 +186,7 @@ def index_type(e: Expr) -> str:
 
 # Integers: signed overflow has no meaning in C, so arithmetic is done without sign.
 
+
 def _wrapping(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
     dtype, symbol = node.dtype, INFIX[node.op]
     if dtype in (U32, U64):
@@ -187,20 +201,26 @@ def _logic(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
 
 
 def _negate(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
-    return cast(dialect.element_type(node.dtype),
-                infix("0", "-", cast(dialect.wrapping_type(node.dtype), args[0])))
+    return cast(
+        dialect.element_type(node.dtype),
+        infix("0", "-", cast(dialect.wrapping_type(node.dtype), args[0])),
+    )
 
 
 def _absolute(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
-    return choice(infix(args[0], "<", "0"), _negate(dialect, node, args), args[0]) \
-        if node.dtype.is_signed else args[0]
+    return (
+        choice(infix(args[0], "<", "0"), _negate(dialect, node, args), args[0])
+        if node.dtype.is_signed
+        else args[0]
+    )
 
 
 def _not(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
     dtype = node.dtype
     if not dtype.is_signed and dtype.bits < 32:  # ~ has more bits, of which compilers warn
-        return cast(dialect.element_type(dtype),
-                    infix(args[0], "^", f"0x{(1 << dtype.bits) - 1:x}"))
+        return cast(
+            dialect.element_type(dtype), infix(args[0], "^", f"0x{(1 << dtype.bits) - 1:x}")
+        )
     return cast(dialect.element_type(dtype), f"~{operand(args[0])}")
 
 
@@ -217,8 +237,17 @@ def _multiply_high(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
 
 
 _INTEGER: Mapping[str, Callable[[Dialect, Apply, Sequence[str]], str]] = {
-    "add": _wrapping, "sub": _wrapping, "mul": _wrapping, "and": _logic, "or": _logic,
-    "xor": _logic, "neg": _negate, "abs": _absolute, "not": _not, "max": _larger, "min": _larger,
+    "add": _wrapping,
+    "sub": _wrapping,
+    "mul": _wrapping,
+    "and": _logic,
+    "or": _logic,
+    "xor": _logic,
+    "neg": _negate,
+    "abs": _absolute,
+    "not": _not,
+    "max": _larger,
+    "min": _larger,
     "mul_high": _multiply_high,
 }
 _CALLED = {"div", "rem", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz"}

@@ -11,8 +11,11 @@ INT_LIMIT = 1 << 31
 
 def decimal(value: np.floating) -> str:
     """The shortest decimal number that reads back as the same float."""
-    text = np.format_float_scientific(value, trim="-") if value != 0 and not \
-        1e-4 <= abs(value) < 1e7 else np.format_float_positional(value, trim="-")
+    text = (
+        np.format_float_scientific(value, trim="-")
+        if value != 0 and not 1e-4 <= abs(value) < 1e7
+        else np.format_float_positional(value, trim="-")
+    )
     return text if "." in text or "e" in text else f"{text}.0"
 
 

@@ -17,8 +17,13 @@ class Binding(enum.IntEnum):
 
 
 _TOKEN = re.compile(r" (\S+) ")
-_BINDINGS = {"+": Binding.SUM, "-": Binding.SUM, "*": Binding.PRODUCT, "/": Binding.PRODUCT,
-             "%": Binding.PRODUCT}
+_BINDINGS = {
+    "+": Binding.SUM,
+    "-": Binding.SUM,
+    "*": Binding.PRODUCT,
+    "/": Binding.PRODUCT,
+    "%": Binding.PRODUCT,
+}
 _ATOM = re.compile(r"[\w.]+$")
 
 

@@ -40,15 +40,19 @@ class Memory:
         """`node` in terms of ops that the language has."""
         if node.dtype is INDEX and not core.loads(node):
             return node
-        return legalize(node, has_fma=self.dialect.has_fma,
-                        has_fast_f64=self.dialect.has_fast_f64, own=self.dialect.own,
-                        memo=self._legal)
+        return legalize(
+            node,
+            has_fma=self.dialect.has_fma,
+            has_fast_f64=self.dialect.has_fast_f64,
+            own=self.dialect.own,
+            memo=self._legal,
+        )
 
 
 def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
     """Elements from the start of a buffer's memory."""
     total: Expr = index.constant(0)
-    for i, stride in list(zip(indices, buffer.element_strides, strict=True))[place.owned:]:
+    for i, stride in list(zip(indices, buffer.element_strides, strict=True))[place.owned :]:
         total = index.add(total, index.multiply(i, index.constant(stride)))
     return total
 
@@ -96,8 +100,13 @@ class Values:
     somewhere already (elements of loaded vectors).
     """
 
-    def __init__(self, memory: Memory, lines: Lines, variables: Mapping[Var, str],
-                 given: Mapping[Expr, str] | None = None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        lines: Lines,
+        variables: Mapping[Var, str],
+        given: Mapping[Expr, str] | None = None,
+    ) -> None:
         self.memory, self.lines, self.variables = memory, lines, variables
         self.dialect = memory.dialect
         self.texts: dict[Expr, str] = dict(given or {})
@@ -114,8 +123,7 @@ class Values:
         stack = [root]
         while stack:
             node = stack[-1]
-            pending = () if node in self.texts else [
-                c for c in _eager(node) if c not in self.texts]
+            pending = () if node in self.texts else [c for c in _eager(node) if c not in self.texts]
             if pending:
                 stack += reversed(pending)
                 continue
@@ -158,7 +166,7 @@ class Values:
             return place.name
         position = offset(buffer, place, [self.memory.legalized(i) for i in indices])
         inner = Values(self.memory, self.lines, self.variables, self.texts)
-        text, = inner.write(position)
+        (text,) = inner.write(position)
         return f"{place.name}[{text}]"
 
     def _branch(self, node: Apply, uses: Mapping[Expr, int]) -> str:

@@ -55,7 +55,7 @@ class Writer:
     @contextmanager
     def iterations(self, stmt: For, before: str = "") -> Iterator[None]:
         """What happens in each iteration of a loop, one after the other; `before` is said of it."""
-        extent, = self.values().write(stmt.extent)
+        (extent,) = self.values().write(stmt.extent)
         name, kind = self.lines.fresh(identifier(stmt.var.name)), index_type(stmt.var)
         self.bind(stmt.var, name)
         if before:
@@ -67,14 +67,14 @@ class Writer:
     def rounds(self, condition: Expr) -> Iterator[None]:
         """What happens again and again while a condition holds."""
         with self.braces("while (true)"):
-            text, = self.values().write(condition)
+            (text,) = self.values().write(condition)
             self.lines.emit(f"if (!{operand(text, Binding.ATOM)}) break;")
             yield
 
     def store(self, stmt: Store) -> None:
         with self.guarded(stmt.guard):
             values = self.values()
-            value, = values.write(stmt.value)
+            (value,) = values.write(stmt.value)
             self.lines.emit(f"{values.element(stmt.buffer, stmt.indices)} = {value};")
 
     def accumulate(self, stmt: Accumulate) -> None:
@@ -103,8 +103,9 @@ class Writer:
             return term.args
         return None
 
-    def combine(self, stmt: Accumulate, lhs: Sequence[str], rhs: Sequence[str],
-                targets: Sequence[str]) -> None:
+    def combine(
+        self, stmt: Accumulate, lhs: Sequence[str], rhs: Sequence[str], targets: Sequence[str]
+    ) -> None:
         """targets = combiner(lhs, rhs)"""
         combiner = stmt.combiner
         operands = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs, *rhs), strict=True))
@@ -116,5 +117,7 @@ class Writer:
 
     def _named(self, variables: Sequence[Var], texts: Sequence[str]) -> list[str]:
         """Constants with these values, of the types of these variables."""
-        return [self.lines.named(self.dialect.element_type(var.dtype), text)
-                for var, text in zip(variables, texts, strict=True)]
+        return [
+            self.lines.named(self.dialect.element_type(var.dtype), text)
+            for var, text in zip(variables, texts, strict=True)
+        ]

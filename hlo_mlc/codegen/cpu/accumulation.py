@@ -25,8 +25,9 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
     Raises: CodegenError where lanes share some of the places, but not all of them, or tasks may.
     """
     if stmt.atomic:
-        raise CodegenError("Expected tasks that update elements of their own, got "
-                           f"`{headline(stmt)}`")
+        raise CodegenError(
+            f"Expected tasks that update elements of their own, got `{headline(stmt)}`"
+        )
     lane = writer.function.lane
     places = [resolve(writer, b, stmt.indices) for b in stmt.buffers]
     shared = [place.is_uniform for place in places]
@@ -40,7 +41,8 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
     else:
         raise CodegenError(
             f"Expected the lanes of the vector loop over {lane.var} to accumulate into places of "
-            f"one kind, got one place for all and one for each in {stmt.buffers}")
+            f"one kind, got one place for all and one for each in {stmt.buffers}"
+        )
 
 
 def _lane_by_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
@@ -71,8 +73,10 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
         _add_once(writer, stmt, places, _folded(writer, stmt, terms, lane.live), None)
         return
     if identity is not None:
-        terms = [_select(writer, mask, term, _spread(writer, writer.value(neutral), lane.width))
-                 for term, neutral in zip(terms, identity, strict=True)]
+        terms = [
+            _select(writer, mask, term, _spread(writer, writer.value(neutral), lane.width))
+            for term, neutral in zip(terms, identity, strict=True)
+        ]
         total, any_live = _folded(writer, stmt, terms, lane.live), None
     else:
         total, any_live = _folded_under(writer, stmt, terms, mask)
@@ -85,8 +89,13 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
     function.mask = mask
 
 
-def _add_once(writer: Writer, stmt: Accumulate, places: Sequence[Place],
-              total: Sequence[Value], condition: Value | None) -> None:
+def _add_once(
+    writer: Writer,
+    stmt: Accumulate,
+    places: Sequence[Place],
+    total: Sequence[Value],
+    condition: Value | None,
+) -> None:
     """Add what the lanes have folded into, if there was any."""
     old = [memory.read(writer, place, None, None) for place in places]
     new = writer.combine(stmt.combiner, old, total)
@@ -102,11 +111,14 @@ def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> 
     if combiner.name in _OF_BITS and terms[0].element == "i1":
         term, neutral = terms[0], str(combiner.name == "and").lower()
         if live < width:
-            mask, others = (Value(text, "i1", width) for text in (
-                types.prefix_mask(live, width), types.spread(neutral, "i1", width)))
+            mask, others = (
+                Value(text, "i1", width)
+                for text in (types.prefix_mask(live, width), types.spread(neutral, "i1", width))
+            )
             term = _select(writer, mask, term, others)
         text = writer.function.block.define(
-            f"call i1 @llvm.vector.reduce.{combiner.name}.v{width}i1({term.type} ", term.text, ")")
+            f"call i1 @llvm.vector.reduce.{combiner.name}.v{width}i1({term.type} ", term.text, ")"
+        )
         return [term._replace(text=text, lanes=0)]
     while width:
         half = width // 2
@@ -123,8 +135,9 @@ def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> 
     return terms
 
 
-def _folded_under(writer: Writer, stmt: Accumulate, terms: list[Value],
-                  mask: Value) -> tuple[list[Value], Value]:
+def _folded_under(
+    writer: Writer, stmt: Accumulate, terms: list[Value], mask: Value
+) -> tuple[list[Value], Value]:
     """The lanes that are on combined in the same order; also whether there were any."""
     lane, width = writer.function.lane, terms[0].lanes
     live = _spread(writer, mask, width)
@@ -135,8 +148,10 @@ def _folded_under(writer: Writer, stmt: Accumulate, terms: list[Value],
         low, high = ([_lanes(writer, t, start, half) for t in terms] for start in (0, half))
         low_live, high_live = (_lanes(writer, live, start, half) for start in (0, half))
         both = writer.combine(stmt.combiner, low, high)
-        terms = [_select(writer, low_live, _select(writer, high_live, b, x), y)
-                 for b, x, y in zip(both, low, high, strict=True)]
+        terms = [
+            _select(writer, low_live, _select(writer, high_live, b, x), y)
+            for b, x, y in zip(both, low, high, strict=True)
+        ]
         live = writer.op("or", BOOL, (low_live, high_live))
         width = half if half > 1 else 0
     return terms, live
@@ -153,10 +168,12 @@ def _lanes(writer: Writer, value: Value, start: int, count: int) -> Value:
     if count == 1:
         text = block.define(f"extractelement {value.type} ", value.text, f", i64 {start}")
     else:
-        text = block.define(f"shufflevector {value.type} ", value.text,
-                            f", {value.type} poison, "
-                            f"{types.shuffle_mask(tuple(range(start, start + count)))}",
-                            lanes=count)
+        text = block.define(
+            f"shufflevector {value.type} ",
+            value.text,
+            f", {value.type} poison, {types.shuffle_mask(tuple(range(start, start + count)))}",
+            lanes=count,
+        )
     return value._replace(text=text, lanes=count if count > 1 else 0, depth=writer.function.depth)
 
 
@@ -165,8 +182,15 @@ def _select(writer: Writer, condition: Value, chosen: Value, other: Value) -> Va
     lanes = max(condition.lanes, chosen.lanes, other.lanes)
     whole = types.vector(chosen.element, lanes)
     picked, on_true, on_false = (function.widen(v, lanes) for v in (condition, chosen, other))
-    text = function.block.define(f"select {types.vector('i1', lanes)} ", picked, f", {whole} ",
-                                 on_true, f", {whole} ", on_false, lanes=lanes)
+    text = function.block.define(
+        f"select {types.vector('i1', lanes)} ",
+        picked,
+        f", {whole} ",
+        on_true,
+        f", {whole} ",
+        on_false,
+        lanes=lanes,
+    )
     return chosen._replace(text=text, lanes=lanes, depth=function.depth)
 
 
@@ -180,8 +204,9 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
     terms = [_spread(writer, writer.evaluate(t), lane.width) for t in stmt.terms]
     for place in places:
         memory.release(writer, place)
-    addresses = [Value(scattered(writer, place, None, function.depth), "ptr", lane.width)
-                 for place in places]
+    addresses = [
+        Value(scattered(writer, place, None, function.depth), "ptr", lane.width) for place in places
+    ]
     conditions = None if mask is None else _spread(writer, mask, lane.width)
     for place, where in zip(places, addresses, strict=True):
         check_place(writer, place, "accumulation", (mask,), function.depth)
@@ -191,20 +216,35 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
         if conditions is None:
             _add_lane(writer, stmt, places, addresses, terms, number)
             continue
-        with function.where(function.block.define(f"extractelement {conditions.type} ",
-                                                  conditions.text, f", i64 {number}")):
+        with function.where(
+            function.block.define(
+                f"extractelement {conditions.type} ", conditions.text, f", i64 {number}"
+            )
+        ):
             _add_lane(writer, stmt, places, addresses, terms, number)
     function.forget(place.storage.alias_class for place in places)
 
 
-def _add_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place],
-              addresses: Sequence[Value], terms: Sequence[Value], number: int) -> None:
+def _add_lane(
+    writer: Writer,
+    stmt: Accumulate,
+    places: Sequence[Place],
+    addresses: Sequence[Value],
+    terms: Sequence[Value],
+    number: int,
+) -> None:
     function = writer.function
     block = function.block
     pointers = [_lanes(writer, a._replace(lanes=a.lanes), number, 1).text for a in addresses]
-    old = [Value(memory.read_element(block, place, pointer),
-                 types.register_type(place.dtype), 0, function.depth)
-           for place, pointer in zip(places, pointers, strict=True)]
+    old = [
+        Value(
+            memory.read_element(block, place, pointer),
+            types.register_type(place.dtype),
+            0,
+            function.depth,
+        )
+        for place, pointer in zip(places, pointers, strict=True)
+    ]
     new = writer.combine(stmt.combiner, old, [_lanes(writer, t, number, 1) for t in terms])
     for place, pointer, value in zip(places, pointers, new, strict=True):
         memory.write_element(block, place, pointer, value.text)

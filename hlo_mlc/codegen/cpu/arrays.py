@@ -100,15 +100,19 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
             if live < width:
                 low, high = index.bounds(use.indices[-1])
                 spare.append((low + live, high - live + width))
-        elif use.vector is not None and any(use.vector.var in i.free for i in use.indices) \
-                and (buffer.scope == "register" or not _is_full(use.vector)):
+        elif (
+            use.vector is not None
+            and any(use.vector.var in i.free for i in use.indices)
+            and (buffer.scope == "register" or not _is_full(use.vector))
+        ):
             return False
     if not spare:
         return True
     reached = [index.bounds(use.indices[-1]) for use in found]
     row = element_strides(buffer)[-2] if len(buffer.shape) > 1 else buffer.shape[-1]
     return all(last < row for _, last in spare) and not any(
-        low <= last and first <= high for first, last in spare for low, high in reached)
+        low <= last and first <= high for first, last in spare for low, high in reached
+    )
 
 
 def _is_full(vector: For) -> bool:
@@ -139,7 +143,9 @@ def handed_on(statements: Statements) -> frozenset[Buffer]:
     for use in uses(statements):
         if use.buffer.scope == "register":
             is_fixed = all(i.free <= numbers for i in use.indices) and (
-                use.is_vector or use.vector is None
-                or all(use.vector.var not in i.free for i in use.indices))
+                use.is_vector
+                or use.vector is None
+                or all(use.vector.var not in i.free for i in use.indices)
+            )
             fixed[use.buffer] = fixed.get(use.buffer, True) and is_fixed
     return frozenset(buffer for buffer, is_fixed in fixed.items() if is_fixed)

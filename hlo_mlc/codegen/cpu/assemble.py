@@ -83,8 +83,7 @@ def assembly(ir: str, target: CpuTarget) -> str:
         return machine.emit_assembly(_optimized(ir, machine))
 
 
-def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()
-               ) -> llvm.ModuleRef:
+def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()) -> llvm.ModuleRef:
     context = llvm.create_context()  # one for each object: contexts belong to one thread
     module = _parsed(ir, context)
     for text in static:
@@ -104,8 +103,10 @@ def _parsed(ir: str, context: llvm.ContextRef) -> llvm.ModuleRef:
         module = llvm.parse_assembly(ir, context)
         module.verify()
     except RuntimeError as error:
-        raise CodegenError(f"LLVM rejects the generated code: {str(error).strip()}",
-                           context=_offending_line(ir, str(error))) from error
+        raise CodegenError(
+            f"LLVM rejects the generated code: {str(error).strip()}",
+            context=_offending_line(ir, str(error)),
+        ) from error
     return module
 
 
@@ -126,8 +127,9 @@ def _object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
         if not buffer:
             raise CodegenError(f"LLVM makes no object of the generated code: {error}")
     try:
-        return ctypes.string_at(library.LLVMPY_GetBufferStart(buffer),
-                                library.LLVMPY_GetBufferSize(buffer))
+        return ctypes.string_at(
+            library.LLVMPY_GetBufferStart(buffer), library.LLVMPY_GetBufferSize(buffer)
+        )
     finally:
         library.LLVMPY_DisposeMemoryBuffer(buffer)
 
@@ -160,8 +162,12 @@ def _made(target: CpuTarget) -> llvm.TargetMachine:
     except RuntimeError as error:
         raise CodegenError(f"LLVM cannot make code for {target.name!r}: {error}") from error
     return made.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=_CODE_GENERATION_LEVEL, reloc="pic",
-        codemodel="small")
+        cpu=target.cpu,
+        features=target.features,
+        opt=_CODE_GENERATION_LEVEL,
+        reloc="pic",
+        codemodel="small",
+    )
 
 
 @functools.cache

@@ -61,9 +61,12 @@ class Block:
 
     def lines(self) -> list[str]:
         """The text of the instructions."""
-        return [f"  {name} = {''.join(pieces)}" if name is not None
-                else f"{'' if kind is Kind.LABEL else '  '}{''.join(pieces)}"
-                for name, _, kind, pieces in self.instructions]
+        return [
+            f"  {name} = {''.join(pieces)}"
+            if name is not None
+            else f"{'' if kind is Kind.LABEL else '  '}{''.join(pieces)}"
+            for name, _, kind, pieces in self.instructions
+        ]
 
     def define(self, *pieces: str, lanes: int = 0, kind: Kind = Kind.COMPUTE) -> str:
         """Emit an instruction, text and operands in turns, and return its result's name."""
@@ -93,5 +96,6 @@ class Block:
 
     def branch(self, condition: str, label: str, otherwise: str, weights: str = "") -> None:
         """End a basic block in one of two ways."""
-        self.emit("br i1 ", condition, f", label %{label}, label %{otherwise}{weights}",
-                  kind=Kind.CONTROL)
+        self.emit(
+            "br i1 ", condition, f", label %{label}, label %{otherwise}{weights}", kind=Kind.CONTROL
+        )

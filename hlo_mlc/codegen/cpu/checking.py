@@ -30,24 +30,36 @@ _POISON_BYTE = 0xA5
 _STACK_POISON = 0xFF
 
 
-def check_place(writer: Writer, place: Place, what: str, conditions: Iterable[Value | None],
-                depth: int) -> None:
+def check_place(
+    writer: Writer, place: Place, what: str, conditions: Iterable[Value | None], depth: int
+) -> None:
     """Check the indices of an access that is made in scope `depth`, where all conditions hold."""
     if not writer.module.checked:
         return
     for axis, (node, extent) in enumerate(zip(place.where, place.buffer.shape, strict=True)):
         position = writer.evaluate(node)
-        size = Value(str(extent), types.INDEX_TYPE) if isinstance(extent, int) \
+        size = (
+            Value(str(extent), types.INDEX_TYPE)
+            if isinstance(extent, int)
             else writer.variable(Var(extent, INDEX))
+        )
         if _is_below(position, extent):
             continue
-        access = _access(writer, f"{what} of {_described(place)}: index {axis} is {{}}, its extent "
-                                 f"is {extent}")
+        access = _access(
+            writer, f"{what} of {_described(place)}: index {axis} is {{}}, its extent is {extent}"
+        )
         _check(writer, access, position, size, conditions, depth)
 
 
-def check_span(writer: Writer, place: Place, what: str, block: Block, address: str, size: int,
-               condition: str | None = None) -> None:
+def check_span(
+    writer: Writer,
+    place: Place,
+    what: str,
+    block: Block,
+    address: str,
+    size: int,
+    condition: str | None = None,
+) -> None:
     """Check that so many bytes from an address on lie in the buffer."""
     if _has_known_place(writer, place):
         return
@@ -58,8 +70,15 @@ def check_span(writer: Writer, place: Place, what: str, block: Block, address: s
     _call(writer, block, _span(writer, place, what, size), Value(offset, "i64"), bad)
 
 
-def check_lanes(writer: Writer, place: Place, what: str, block: Block, addresses: str,
-                active: str, condition: str | None = None) -> None:
+def check_lanes(
+    writer: Writer,
+    place: Place,
+    what: str,
+    block: Block,
+    addresses: str,
+    active: str,
+    condition: str | None = None,
+) -> None:
     """The same of an element at each of the addresses of the lanes that are `active`."""
     if _has_known_place(writer, place):
         return
@@ -74,23 +93,29 @@ def check_lanes(writer: Writer, place: Place, what: str, block: Block, addresses
     _call(writer, block, _span(writer, place, what, size), Value(offsets, "i64", width), bad)
 
 
-def lane_addresses(writer: Writer, place: Place, block: Block, address: str,
-                   stride: int = 1) -> str:
+def lane_addresses(
+    writer: Writer, place: Place, block: Block, address: str, stride: int = 1
+) -> str:
     """The addresses of lanes that are `stride` elements apart, the first one at `address`, for
     `check_lanes`; of no use without checks."""
     if not writer.module.checked:
         return address
     width = writer.function.lane.width
-    return block.define(f"getelementptr {place.element}, ptr ", address,
-                        f", {types.vector('i64', width)} {types.iota('i64', width, stride)}",
-                        lanes=width)
+    return block.define(
+        f"getelementptr {place.element}, ptr ",
+        address,
+        f", {types.vector('i64', width)} {types.iota('i64', width, stride)}",
+        lanes=width,
+    )
 
 
 def poison(writer: Writer, pointer: str, size: int) -> None:
     """Fill an array on the stack, so that what is read before it is written shows."""
     writer.function.block.emit(
-        "call void @llvm.memset.p0.i64(ptr ", pointer,
-        f", i8 {_STACK_POISON - 256}, i64 {size}, i1 false)")
+        "call void @llvm.memset.p0.i64(ptr ",
+        pointer,
+        f", i8 {_STACK_POISON - 256}, i64 {size}, i1 false)",
+    )
 
 
 def entry(module: Module, body: str) -> str:
@@ -99,13 +124,16 @@ def entry(module: Module, body: str) -> str:
     buffers = [(b, 0) for b in program.operands] + [(b, _poison(b.dtype)) for b in program.results]
     described = ", ".join(
         f"{{ ptr, i64, i64, i64 }} {{ ptr {_text(module, b.name)}, i64 {_elements(b)}, "
-        f"i64 {b.dtype.bytes}, i64 {pattern} }}" for b, pattern in buffers)
+        f"i64 {b.dtype.bytes}, i64 {pattern} }}"
+        for b, pattern in buffers
+    )
     count = len(buffers)
     table = module.constant(f"[{count} x {{ ptr, i64, i64, i64 }}] [{described}]")
     kernel = module.constant(
         f"{{ ptr, ptr, i64, i64, i64, ptr }} {{ ptr {body}, ptr {_text(module, program.name)}, "
         f"i64 {program.scratch_bytes}, i64 {len(program.operands)}, i64 {len(program.results)}, "
-        f"ptr {table} }}")
+        f"ptr {table} }}"
+    )
     return f"""\
 define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) nounwind {{
   %slot = getelementptr i8, ptr %ctx, i64 {_RUN_CHECKED}
@@ -129,8 +157,12 @@ def _has_known_place(writer: Writer, place: Place) -> bool:
 
 
 def _is_below(position: Value, extent: int | str) -> bool:
-    return types.is_literal(position.text) and not position.lanes and isinstance(extent, int) \
+    return (
+        types.is_literal(position.text)
+        and not position.lanes
+        and isinstance(extent, int)
         and 0 <= int(position.text) < extent
+    )
 
 
 def _described(place: Place) -> str:
@@ -141,8 +173,10 @@ def _described(place: Place) -> str:
 
 
 def _span(writer: Writer, place: Place, what: str, size: int) -> str:
-    return _access(writer, f"{what} of {_described(place)}: {size} bytes from byte {{}} of "
-                           f"{place.storage.bytes}")
+    return _access(
+        writer,
+        f"{what} of {_described(place)}: {size} bytes from byte {{}} of {place.storage.bytes}",
+    )
 
 
 def _access(writer: Writer, text: str) -> str:
@@ -151,8 +185,9 @@ def _access(writer: Writer, text: str) -> str:
     name = "" if computed is None else computed.name
     if name and name not in text:
         text += f"; it is for {name}"
-    return module.constant(f"{{ ptr, ptr }} {{ ptr {_text(module, text)}, "
-                           f"ptr {_text(module, name)} }}")
+    return module.constant(
+        f"{{ ptr, ptr }} {{ ptr {_text(module, text)}, ptr {_text(module, name)} }}"
+    )
 
 
 def _text(module: Module, text: str) -> str:
@@ -167,28 +202,44 @@ def _offset(block: Block, place: Place, addresses: str, lanes: int) -> str:
     start = block.define("ptrtoint ptr ", place.storage.pointer, " to i64")
     if lanes:
         first = block.define(f"insertelement {numbers} poison, i64 ", start, ", i64 0", lanes=lanes)
-        start = block.define(f"shufflevector {numbers} ", first,
-                             f", {numbers} poison, <{lanes} x i32> zeroinitializer", lanes=lanes)
+        start = block.define(
+            f"shufflevector {numbers} ",
+            first,
+            f", {numbers} poison, <{lanes} x i32> zeroinitializer",
+            lanes=lanes,
+        )
     at = block.define(f"ptrtoint {pointers} ", addresses, f" to {numbers}", lanes=lanes)
     return block.define(f"sub {numbers} ", at, ", ", start, lanes=lanes)
 
 
-def _check(writer: Writer, access: str, position: Value, size: Value,
-           conditions: Iterable[Value | None], depth: int) -> None:
+def _check(
+    writer: Writer,
+    access: str,
+    position: Value,
+    size: Value,
+    conditions: Iterable[Value | None],
+    depth: int,
+) -> None:
     """Check an index in the lanes that are live and for which the conditions hold."""
     function = writer.function
     lane, lanes = function.lane, position.lanes
     given = [c for c in conditions if c is not None]
-    key = ("checked", position.text, size.text, *(c.text for c in given),
-           lane.mask if lanes else "")
+    key = (
+        "checked",
+        position.text,
+        size.text,
+        *(c.text for c in given),
+        lane.mask if lanes else "",
+    )
     if key in function.memo:
         return
     depth = max(depth, position.depth, size.depth)
     block = function.at(depth)
     if lanes:
         position = indices.resize(function, position, types.INDEX_TYPE)
-    bad = block.define(f"icmp uge {position.type} ", position.text, ", ",
-                       function.widen(size, lanes), lanes=lanes)
+    bad = block.define(
+        f"icmp uge {position.type} ", position.text, ", ", function.widen(size, lanes), lanes=lanes
+    )
     for condition in given:
         text = function.widen(condition, lanes) if lanes else writer.any_lane(condition, block)
         bad = block.define(f"and {types.vector('i1', lanes)} ", bad, ", ", text, lanes=lanes)
@@ -201,8 +252,15 @@ def _check(writer: Writer, access: str, position: Value, size: Value,
 def _call(writer: Writer, block: Block, access: str, number: Value, bad: str) -> None:
     """Report the number, or that of the first lane, for which `bad` holds."""
     name = _checker(writer.module, number.lanes)
-    block.emit(f"call void {name}(ptr ", writer.context(), f", ptr {access}, {number.type} ",
-               number.text, f", {types.vector('i1', number.lanes)} ", bad, ")")
+    block.emit(
+        f"call void {name}(ptr ",
+        writer.context(),
+        f", ptr {access}, {number.type} ",
+        number.text,
+        f", {types.vector('i1', number.lanes)} ",
+        bad,
+        ")",
+    )
 
 
 def _checker(module: Module, lanes: int) -> str:
@@ -218,20 +276,29 @@ def _checker(module: Module, lanes: int) -> str:
     if lanes:
         any_bad, number = "%any", "%first"
         before = [f"  %any = call i1 @llvm.vector.reduce.or.v{lanes}i1({mask} %bad)"]
-        picked = [f"  %bits = bitcast {mask} %bad to i{lanes}",
-                  f"  %lane = call i{lanes} @llvm.cttz.i{lanes}(i{lanes} %bits, i1 true)",
-                  f"  %first = extractelement {numbers} %number, i{lanes} %lane"]
-    module.functions.append("\n".join([
-        f"define internal void {name}(ptr %ctx, ptr %access, {numbers} %number, {mask} %bad) "
-        "noinline nounwind {",
-        "entry:", *before,
-        f"  br i1 {any_bad}, label %fault, label %fine, !prof !2",
-        "fine:",
-        "  ret void",
-        "fault:", *picked,
-        f"  %slot = getelementptr i8, ptr %ctx, i64 {_FAULT}",
-        "  %report = load ptr, ptr %slot, align 8",
-        f"  call void %report(ptr %ctx, ptr %access, i64 {number})",
-        "  unreachable",
-        "}"]))
+        picked = [
+            f"  %bits = bitcast {mask} %bad to i{lanes}",
+            f"  %lane = call i{lanes} @llvm.cttz.i{lanes}(i{lanes} %bits, i1 true)",
+            f"  %first = extractelement {numbers} %number, i{lanes} %lane",
+        ]
+    module.functions.append(
+        "\n".join(
+            [
+                f"define internal void {name}(ptr %ctx, ptr %access, {numbers} %number, "
+                f"{mask} %bad) noinline nounwind {{",
+                "entry:",
+                *before,
+                f"  br i1 {any_bad}, label %fault, label %fine, !prof !2",
+                "fine:",
+                "  ret void",
+                "fault:",
+                *picked,
+                f"  %slot = getelementptr i8, ptr %ctx, i64 {_FAULT}",
+                "  %report = load ptr, ptr %slot, align 8",
+                f"  call void %report(ptr %ctx, ptr %access, i64 {number})",
+                "  unreachable",
+                "}",
+            ]
+        )
+    )
     return name

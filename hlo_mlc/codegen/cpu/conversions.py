@@ -27,8 +27,9 @@ def convert(block: Block, target: CpuTarget, x: str, source: DType, to: DType, l
     from_type, to_type = _type(source, lanes), _type(to, lanes)
     if source is BOOL and to.is_float:
         one, zero = _literal(1.0, to, lanes), _literal(0.0, to, lanes)
-        return block.define(f"select {from_type} ", x, f", {to_type} ", one, f", {to_type} ", zero,
-                            lanes=lanes)
+        return block.define(
+            f"select {from_type} ", x, f", {to_type} ", one, f", {to_type} ", zero, lanes=lanes
+        )
     if source.is_float and to.is_float:
         instruction = "fpext" if to.bits > source.bits else "fptrunc"
     elif to.is_float:
@@ -47,8 +48,9 @@ def convert(block: Block, target: CpuTarget, x: str, source: DType, to: DType, l
 def truncate_in_range(block: Block, x: str, source: DType, to: DType, lanes: int) -> str:
     """A float known to fit, rounded toward zero: the machine's own conversion."""
     instruction = "fptosi" if to.is_signed else "fptoui"
-    return block.define(f"{instruction} {_type(source, lanes)} ", x, f" to {_type(to, lanes)}",
-                        lanes=lanes)
+    return block.define(
+        f"{instruction} {_type(source, lanes)} ", x, f" to {_type(to, lanes)}", lanes=lanes
+    )
 
 
 def _type(dtype: DType, lanes: int) -> str:
@@ -63,8 +65,9 @@ def _to_bool(block: Block, x: str, source: DType, lanes: int) -> str:
     kind = _type(source, lanes)
     if source.is_narrow_float:
         magnitude = block.define(f"and {kind} ", x, ", ", _integer(0x7FFF, 16, lanes), lanes=lanes)
-        return block.define(f"icmp ne {kind} ", magnitude, ", ", _integer(0, 16, lanes),
-                            lanes=lanes)
+        return block.define(
+            f"icmp ne {kind} ", magnitude, ", ", _integer(0, 16, lanes), lanes=lanes
+        )
     compare = "fcmp une" if source.is_float else "icmp ne"
     return block.define(f"{compare} {kind} ", x, ", ", _literal(0, source, lanes), lanes=lanes)
 
@@ -82,8 +85,9 @@ def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str
         return block.define(f"fcmp {relation} {kind} ", y, ", ", limit, lanes=lanes)
 
     def select(where: str, of: str, chosen: str, other: str) -> str:
-        return block.define(f"select {condition} ", where, f", {of} ", chosen, f", {of} ", other,
-                            lanes=lanes)
+        return block.define(
+            f"select {condition} ", where, f", {of} ", chosen, f", {of} ", other, lanes=lanes
+        )
 
     low, end, zero = (_literal(float(v), source, lanes) for v in (lowest, beyond, 0))
     raised = select(compare("ogt", x, low), kind, x, low)  # NaN becomes the lowest
@@ -120,32 +124,44 @@ class _Words:
         return self.block.define(f"{instruction} {self.words} ", x, ", ", operand, lanes=self.lanes)
 
     def select(self, condition: str, on_true: int | str, on_false: int | str) -> str:
-        chosen, other = (_integer(x, 32, self.lanes) if isinstance(x, int) else x
-                         for x in (on_true, on_false))
-        return self.block.define(f"select {types.vector('i1', self.lanes)} ", condition,
-                                 f", {self.words} ", chosen, f", {self.words} ", other,
-                                 lanes=self.lanes)
+        chosen, other = (
+            _integer(x, 32, self.lanes) if isinstance(x, int) else x for x in (on_true, on_false)
+        )
+        return self.block.define(
+            f"select {types.vector('i1', self.lanes)} ",
+            condition,
+            f", {self.words} ",
+            chosen,
+            f", {self.words} ",
+            other,
+            lanes=self.lanes,
+        )
 
     def bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.floats} ", x, f" to {self.words}",
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"bitcast {self.floats} ", x, f" to {self.words}", lanes=self.lanes
+        )
 
     def float(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.words} ", x, f" to {self.floats}",
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"bitcast {self.words} ", x, f" to {self.floats}", lanes=self.lanes
+        )
 
     def float_op(self, instruction: str, x: str, value: float) -> str:
         operand = _literal(value, F32, self.lanes)
-        return self.block.define(f"{instruction} {self.floats} ", x, ", ", operand,
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"{instruction} {self.floats} ", x, ", ", operand, lanes=self.lanes
+        )
 
     def from_halves(self, x: str) -> str:
-        return self.block.define(f"zext {types.vector('i16', self.lanes)} ", x, f" to {self.words}",
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"zext {types.vector('i16', self.lanes)} ", x, f" to {self.words}", lanes=self.lanes
+        )
 
     def to_halves(self, x: str) -> str:
-        return self.block.define(f"trunc {self.words} ", x,
-                                 f" to {types.vector('i16', self.lanes)}", lanes=self.lanes)
+        return self.block.define(
+            f"trunc {self.words} ", x, f" to {types.vector('i16', self.lanes)}", lanes=self.lanes
+        )
 
 
 def widen_bf16(block: Block, x: str, lanes: int) -> str:
@@ -157,10 +173,18 @@ def widen_bf16(block: Block, x: str, lanes: int) -> str:
 def widen_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f16 to f32, exact."""
     if target.has_f16c:
-        half = block.define(f"bitcast {types.vector('i16', lanes)} ", x,
-                            f" to {types.vector('half', lanes)}", lanes=lanes)
-        return block.define(f"fpext {types.vector('half', lanes)} ", half,
-                            f" to {types.vector('float', lanes)}", lanes=lanes)
+        half = block.define(
+            f"bitcast {types.vector('i16', lanes)} ",
+            x,
+            f" to {types.vector('half', lanes)}",
+            lanes=lanes,
+        )
+        return block.define(
+            f"fpext {types.vector('half', lanes)} ",
+            half,
+            f" to {types.vector('float', lanes)}",
+            lanes=lanes,
+        )
     words = _Words(block, lanes)
     half = words.from_halves(x)
     sign = words.op("shl", words.op("and", half, 0x8000), 16)
@@ -176,8 +200,9 @@ def widen_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     return words.float(words.op("or", result, sign))
 
 
-def _to_narrow(block: Block, target: CpuTarget, x: str, source: DType, to: DType,
-               lanes: int) -> str:
+def _to_narrow(
+    block: Block, target: CpuTarget, x: str, source: DType, to: DType, lanes: int
+) -> str:
     if source is F64 and to is F16:
         single = _to_odd(block, x, lanes)
     else:  # through f32 as NumPy goes, so that some f64 and large integers round twice
@@ -219,10 +244,18 @@ def _narrow_bf16(block: Block, x: str, lanes: int) -> str:
 def _narrow_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f32 to f16, to nearest, ties to even."""
     if target.has_f16c:
-        half = block.define(f"fptrunc {types.vector('float', lanes)} ", x,
-                            f" to {types.vector('half', lanes)}", lanes=lanes)
-        return block.define(f"bitcast {types.vector('half', lanes)} ", half,
-                            f" to {types.vector('i16', lanes)}", lanes=lanes)
+        half = block.define(
+            f"fptrunc {types.vector('float', lanes)} ",
+            x,
+            f" to {types.vector('half', lanes)}",
+            lanes=lanes,
+        )
+        return block.define(
+            f"bitcast {types.vector('half', lanes)} ",
+            half,
+            f" to {types.vector('i16', lanes)}",
+            lanes=lanes,
+        )
     words = _Words(block, lanes)
     bits = words.bits(x)
     sign = words.op("lshr", words.op("and", bits, -0x80000000), 16)

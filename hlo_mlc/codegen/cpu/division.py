@@ -78,8 +78,9 @@ def _divide_as_floats(site: Site, x: str, y: str) -> str:
         floats, wide = site._replace(dtype=F64), dtype
     else:  # f32 hold them, and i32 what they give
         floats, wide = site._replace(dtype=F32), I32
-    quotient = _truncate(floats, floats.op(
-        "fdiv", *(_convert(site, v, floats.dtype) for v in (x, y))), wide)
+    quotient = _truncate(
+        floats, floats.op("fdiv", *(_convert(site, v, floats.dtype) for v in (x, y))), wide
+    )
     if wide is not dtype:
         return _convert(site._replace(dtype=wide), quotient, dtype)
     if not dtype.is_signed:
@@ -111,8 +112,9 @@ def _divide_in_two_steps(site: Site, x: str, y: str) -> str:
 
 
 def _magnitude(site: Site, x: str) -> str:
-    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x,
-                             ", i1 false)", lanes=site.lanes)
+    return site.block.define(
+        f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x, ", i1 false)", lanes=site.lanes
+    )
 
 
 def _convert(site: Site, x: str, to: DType) -> str:

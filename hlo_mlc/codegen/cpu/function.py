@@ -77,8 +77,9 @@ class Scope:
 
     __slots__ = ("block", "counter", "floor", "keys", "leaf", "moving", "writes")
 
-    def __init__(self, block: Block, leaf: bool, writes: frozenset[int], floor: int,
-                 counter: str) -> None:
+    def __init__(
+        self, block: Block, leaf: bool, writes: frozenset[int], floor: int, counter: str
+    ) -> None:
         self.block, self.leaf, self.writes, self.floor = block, leaf, writes, floor
         self.counter = counter
         self.moving: dict[tuple[str, int], str] = {}
@@ -129,9 +130,15 @@ class Function(Names):
     # Scopes
 
     @contextmanager
-    def scope(self, block: Block | None = None, *, leaf: bool = False,
-              writes: frozenset[int] = NO_READS, branch: bool = False,
-              counter: str = "") -> Iterator[Block]:
+    def scope(
+        self,
+        block: Block | None = None,
+        *,
+        leaf: bool = False,
+        writes: frozenset[int] = NO_READS,
+        branch: bool = False,
+        counter: str = "",
+    ) -> Iterator[Block]:
         """Open a scope; without a block of its own it writes into that of the enclosing one.
 
         Only index arithmetic leaves a `branch`: what is computed there may never be needed.
@@ -169,8 +176,7 @@ class Function(Names):
             outer.jump(after)
         outer.start(after)
 
-    def begin_loop(self, writes: frozenset[int],
-                   handed_on: Collection[int] = ()) -> list[Slot]:
+    def begin_loop(self, writes: frozenset[int], handed_on: Collection[int] = ()) -> list[Slot]:
         """What is known of these alias classes holds no longer: it would in the first iteration
         only.
 
@@ -185,10 +191,10 @@ class Function(Names):
     @contextmanager
     def truncated(self, depth: int) -> Iterator[None]:
         """Write as if the scopes deeper than `depth` were not open."""
-        inner = self.scopes[depth + 1:]
+        inner = self.scopes[depth + 1 :]
         if inner:
             self.registers.flush(self.block)
-        del self.scopes[depth + 1:]
+        del self.scopes[depth + 1 :]
         try:
             yield
         finally:
@@ -260,10 +266,14 @@ class Function(Names):
         known = self.memo.get(key)
         if known is None:
             block, whole = self.at(value.depth), types.vector(value.element, lanes)
-            first = block.define(f"insertelement {whole} poison, {value.type} ", value.text,
-                                 ", i64 0", lanes=lanes)
-            text = block.define(f"shufflevector {whole} ", first,
-                                f", {whole} poison, <{lanes} x i32> zeroinitializer", lanes=lanes)
+            first = block.define(
+                f"insertelement {whole} poison, {value.type} ", value.text, ", i64 0", lanes=lanes
+            )
+            text = block.define(
+                f"shufflevector {whole} ",
+                first,
+                f", {whole} poison, <{lanes} x i32> zeroinitializer",
+                lanes=lanes,
+            )
             known = self.remember(key, Value(text, value.element, lanes, value.depth))
         return known.text
-

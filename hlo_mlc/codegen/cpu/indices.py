@@ -19,9 +19,21 @@ from hlo_mlc.target.cpu import CpuTarget
 _WIDE, _SMALL = "i64", "i32"
 _COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 _FOLDS = {
-    "add": int.__add__, "sub": int.__sub__, "mul": int.__mul__, "floordiv": int.__floordiv__,
-    "floormod": int.__mod__, "min": min, "max": max, "neg": int.__neg__, "eq": int.__eq__,
-    "ne": int.__ne__, "lt": int.__lt__, "le": int.__le__, "gt": int.__gt__, "ge": int.__ge__}
+    "add": int.__add__,
+    "sub": int.__sub__,
+    "mul": int.__mul__,
+    "floordiv": int.__floordiv__,
+    "floormod": int.__mod__,
+    "min": min,
+    "max": max,
+    "neg": int.__neg__,
+    "eq": int.__eq__,
+    "ne": int.__ne__,
+    "lt": int.__lt__,
+    "le": int.__le__,
+    "gt": int.__gt__,
+    "ge": int.__ge__,
+}
 
 
 def fits_small(node: Expr) -> bool:
@@ -47,8 +59,11 @@ def resize(function: Function, value: Value, element: str) -> Value:
     if known is None:
         instruction = "trunc" if element == _SMALL else "sext"
         text = function.at(value.depth).define(
-            f"{instruction} {value.type} ", value.text, f" to {types.vector(element, value.lanes)}",
-            lanes=value.lanes)
+            f"{instruction} {value.type} ",
+            value.text,
+            f" to {types.vector(element, value.lanes)}",
+            lanes=value.lanes,
+        )
         known = function.remember(key, value._replace(text=text, element=element))
     return known
 
@@ -68,13 +83,19 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
         return Value(text, element, lanes, depth, reads)
     if node.op in _FOLDS and not lanes and all(types.is_literal(a.text) for a in args):
         folded = _FOLDS[node.op](*(int(a.text) for a in args))
-        return Value(types.literal(folded, node.dtype), types.register_type(node.dtype), 0, depth,
-                     reads)
+        return Value(
+            types.literal(folded, node.dtype), types.register_type(node.dtype), 0, depth, reads
+        )
     if node.op in _COMPARISONS:
         left, right, element = _same_width(function, args, node.args if lanes else ())
         whole = types.vector(element, lanes)
-        text = block.define(f"icmp {_COMPARISONS[node.op]} {whole} ", function.widen(left, lanes),
-                            ", ", function.widen(right, lanes), lanes=lanes)
+        text = block.define(
+            f"icmp {_COMPARISONS[node.op]} {whole} ",
+            function.widen(left, lanes),
+            ", ",
+            function.widen(right, lanes),
+            lanes=lanes,
+        )
         return Value(text, "i1", lanes, depth, reads)
     element = _SMALL if lanes and fits_small(node) else _WIDE
     if node.op in ("select", "select_unlikely"):
@@ -89,30 +110,46 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
     return resize(function, Value(text, work, lanes, depth, reads), element)
 
 
-def _same_width(function: Function, args: Sequence[Value], nodes: Sequence[Expr] = ()
-                ) -> tuple[Value, Value, str]:
+def _same_width(
+    function: Function, args: Sequence[Value], nodes: Sequence[Expr] = ()
+) -> tuple[Value, Value, str]:
     """Two values in one width: the smaller one if both have it, or are `nodes` that fit in it."""
-    small = all(a.element == _SMALL or (types.is_literal(a.text) and not a.lanes
-                                        and -(1 << 31) <= int(a.text) < 1 << 31) for a in args) \
-        or (nodes and all(map(fits_small, nodes)))
+    small = all(
+        a.element == _SMALL
+        or (types.is_literal(a.text) and not a.lanes and -(1 << 31) <= int(a.text) < 1 << 31)
+        for a in args
+    ) or (nodes and all(map(fits_small, nodes)))
     element = _SMALL if small else _WIDE
     left, right = (resize(function, a, element) for a in args)
     return left, right, element
 
 
-def _select(function: Function, args: Sequence[Value], element: str, lanes: int, depth: int,
-            reads: frozenset[int]) -> Value:
+def _select(
+    function: Function,
+    args: Sequence[Value],
+    element: str,
+    lanes: int,
+    depth: int,
+    reads: frozenset[int],
+) -> Value:
     condition, *arms = args
     whole = types.vector(element, lanes)
     chosen, other = (function.widen(resize(function, a, element), lanes) for a in arms)
     text = function.at(depth).define(
-        f"select {types.vector('i1', lanes)} ", function.widen(condition, lanes), f", {whole} ",
-        chosen, f", {whole} ", other, lanes=lanes)
+        f"select {types.vector('i1', lanes)} ",
+        function.widen(condition, lanes),
+        f", {whole} ",
+        chosen,
+        f", {whole} ",
+        other,
+        lanes=lanes,
+    )
     return Value(text, element, lanes, depth, reads)
 
 
-def _arithmetic(function: Function, node: Apply, args: Sequence[str], element: str, lanes: int,
-                depth: int) -> str:
+def _arithmetic(
+    function: Function, node: Apply, args: Sequence[str], element: str, lanes: int, depth: int
+) -> str:
     define = function.at(depth).define
     whole = types.vector(element, lanes)
     match node.op:
@@ -121,11 +158,18 @@ def _arithmetic(function: Function, node: Apply, args: Sequence[str], element: s
             flags = "" if lanes else " nsw"
             return define(f"{node.op}{flags} {whole} ", args[0], ", ", args[1], lanes=lanes)
         case "neg":
-            return define(f"sub {whole} {types.spread('0', element, lanes)}, ", args[0],
-                          lanes=lanes)
+            return define(
+                f"sub {whole} {types.spread('0', element, lanes)}, ", args[0], lanes=lanes
+            )
         case "min" | "max":
-            return define(f"call {whole} @llvm.s{node.op}.{types.suffix(element, lanes)}({whole} ",
-                          args[0], f", {whole} ", args[1], ")", lanes=lanes)
+            return define(
+                f"call {whole} @llvm.s{node.op}.{types.suffix(element, lanes)}({whole} ",
+                args[0],
+                f", {whole} ",
+                args[1],
+                ")",
+                lanes=lanes,
+            )
         case "floordiv":
             return _floor_divide(function, node, args[0], element, lanes, depth)
         case "floormod":
@@ -133,8 +177,9 @@ def _arithmetic(function: Function, node: Apply, args: Sequence[str], element: s
     raise CodegenError(f"{node.op} has no meaning for an index")
 
 
-def _floor_divide(function: Function, node: Apply, x: str, element: str, lanes: int,
-                  depth: int) -> str:
+def _floor_divide(
+    function: Function, node: Apply, x: str, element: str, lanes: int, depth: int
+) -> str:
     define = function.at(depth).define
     whole = types.vector(element, lanes)
     divisor = node.args[1].value
@@ -146,21 +191,31 @@ def _floor_divide(function: Function, node: Apply, x: str, element: str, lanes: 
         return define(f"ashr {whole} ", x, f", {shift}", lanes=lanes)
     zero = types.spread("0", element, lanes)
     negative = define(f"icmp slt {whole} ", x, ", ", zero, lanes=lanes)
-    lowered = define(f"sub {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}",
-                     lanes=lanes)
-    start = define(f"select {types.vector('i1', lanes)} ", negative, f", {whole} ", lowered,
-                   f", {whole} ", x, lanes=lanes)
+    lowered = define(
+        f"sub {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}", lanes=lanes
+    )
+    start = define(
+        f"select {types.vector('i1', lanes)} ",
+        negative,
+        f", {whole} ",
+        lowered,
+        f", {whole} ",
+        x,
+        lanes=lanes,
+    )
     return define(f"sdiv {whole} ", start, ", ", by, lanes=lanes)
 
 
-def _floor_modulo(function: Function, node: Apply, x: str, element: str, lanes: int,
-                  depth: int) -> str:
+def _floor_modulo(
+    function: Function, node: Apply, x: str, element: str, lanes: int, depth: int
+) -> str:
     define = function.at(depth).define
     whole = types.vector(element, lanes)
     divisor = node.args[1].value
     if divisor & (divisor - 1) == 0:
-        return define(f"and {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}",
-                      lanes=lanes)
+        return define(
+            f"and {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}", lanes=lanes
+        )
     by = types.spread(str(divisor), element, lanes)
     if index.bounds(node.args[0])[0] >= 0:
         return define(f"urem {whole} ", x, ", ", by, lanes=lanes)
@@ -169,15 +224,18 @@ def _floor_modulo(function: Function, node: Apply, x: str, element: str, lanes: 
     return define(f"sub {whole} ", x, ", ", product, lanes=lanes)
 
 
-def _from_index(function: Function, target: CpuTarget, node: Apply, value: Value,
-                depth: int) -> str:
+def _from_index(
+    function: Function, target: CpuTarget, node: Apply, value: Value, depth: int
+) -> str:
     source = I32 if value.element == _SMALL else I64
-    return conversions.convert(function.at(depth), target, value.text, source, node.dtype,
-                               value.lanes)
+    return conversions.convert(
+        function.at(depth), target, value.text, source, node.dtype, value.lanes
+    )
 
 
-def _to_index(function: Function, target: CpuTarget, node: Apply, value: Value, element: str,
-              depth: int) -> str:
+def _to_index(
+    function: Function, target: CpuTarget, node: Apply, value: Value, element: str, depth: int
+) -> str:
     to = I32 if element == _SMALL else I64
     source, block = node.args[0].dtype, function.at(depth)
     if node.op == "convert_in_range" and source.is_float:

@@ -32,14 +32,15 @@ def interleave(copies: Sequence[Sequence[Instruction]], registers: int) -> list[
     abreast = max(1, min(ENOUGH, (registers - SHARED) // max(1, _alive(copies[-1]))))
     merged: list[Instruction] = []
     for first in range(0, len(copies), abreast):
-        merged += _in_turns(copies[first:first + abreast])
+        merged += _in_turns(copies[first : first + abreast])
     return merged
 
 
 def _alive(copy: Sequence[Instruction]) -> int:
     """The most vectors that are needed later at any place in a copy."""
-    last_use = {operand: position for position, (*_, pieces) in enumerate(copy)
-                for operand in pieces[1::2]}
+    last_use = {
+        operand: position for position, (*_, pieces) in enumerate(copy) for operand in pieces[1::2]
+    }
     ends: dict[int, int] = {}
     alive = most = 0
     for position, (name, lanes, *_) in enumerate(copy):

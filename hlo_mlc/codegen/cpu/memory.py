@@ -65,8 +65,11 @@ def load(writer: Writer, node: Load) -> Value:
         on = lanes_where(writer, node.guard)
         if on is not None and not any(on):
             return writer.value(node.default)
-        if on is not None and not (place.is_uniform or place.is_contiguous) \
-                and has_pattern(writer, place, on):
+        if (
+            on is not None
+            and not (place.is_uniform or place.is_contiguous)
+            and has_pattern(writer, place, on)
+        ):
             return _choose(writer, guard, read(writer, place, None, guard, on=on), node)
     if guard is not None:
         if mask is not None:
@@ -94,14 +97,27 @@ def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
     depth = function.pure_depth((guard, value, default))
     whole = types.vector(value.element, lanes)
     condition, chosen, other = (function.widen(v, lanes) for v in (guard, value, default))
-    text = function.at(depth).define(f"select {types.vector('i1', lanes)} ", condition,
-                                     f", {whole} ", chosen, f", {whole} ", other, lanes=lanes)
+    text = function.at(depth).define(
+        f"select {types.vector('i1', lanes)} ",
+        condition,
+        f", {whole} ",
+        chosen,
+        f", {whole} ",
+        other,
+        lanes=lanes,
+    )
     reads = value.reads.union(guard.reads, default.reads)
     return Value(text, value.element, lanes, depth, reads)
 
 
-def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-         fill: str | None = None, on: Sequence[bool] = ()) -> Value:
+def read(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None = None,
+    on: Sequence[bool] = (),
+) -> Value:
     """What is at a place.
 
     `switch` (one for all lanes) and `mask` say where there is something to read; elsewhere the
@@ -144,16 +160,26 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
 def _read_own(writer: Writer, place: Place, offset: int, lanes: int, depth: int) -> str:
     """What is at a place of an array that becomes registers."""
     function = writer.function
-    return function.registers.load(place.storage.array, offset, _form(place.dtype, lanes),
-                                   function.at(depth), function.block_depth(depth))
+    return function.registers.load(
+        place.storage.array,
+        offset,
+        _form(place.dtype, lanes),
+        function.at(depth),
+        function.block_depth(depth),
+    )
 
 
 def _write_own(writer: Writer, place: Place, lanes: int, text: str) -> None:
     """Let `text` be at a place of an array that becomes registers."""
     function = writer.function
-    function.registers.store(place.storage.array, place.constant, _form(place.dtype, lanes),
-                             text,
-                             function.block, function.block_depth(function.depth))
+    function.registers.store(
+        place.storage.array,
+        place.constant,
+        _form(place.dtype, lanes),
+        text,
+        function.block,
+        function.block_depth(function.depth),
+    )
 
 
 @functools.cache
@@ -173,8 +199,14 @@ def release(writer: Writer, place: Place) -> None:
         writer.function.registers.release(place.storage.array, writer.function.block)
 
 
-def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-              fill: str | None, depth: int) -> str:
+def _read_one(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None,
+    depth: int,
+) -> str:
     block, element = writer.function.at(depth), place.element
     if place.storage.own_bytes:
         if place.is_own_element and switch is None and mask is None:
@@ -188,13 +220,22 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
     if condition is not None:
         table = writer.module.table(element, place.padding(fill), 0)
         address = block.define("select i1 ", condition, ", ptr ", address, ", ptr ", table)
-    return block.define(f"load {element}, ptr ", address,
-                        f", align {place.dtype.bytes}{place.storage.load_tags}",
-                        kind=place.storage.load_kind)
+    return block.define(
+        f"load {element}, ptr ",
+        address,
+        f", align {place.dtype.bytes}{place.storage.load_tags}",
+        kind=place.storage.load_kind,
+    )
 
 
-def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-                     fill: str | None, depth: int) -> str:
+def _read_contiguous(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None,
+    depth: int,
+) -> str:
     function, lane = writer.function, writer.function.lane
     block, width, size = function.at(depth), lane.width, place.dtype.bytes
     whole, backwards = types.vector(place.element, width), place.stride < 0
@@ -216,19 +257,35 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     switched = None if switch is None else switch.text
     if active is None:
         check_span(writer, place, "load", block, start, width * size, switched)
-        text = block.define(f"load {whole}, ptr ", address,
-                            f", align {alignment}{place.storage.load_tags}",
-                            lanes=width, kind=place.storage.load_kind)
+        text = block.define(
+            f"load {whole}, ptr ",
+            address,
+            f", align {alignment}{place.storage.load_tags}",
+            lanes=width,
+            kind=place.storage.load_kind,
+        )
     else:
         if backwards:
             active = _reverse(block, "i1", width, active)
-        check_lanes(writer, place, "load", block, lane_addresses(writer, place, block, start),
-                    active, switched)
+        check_lanes(
+            writer,
+            place,
+            "load",
+            block,
+            lane_addresses(writer, place, block, start),
+            active,
+            switched,
+        )
         text = block.define(
             f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-            f"ptr align {size} ", address, f", {types.vector('i1', width)} ", active,
+            f"ptr align {size} ",
+            address,
+            f", {types.vector('i1', width)} ",
+            active,
             f", {whole} {types.spread(padding, place.element, width)}){place.storage.load_tags}",
-            lanes=width, kind=place.storage.load_kind)
+            lanes=width,
+            kind=place.storage.load_kind,
+        )
     return _reverse(block, place.element, width, text) if backwards else text
 
 
@@ -269,19 +326,29 @@ def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> s
     text = writer.function.widen(mask, lane.width)
     if whole:
         return text
-    return block.define(f"and {types.vector('i1', lane.width)} ", text, ", ", lane.mask,
-                        lanes=lane.width)
+    return block.define(
+        f"and {types.vector('i1', lane.width)} ", text, ", ", lane.mask, lanes=lane.width
+    )
 
 
 def _reverse(block: Block, element: str, width: int, text: str) -> str:
     whole = types.vector(element, width)
-    return block.define(f"shufflevector {whole} ", text,
-                        f", {whole} poison, {types.shuffle_mask(tuple(range(width - 1, -1, -1)))}",
-                        lanes=width)
+    return block.define(
+        f"shufflevector {whole} ",
+        text,
+        f", {whole} poison, {types.shuffle_mask(tuple(range(width - 1, -1, -1)))}",
+        lanes=width,
+    )
 
 
-def _gather(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-            fill: str | None, depth: int) -> str:
+def _gather(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None,
+    depth: int,
+) -> str:
     """Lanes read from anywhere; those that are off read the buffer's first element."""
     function, lane = writer.function, writer.function.lane
     block, width = function.at(depth), lane.width
@@ -293,12 +360,22 @@ def _gather(writer: Writer, place: Place, switch: Value | None, mask: Value | No
     check_lanes(writer, place, "load", block, addresses, lane.mask)
     text = block.define(
         f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
-        f"{types.vector('ptr', width)} align {place.dtype.bytes} ", addresses,
+        f"{types.vector('ptr', width)} align {place.dtype.bytes} ",
+        addresses,
         f", {mask_type} {lane.mask}, {whole} {padding}){place.storage.load_tags}",
-        lanes=width, kind=place.storage.load_kind)
+        lanes=width,
+        kind=place.storage.load_kind,
+    )
     if mask is not None and fill is not None:
-        text = block.define(f"select {mask_type} ", function.widen(mask, width), f", {whole} ",
-                            text, f", {whole} ", padding, lanes=width)
+        text = block.define(
+            f"select {mask_type} ",
+            function.widen(mask, width),
+            f", {whole} ",
+            text,
+            f", {whole} ",
+            padding,
+            lanes=width,
+        )
     return text
 
 
@@ -314,15 +391,17 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
     if storage.writable is None:
         raise CodegenError(
             f"Kernel {writer.module.program.name!r} stores to operand {place.buffer!r}; only "
-            f"results, scratch and allocated buffers can be written")
+            f"results, scratch and allocated buffers can be written"
+        )
     lane, mask = function.lane, function.mask
     block = function.block
     check_place(writer, place, "store", (mask,), function.depth)
     if place.is_uniform and mask is None:
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
-            text = block.define(f"extractelement {value.type} ", value.text,
-                                f", i64 {lane.live - 1}")
+            text = block.define(
+                f"extractelement {value.type} ", value.text, f", i64 {lane.live - 1}"
+            )
         if place.is_own_element:
             _write_own(writer, place, 0, _to_memory(block, place.dtype, text, 0))
         else:
@@ -346,8 +425,9 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
     element = _element(place)
     function.forget((storage.writable,), beside=element)
     if element is not None and lane is None and mask is None:
-        function.remember(element, value._replace(
-            depth=function.depth, reads=frozenset((storage.writable,))))
+        function.remember(
+            element, value._replace(depth=function.depth, reads=frozenset((storage.writable,)))
+        )
 
 
 def write_between(writer: Writer, places: Sequence[Place], values: Sequence[Value]) -> None:
@@ -355,9 +435,14 @@ def write_between(writer: Writer, places: Sequence[Place], values: Sequence[Valu
     one before, in all lanes; the places are checked."""
     function, width = writer.function, writer.function.lane.width
     release(writer, places[0])
-    write_shuffled(writer, places[0], [
-        _to_memory(function.block, place.dtype, function.widen(value, width), width)
-        for place, value in zip(places, values, strict=True)])
+    write_shuffled(
+        writer,
+        places[0],
+        [
+            _to_memory(function.block, place.dtype, function.widen(value, width), width)
+            for place, value in zip(places, values, strict=True)
+        ],
+    )
     function.forget((places[0].storage.writable,))
 
 
@@ -372,24 +457,33 @@ def _element(place: Place) -> Element | None:
 
 def read_element(block: Block, place: Place, address: str) -> str:
     """One element of a place's buffer, in the form that registers have."""
-    text = block.define(f"load {place.element}, ptr ", address,
-                        f", align {place.dtype.bytes}{place.storage.load_tags}",
-                        kind=place.storage.load_kind)
+    text = block.define(
+        f"load {place.element}, ptr ",
+        address,
+        f", align {place.dtype.bytes}{place.storage.load_tags}",
+        kind=place.storage.load_kind,
+    )
     return block.define("icmp ne i8 ", text, ", 0") if place.dtype is BOOL else text
 
 
 def write_element(block: Block, place: Place, address: str, text: str) -> None:
     """Store one element of a place's buffer."""
     text = _to_memory(block, place.dtype, text, 0)
-    block.emit(f"store {place.element} ", text, ", ptr ", address,
-               f", align {place.dtype.bytes}{place.storage.tags}")
+    block.emit(
+        f"store {place.element} ",
+        text,
+        ", ptr ",
+        address,
+        f", align {place.dtype.bytes}{place.storage.tags}",
+    )
 
 
 def _to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
     if dtype is not BOOL:
         return text
-    return block.define(f"zext {types.vector('i1', lanes)} ", text,
-                        f" to {types.vector('i8', lanes)}", lanes=lanes)
+    return block.define(
+        f"zext {types.vector('i1', lanes)} ", text, f" to {types.vector('i8', lanes)}", lanes=lanes
+    )
 
 
 def _write_registers(writer: Writer, place: Place, text: str) -> None:
@@ -399,8 +493,15 @@ def _write_registers(writer: Writer, place: Place, text: str) -> None:
     active = _active(writer, place, function.mask, block)
     if active is not None:
         old = _read_own(writer, place, place.constant, width, function.depth)
-        text = block.define(f"select {types.vector('i1', width)} ", active, f", {whole} ", text,
-                            f", {whole} ", old, lanes=width)
+        text = block.define(
+            f"select {types.vector('i1', width)} ",
+            active,
+            f", {whole} ",
+            text,
+            f", {whole} ",
+            old,
+            lanes=width,
+        )
     _write_own(writer, place, width, text)
 
 
@@ -414,10 +515,14 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
         text = _reverse(block, place.element, width, text)
         if active is not None:
             active = _reverse(block, "i1", width, active)
-    if active is not None and size < _LEAST_MASKED_ALONE \
-            and (alone := _only_lane(writer)) is not None:
-        address = displaced(block, pointer(writer, place).text,
-                            place.constant + alone * place.stride * size)
+    if (
+        active is not None
+        and size < _LEAST_MASKED_ALONE
+        and (alone := _only_lane(writer)) is not None
+    ):
+        address = displaced(
+            block, pointer(writer, place).text, place.constant + alone * place.stride * size
+        )
         check_span(writer, place, "store", block, address, size)
         at = alone if place.stride > 0 else width - 1 - alone
         element = block.define(f"extractelement {whole} ", text, f", i64 {at}")
@@ -428,12 +533,19 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
     if active is None:
         check_span(writer, place, "store", block, address, width * size)
     else:
-        check_lanes(writer, place, "store", block, lane_addresses(writer, place, block, address),
-                    active)
+        check_lanes(
+            writer, place, "store", block, lane_addresses(writer, place, block, address), active
+        )
     if active is not None:
-        block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0({whole} ",
-                   text, f", ptr align {size} ", address, f", {types.vector('i1', width)} ", active,
-                   f"){tags}")
+        block.emit(
+            f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0({whole} ",
+            text,
+            f", ptr align {size} ",
+            address,
+            f", {types.vector('i1', width)} ",
+            active,
+            f"){tags}",
+        )
     elif streaming and _write_streaming(writer, place, whole, text, address, width * size):
         return
     else:
@@ -446,15 +558,19 @@ def _only_lane(writer: Writer) -> int | None:
     return on.index(True) if on is not None and sum(on) == 1 else None
 
 
-def _write_streaming(writer: Writer, place: Place, whole: str, text: str, address: str,
-                     size: int) -> bool:
+def _write_streaming(
+    writer: Writer, place: Place, whole: str, text: str, address: str, size: int
+) -> bool:
     """A store past the caches, if the vector is aligned in case the buffer is (asked at run time).
 
     Says whether it was possible.
     """
     unit = writer.module.target.vector_bytes
-    if size % unit or place.stride < 0 \
-            or math.gcd(unit, place.constant, *(c for _, c in place.uniform)) != unit:
+    if (
+        size % unit
+        or place.stride < 0
+        or math.gcd(unit, place.constant, *(c for _, c in place.uniform)) != unit
+    ):
         return False
     function, block, storage = writer.function, writer.function.block, place.storage
     if storage.alignment < unit:
@@ -468,12 +584,14 @@ def _write_streaming(writer: Writer, place: Place, whole: str, text: str, addres
         past, plain, done = function.label(), function.label(), function.label()
         block.branch(known.text, past, plain)
         block.start(plain)
-        block.emit(f"store {whole} ", text, ", ptr ", address,
-                   f", align {place.dtype.bytes}{storage.tags}")
+        block.emit(
+            f"store {whole} ", text, ", ptr ", address, f", align {place.dtype.bytes}{storage.tags}"
+        )
         block.jump(done)
         block.start(past)
-    block.emit(f"store {whole} ", text, ", ptr ", address,
-               f", align {unit}, !nontemporal !1{storage.tags}")
+    block.emit(
+        f"store {whole} ", text, ", ptr ", address, f", align {unit}, !nontemporal !1{storage.tags}"
+    )
     if storage.alignment < unit:
         block.jump(done)
         block.start(done)
@@ -490,6 +608,11 @@ def _scatter(writer: Writer, place: Place, text: str) -> None:
     check_lanes(writer, place, "store", block, addresses, active)
     block.emit(
         f"call void @llvm.masked.scatter.{types.suffix(place.element, width)}.v{width}p0("
-        f"{types.vector(place.element, width)} ", text,
-        f", {types.vector('ptr', width)} align {place.dtype.bytes} ", addresses,
-        f", {types.vector('i1', width)} ", active, f"){place.storage.tags}")
+        f"{types.vector(place.element, width)} ",
+        text,
+        f", {types.vector('ptr', width)} align {place.dtype.bytes} ",
+        addresses,
+        f", {types.vector('i1', width)} ",
+        active,
+        f"){place.storage.tags}",
+    )

@@ -24,9 +24,17 @@ from hlo_mlc.expr.dtypes import BOOL
 def read_permuted(writer: Writer, node: Load) -> Value | None:
     """The value of a load of a whole row of registers in another order; None where it is not."""
     function, lane, buffer = writer.function, writer.function.lane, node.source
-    if buffer.scope != "register" or lane is None or not lane.is_full or lane.width < 2 \
-            or not buffer.shape or buffer.shape[-1] != lane.width or node.guard is not None \
-            or buffer.dtype is BOOL or function.mask is not None:
+    if (
+        buffer.scope != "register"
+        or lane is None
+        or not lane.is_full
+        or lane.width < 2
+        or not buffer.shape
+        or buffer.shape[-1] != lane.width
+        or node.guard is not None
+        or buffer.dtype is BOOL
+        or function.mask is not None
+    ):
         return None
     found = _order(node.indices[-1], lane.var, lane.width)
     storage = writer.storage(buffer)
@@ -34,8 +42,9 @@ def read_permuted(writer: Writer, node: Load) -> Value | None:
         return None
     row = 0
     for extent, i in zip(buffer.shape[:-1], node.indices[:-1], strict=True):
-        number = substitute(i, {v: index.constant(function.constants[v]) for v in i.free
-                                if v in function.constants})
+        number = substitute(
+            i, {v: index.constant(function.constants[v]) for v in i.free if v in function.constants}
+        )
         if not isinstance(number, Const):
             return None
         row = row * extent + number.value
@@ -43,10 +52,18 @@ def read_permuted(writer: Writer, node: Load) -> Value | None:
     block, size = function.at(depth), buffer.dtype.bytes
     whole = types.vector(types.memory_type(buffer.dtype), lane.width)
     text = function.registers.load(
-        storage.array, row * lane.width * size, Form(whole, lane.width, lane.width * size),
-        block, function.block_depth(depth))
-    shuffled = block.define(f"shufflevector {whole} ", text, f", {whole} poison, "
-                            f"{types.shuffle_mask(found)}", lanes=lane.width)
+        storage.array,
+        row * lane.width * size,
+        Form(whole, lane.width, lane.width * size),
+        block,
+        function.block_depth(depth),
+    )
+    shuffled = block.define(
+        f"shufflevector {whole} ",
+        text,
+        f", {whole} poison, {types.shuffle_mask(found)}",
+        lanes=lane.width,
+    )
     reads = frozenset() if storage.writable is None else frozenset((storage.writable,))
     return Value(shuffled, types.register_type(buffer.dtype), lane.width, depth, reads)
 

@@ -81,15 +81,23 @@ class Place(NamedTuple):
     @property
     def is_own_element(self) -> bool:
         """Whether all lanes are at one element, always the same, in an array of this function."""
-        return self.is_uniform and not self.uniform \
+        return (
+            self.is_uniform
+            and not self.uniform
             and 0 <= self.constant <= self.storage.own_bytes - self.dtype.bytes
+        )
 
     def holds_vector(self, width: int) -> bool:
         """Whether `width` elements from here on lie in an array of this function alone, which may
         be read and written back even where lanes are switched off."""
         end = self.constant + width * self.dtype.bytes
-        return self.stride == 1 and not self.uniform and not self.varying \
-            and self.constant >= 0 and end <= self.storage.own_bytes
+        return (
+            self.stride == 1
+            and not self.uniform
+            and not self.varying
+            and self.constant >= 0
+            and end <= self.storage.own_bytes
+        )
 
 
 def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
@@ -126,18 +134,32 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
     if len(uniform) > 1:
         uniform.sort(key=lambda term: (term[0].depth, term[0].text))
     pattern = _pattern(lane, stride, moved, constants) if moved and scale == 1 else ()
-    return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
-                 pattern, reach, depth, reads, where)
+    return Place(
+        buffer,
+        storage,
+        tuple(uniform),
+        offset * scale * size,
+        stride,
+        tuple(varying),
+        pattern,
+        reach,
+        depth,
+        reads,
+        where,
+    )
 
 
-def _pattern(lane: Lane | None, stride: int, moved: Sequence[tuple[Expr, int]],
-             constants: Mapping[Var, int]) -> tuple[int, ...]:
+def _pattern(
+    lane: Lane | None, stride: int, moved: Sequence[tuple[Expr, int]], constants: Mapping[Var, int]
+) -> tuple[int, ...]:
     """Where each lane is that is an iteration, in elements, if that follows from its number."""
-    if lane is None or not all(v is lane.var or v in constants
-                               for atom, _ in moved for v in atom.free):
+    if lane is None or not all(
+        v is lane.var or v in constants for atom, _ in moved for v in atom.free
+    ):
         return ()
-    known = {v: index.constant(constants[v]) for atom, _ in moved for v in atom.free
-             if v is not lane.var}
+    known = {
+        v: index.constant(constants[v]) for atom, _ in moved for v in atom.free if v is not lane.var
+    }
     total = [stride * number for number in range(lane.live)]
     for atom, coefficient in moved:
         for number in range(lane.live):
@@ -187,18 +209,32 @@ def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> s
         offsets = _lane_offsets(writer, place, element, depth)
     else:
         # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
-        fits = all(isinstance(d, int) for d in place.buffer.shape) \
+        fits = (
+            all(isinstance(d, int) for d in place.buffer.shape)
             and place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
+        )
         base, element = place.storage.pointer, "i32" if fits else "i64"
         offsets = _lane_offsets(writer, place, element, depth)
         start = _uniform_offset(writer, place, element, depth)
         whole = types.vector(element, width)
-        total = block.define(f"add {whole} ", offsets, ", ", function.widen(start, width),
-                             lanes=width)
-        offsets = block.define(f"select {mask.type} ", function.widen(mask, width), f", {whole} ",
-                               total, f", {whole} zeroinitializer", lanes=width)
-    return block.define(f"getelementptr {place.element}, ptr ", base,
-                        f", {types.vector(element, width)} ", offsets, lanes=width)
+        total = block.define(
+            f"add {whole} ", offsets, ", ", function.widen(start, width), lanes=width
+        )
+        offsets = block.define(
+            f"select {mask.type} ",
+            function.widen(mask, width),
+            f", {whole} ",
+            total,
+            f", {whole} zeroinitializer",
+            lanes=width,
+        )
+    return block.define(
+        f"getelementptr {place.element}, ptr ",
+        base,
+        f", {types.vector(element, width)} ",
+        offsets,
+        lanes=width,
+    )
 
 
 def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str:
@@ -209,11 +245,17 @@ def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str
     for value, coefficient in place.varying:
         text = indices.resize(function, value, element).text
         if coefficient != 1:
-            text = block.define(f"mul {whole} ", text,
-                                f", {types.spread(str(coefficient), element, lane.width)}",
-                                lanes=lane.width)
-        total = text if total is None else block.define(f"add {whole} ", total, ", ", text,
-                                                        lanes=lane.width)
+            text = block.define(
+                f"mul {whole} ",
+                text,
+                f", {types.spread(str(coefficient), element, lane.width)}",
+                lanes=lane.width,
+            )
+        total = (
+            text
+            if total is None
+            else block.define(f"add {whole} ", total, ", ", text, lanes=lane.width)
+        )
     return total or "zeroinitializer"
 
 

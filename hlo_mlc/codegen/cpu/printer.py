@@ -12,8 +12,9 @@ from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.target.cpu import CpuTarget
 
 
-def print_program(program: LoopProgram, target: CpuTarget, checked: bool = False,
-                  most_lines: int = sys.maxsize) -> str:
+def print_program(
+    program: LoopProgram, target: CpuTarget, checked: bool = False, most_lines: int = sys.maxsize
+) -> str:
     """A kernel as an LLVM module with one external function, named like the kernel.
 
     Its arguments are those of `MlcEntry` (custom_calls/mlc_abi.h): context, buffers, dimensions,
@@ -31,8 +32,9 @@ def print_program(program: LoopProgram, target: CpuTarget, checked: bool = False
     if checked:
         module.functions.append(checking.entry(module, "@checked"))
     tables = [f"{name} = {definition}" for definition, name in module.tables.items()]
-    text = "\n".join([f'target triple = "{target.triple}"', *tables,
-                      *module.functions, *module.metadata(), ""])
+    text = "\n".join(
+        [f'target triple = "{target.triple}"', *tables, *module.functions, *module.metadata(), ""]
+    )
     if text.count("\n") > most_lines:
         raise CodeLimitError(program.name, most_lines)
     return text

@@ -83,8 +83,14 @@ class Module:
     what becomes text with that of the kernel, its `root`.
     """
 
-    def __init__(self, program: LoopProgram, target: CpuTarget, root: Module | None = None,
-                 checked: bool = False, most_lines: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        program: LoopProgram,
+        target: CpuTarget,
+        root: Module | None = None,
+        checked: bool = False,
+        most_lines: int = sys.maxsize,
+    ) -> None:
         self.program, self.target = program, target
         self.root = root or self
         self.most_lines = root.most_lines if root else most_lines
@@ -94,8 +100,9 @@ class Module:
         self.tables: dict[str, str] = root.tables if root else {}
         # what is rarely computed, and the lanes of its parameters -> the function's name and lanes,
         # if it is one yet
-        self.rare: dict[tuple[Expr, tuple[int, ...]], tuple[str, int] | None] = \
+        self.rare: dict[tuple[Expr, tuple[int, ...]], tuple[str, int] | None] = (
             root.rare if root else {}
+        )
         self.checkers: set[int] = set()  # lanes that the root has functions to check
         self.numbers: Iterator[int] = root.numbers if root else itertools.count(1)
         self.called: dict[LoopProgram, Module] = {}
@@ -107,8 +114,9 @@ class Module:
         self._offsets = dict(program.scratch)
         self._classes = _alias_classes(program)
         self._class_count = max(self._classes.values(), default=0) + 1
-        self.unrolled = _Unrolled(frozenset(
-            s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s)))
+        self.unrolled = _Unrolled(
+            frozenset(s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s))
+        )
         self._legal: tuple[dict[Expr, Expr], dict[Expr, Expr]] = ({}, {})
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}
@@ -121,9 +129,15 @@ class Module:
         known = memo.get(node)
         if known is None:
             target = self.target
-            known = legalize(node, has_fma=target.has_fma, has_ldexp=target.has_ldexp,
-                             has_fast_division=target.has_fast_division, has_pick=target.has_pick,
-                             has_fast_f64=not in_vector, memo=memo)
+            known = legalize(
+                node,
+                has_fma=target.has_fma,
+                has_ldexp=target.has_ldexp,
+                has_fast_division=target.has_fast_division,
+                has_pick=target.has_pick,
+                has_fast_f64=not in_vector,
+                memo=memo,
+            )
         return known
 
     def table(self, element: str, text: str, count: int) -> str:
@@ -179,7 +193,7 @@ class Module:
 
     def results_of(self, call: Call) -> frozenset[int]:
         """The alias classes of the buffers that a call writes."""
-        return frozenset(map(self.alias_class, call.buffers[len(call.program.operands):]))
+        return frozenset(map(self.alias_class, call.buffers[len(call.program.operands) :]))
 
     def storage(self, function: Function, buffer: Buffer) -> Storage:
         """Where a kernel's argument or scratch buffer lies, seen from the kernel's entry."""
@@ -187,16 +201,27 @@ class Module:
         if position is not None:
             slot = function.prepare(f"getelementptr ptr, ptr %buffers, i64 {position}")
             pointer = function.prepare("load ptr, ptr ", slot, ", align 8, !invariant.load !0")
-            return Storage(pointer, buffer.dtype.bytes, self.alias_class(buffer),
-                           _static_bytes(buffer), self.tags(buffer))
+            return Storage(
+                pointer,
+                buffer.dtype.bytes,
+                self.alias_class(buffer),
+                _static_bytes(buffer),
+                self.tags(buffer),
+            )
         offset = self._offsets.get(buffer)
         if offset is not None:
             pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
-            return Storage(pointer, SCRATCH_ALIGNMENT, self.alias_class(buffer),
-                           _static_bytes(buffer), self.tags(buffer))
+            return Storage(
+                pointer,
+                SCRATCH_ALIGNMENT,
+                self.alias_class(buffer),
+                _static_bytes(buffer),
+                self.tags(buffer),
+            )
         raise CodegenError(
             f"Expected {buffer!r} to be an operand, a result or scratch of kernel "
-            f"{program.name!r}, or to be allocated around its use; it is none of these")
+            f"{program.name!r}, or to be allocated around its use; it is none of these"
+        )
 
     def metadata(self) -> Iterable[str]:
         """The module's metadata nodes, by the numbers used above and in the printer."""
@@ -210,7 +235,7 @@ class Module:
     def _alias_metadata(self) -> Iterable[str]:
         numbers = [self._first_class + 3 * k for k in range(self._class_count)]
         for first in range(0, len(numbers), MOST_APART):
-            group = numbers[first:first + MOST_APART]
+            group = numbers[first : first + MOST_APART]
             for number in group:
                 others = ", ".join(f"!{n}" for n in group if n != number)
                 yield f"!{number} = distinct !{{!{number}, !3}}"
@@ -240,8 +265,9 @@ _CLASSES_APART = 30_000  # numbers for the classes of one program; metadata may 
 
 def is_unrolled(loop: For) -> bool:
     """Whether the loop's variable is a number wherever its body is written."""
-    return loop.kind is LoopKind.UNROLL or (isinstance(loop.extent, Const)
-                                            and loop.extent.value == 1)
+    return loop.kind is LoopKind.UNROLL or (
+        isinstance(loop.extent, Const) and loop.extent.value == 1
+    )
 
 
 def has_loops(statements: tuple[Stmt, ...]) -> bool:
@@ -310,4 +336,3 @@ def _alias_classes(program: LoopProgram) -> dict[str, int]:
         if buffer.name not in classes:
             classes[buffer.name] = numbers.setdefault(find(buffer.name), len(numbers) + 1)
     return classes
-

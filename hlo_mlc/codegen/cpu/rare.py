@@ -32,9 +32,11 @@ class Rare(NamedTuple):
 def cut(root: Expr, is_given: Callable[[Expr], bool]) -> Rare | None:
     """An expression as a function of what is given, or is to be evaluated where it is needed: loads
     and all that indices are made of; None where a call would never pay."""
+
     def is_inside(node: Expr) -> bool:
         return isinstance(node, Const) or (
-            isinstance(node, Apply) and not _has_indices(node) and not is_given(node))
+            isinstance(node, Apply) and not _has_indices(node) and not is_given(node)
+        )
 
     if not isinstance(root, Apply) or _has_indices(root):
         return None
@@ -49,8 +51,11 @@ def cut(root: Expr, is_given: Callable[[Expr], bool]) -> Rare | None:
             if child not in parts:
                 given[child] = Var(f"x{len(given)}", child.dtype)
                 parts[child] = given[child]
-        parts[node] = node if not isinstance(node, Apply) else Apply(
-            node.op, tuple(parts[child] for child in node.args), node.dtype)
+        parts[node] = (
+            node
+            if not isinstance(node, Apply)
+            else Apply(node.op, tuple(parts[child] for child in node.args), node.dtype)
+        )
     if not given:
         return None
     return Rare(parts[root], tuple(given.values()), tuple(given), operations)

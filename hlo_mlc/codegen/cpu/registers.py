@@ -67,8 +67,9 @@ class _Loop(NamedTuple):
 
     def has_touched(self, array: Array, offset: int, size: int) -> bool:
         """Whether any of these bytes were touched."""
-        return any(start < offset + size and offset < end
-                   for start, end in self.touched.get(array, ()))
+        return any(
+            start < offset + size and offset < end for start, end in self.touched.get(array, ())
+        )
 
 
 Contents = dict[Array, dict[int, _Held]]  # by offset in bytes; no two overlap
@@ -100,8 +101,9 @@ class Registers:
         self._contents[array][offset] = _Held(form, text, depth, first is not None)
         return text
 
-    def store(self, array: Array, offset: int, form: Form, text: str, block: Block,
-              depth: int) -> None:
+    def store(
+        self, array: Array, offset: int, form: Form, text: str, block: Block, depth: int
+    ) -> None:
         """Let `text` be what is at an offset from now on, in `block`, that of scope `depth`."""
         held = self._contents.get(array, {}).get(offset)
         if held is None or held.form.size != form.size:
@@ -146,15 +148,17 @@ class Registers:
 
     def take(self, classes: Collection[int]) -> list[Slot]:
         """Before a loop: what is known of the arrays of these classes, which is forgotten."""
-        taken = [Slot(array, offset, held.form, held.text)
-                 for array, slots in self._contents.items() if array.alias_class in classes
-                 for offset, held in slots.items()]
+        taken = [
+            Slot(array, offset, held.form, held.text)
+            for array, slots in self._contents.items()
+            if array.alias_class in classes
+            for offset, held in slots.items()
+        ]
         for one in taken:
             self._contents.pop(one.array, None)
         return taken
 
-    def enter(self, before: list[Slot], classes: Collection[int], outer: Block,
-              depth: int) -> None:
+    def enter(self, before: list[Slot], classes: Collection[int], outer: Block, depth: int) -> None:
         """A loop begins with these values, in arrays of classes of which it uses the same elements
         each time."""
         inside = [one._replace(text=outer.names.fresh()) for one in before]
@@ -174,8 +178,10 @@ class Registers:
         """The loop's last `block` ends: what it begins with, what iterations begin with, and what
         they end with. All else that its arrays hold is stored."""
         loop, self._loop = self._loop, None
-        last = [one._replace(text=self.load(one.array, one.offset, one.form, block, loop.depth))
-                for one in loop.inside]
+        last = [
+            one._replace(text=self.load(one.array, one.offset, one.form, block, loop.depth))
+            for one in loop.inside
+        ]
         for one in last:
             self._contents[one.array].pop(one.offset)
         for array in {one.array for one in last}:
@@ -186,8 +192,11 @@ class Registers:
         """What iterations of the loop being written find at an offset, if nothing in them has
         touched it yet; it is loaded in front of the loop."""
         loop = self._loop
-        if loop is None or array.alias_class not in loop.classes \
-                or loop.has_touched(array, offset, form.size):
+        if (
+            loop is None
+            or array.alias_class not in loop.classes
+            or loop.has_touched(array, offset, form.size)
+        ):
             return None
         loop.touch(array, offset, form.size)
         first = self._load(array, offset, form, loop.outer)
@@ -225,13 +234,22 @@ class Registers:
     # Instructions
 
     def _load(self, array: Array, offset: int, form: Form, block: Block) -> str:
-        return block.define(f"load {form.type}, ptr ", self._address(array, offset),
-                            f", align {math.gcd(ALIGNMENT, offset, form.size)}",
-                            lanes=form.lanes, kind=Kind.READ)
+        return block.define(
+            f"load {form.type}, ptr ",
+            self._address(array, offset),
+            f", align {math.gcd(ALIGNMENT, offset, form.size)}",
+            lanes=form.lanes,
+            kind=Kind.READ,
+        )
 
     def _store(self, array: Array, offset: int, held: _Held, block: Block) -> None:
-        block.emit(f"store {held.form.type} ", held.text, ", ptr ", self._address(array, offset),
-                   f", align {math.gcd(ALIGNMENT, offset, held.form.size)}")
+        block.emit(
+            f"store {held.form.type} ",
+            held.text,
+            ", ptr ",
+            self._address(array, offset),
+            f", align {math.gcd(ALIGNMENT, offset, held.form.size)}",
+        )
 
     def _address(self, array: Array, offset: int) -> str:
         if not offset:

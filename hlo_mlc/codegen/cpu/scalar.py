@@ -18,16 +18,22 @@ from hlo_mlc.support.errors import CodegenError
 
 Spelling = Callable[..., str]
 
-_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "neg": "fneg",
-          "rem": "frem"}
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "neg": "fneg", "rem": "frem"}
 _INTEGER = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
 # i1 values: the ring of add and mul is the lattice of or and and.
-_BOOL = {"add": "or", "sub": "xor", "mul": "and", "and": "and", "or": "or", "xor": "xor",
-         "max": "or", "min": "and"}
+_BOOL = {
+    "add": "or",
+    "sub": "xor",
+    "mul": "and",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "max": "or",
+    "min": "and",
+}
 _FLOAT_COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
 _SIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
-_UNSIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt",
-                         "ge": "uge"}
+_UNSIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge"}
 _FLOAT_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
 
 
@@ -54,7 +60,8 @@ def spell(op: str, site: Site, args: Sequence[str]) -> str:
     if site.dtype.is_narrow_float and op not in _MOVES:
         raise CodegenError(
             f"Expected {op} on {site.dtype} to be computed in f32: such ops are expanded by "
-            f"codegen/legalize, which has not seen this one")
+            f"codegen/legalize, which has not seen this one"
+        )
     instruction = _instruction(op, site.dtype)
     if instruction is not None:
         return site.op(instruction, *args)
@@ -64,7 +71,8 @@ def spell(op: str, site: Site, args: Sequence[str]) -> str:
     if spelling is None:
         raise CodegenError(
             f"Expected a scalar op that a CPU has, or one of its expansions, got {op} "
-            f"({OPS[op].arity} operands) on {site.dtype}: codegen/legalize has not expanded it")
+            f"({OPS[op].arity} operands) on {site.dtype}: codegen/legalize has not expanded it"
+        )
     return spelling(site, *args)
 
 
@@ -93,8 +101,11 @@ def _shift(instruction: str) -> Spelling:
 
 def _count_leading_zeros(site: Site, x: str) -> str:
     return site.block.define(
-        f"call {site.type} @llvm.ctlz.{site.suffix}({site.type} ", x, ", i1 false)",
-        lanes=site.lanes)
+        f"call {site.type} @llvm.ctlz.{site.suffix}({site.type} ",
+        x,
+        ", i1 false)",
+        lanes=site.lanes,
+    )
 
 
 def _multiply_high(site: Site, x: str, y: str) -> str:
@@ -103,8 +114,12 @@ def _multiply_high(site: Site, x: str, y: str) -> str:
     define = site.block.define
     x, y = (define(f"zext {narrow} ", v, f" to {wide}", lanes=site.lanes) for v in (x, y))
     product = define(f"mul {wide} ", x, ", ", y, lanes=site.lanes)
-    high = define(f"lshr {wide} ", product,
-                  f", {types.spread(str(bits), f'i{2 * bits}', site.lanes)}", lanes=site.lanes)
+    high = define(
+        f"lshr {wide} ",
+        product,
+        f", {types.spread(str(bits), f'i{2 * bits}', site.lanes)}",
+        lanes=site.lanes,
+    )
     return define(f"trunc {wide} ", high, f" to {narrow}", lanes=site.lanes)
 
 
@@ -118,8 +133,9 @@ def _negate(site: Site, x: str) -> str:
 def _absolute(site: Site, x: str) -> str:
     if not site.dtype.is_signed:
         return x
-    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x,
-                             ", i1 false)", lanes=site.lanes)
+    return site.block.define(
+        f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x, ", i1 false)", lanes=site.lanes
+    )
 
 
 # Floats
@@ -152,8 +168,9 @@ def _extremum(op: str) -> Spelling:
         if site.target.vector_bytes == 64:  # an addition under a mask
             return site.select(unordered, site.op("fadd", x, y), both)
         integers, flags = site.as_integer(), types.vector("i1", site.lanes)
-        nan = site.block.define(f"sext {flags} ", unordered, f" to {integers.type}",
-                                lanes=site.lanes)
+        nan = site.block.define(
+            f"sext {flags} ", unordered, f" to {integers.type}", lanes=site.lanes
+        )
         return site.from_bits(integers.op("or", site.bits(both), nan))
 
     return spelled
@@ -177,8 +194,13 @@ def _range_maximum(site: Site, x: str, y: str) -> str:
     """
     kind, whole = "ps" if site.dtype is F32 else "pd", site.type
     return site.block.define(
-        f"call {whole} @llvm.x86.avx512.mask.range.{kind}.512({whole} ", x, f", {whole} ", y,
-        f", i32 5, {whole} zeroinitializer, i{site.lanes} -1, i32 4)", lanes=site.lanes)
+        f"call {whole} @llvm.x86.avx512.mask.range.{kind}.512({whole} ",
+        x,
+        f", {whole} ",
+        y,
+        f", i32 5, {whole} zeroinitializer, i{site.lanes} -1, i32 4)",
+        lanes=site.lanes,
+    )
 
 
 def _ldexp(site: Site, x: str, exponent: str) -> str:
@@ -186,13 +208,19 @@ def _ldexp(site: Site, x: str, exponent: str) -> str:
 
     Source: Intel SDM, VSCALEFPS: x * 2**floor(exponent), rounded once.
     """
+
     def scaled(register: Site, x: str, exponent: str) -> str:
         size, whole = register.lanes * register.dtype.bits, register.type
         mask, mode = f"i{max(8, register.lanes)} -1", ", i32 4" if size == 512 else ""
         kind = "ps" if register.dtype is F32 else "pd"
         return register.block.define(
-            f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} ", x, f", {whole} ",
-            exponent, f", {whole} zeroinitializer, {mask}{mode})", lanes=register.lanes)
+            f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} ",
+            x,
+            f", {whole} ",
+            exponent,
+            f", {whole} zeroinitializer, {mask}{mode})",
+            lanes=register.lanes,
+        )
 
     return _by_registers(site, (x, exponent), scaled)
 
@@ -204,30 +232,54 @@ def pick(site: Site, x: str, entries: Sequence[str]) -> str:
     def picked(register: Site, x: str) -> str:
         whole, numbers = register.type, register.as_integer().type
         return register.block.define(
-            f"call {whole} @llvm.x86.avx512.permvar.sf.512({whole} ", table, f", {numbers} ",
-            register.bits(x), ")", lanes=register.lanes)
+            f"call {whole} @llvm.x86.avx512.permvar.sf.512({whole} ",
+            table,
+            f", {numbers} ",
+            register.bits(x),
+            ")",
+            lanes=register.lanes,
+        )
 
     return _by_registers(site, (x,), picked, smallest=512)
 
 
-def _by_registers(site: Site, values: Sequence[str], write: Callable[..., str],
-                  smallest: int = 128) -> str:
+def _by_registers(
+    site: Site, values: Sequence[str], write: Callable[..., str], smallest: int = 128
+) -> str:
     """What `write` makes of values in the smallest register that holds the lanes, or in several
     large ones."""
     define, bits = site.block.define, site.dtype.bits
     if site.lanes * bits > 512:
         half = site._replace(lanes=site.lanes // 2)
-        parts = [_by_registers(half, [_resized(site, v, range(first, first + half.lanes))
-                                      for v in values], write, smallest)
-                 for first in (0, half.lanes)]
-        return define(f"shufflevector {half.type} ", parts[0], f", {half.type} ", parts[1],
-                      f", {types.shuffle_mask(tuple(range(site.lanes)))}", lanes=site.lanes)
+        parts = [
+            _by_registers(
+                half,
+                [_resized(site, v, range(first, first + half.lanes)) for v in values],
+                write,
+                smallest,
+            )
+            for first in (0, half.lanes)
+        ]
+        return define(
+            f"shufflevector {half.type} ",
+            parts[0],
+            f", {half.type} ",
+            parts[1],
+            f", {types.shuffle_mask(tuple(range(site.lanes)))}",
+            lanes=site.lanes,
+        )
     size = next(size for size in (128, 256, 512) if max(site.lanes * bits, smallest) <= size)
     register = site._replace(lanes=size // bits)
     if not site.lanes:
-        values = [define(f"insertelement {register.type} zeroinitializer, {site.type} ", v,
-                         ", i64 0", lanes=register.lanes)
-                  for v in values]
+        values = [
+            define(
+                f"insertelement {register.type} zeroinitializer, {site.type} ",
+                v,
+                ", i64 0",
+                lanes=register.lanes,
+            )
+            for v in values
+        ]
         return define(f"extractelement {register.type} ", write(register, *values), ", i64 0")
     if site.lanes == register.lanes:
         return write(register, *values)
@@ -238,9 +290,12 @@ def _by_registers(site: Site, values: Sequence[str], write: Callable[..., str],
 
 def _resized(site: Site, value: str, lanes: Sequence[int]) -> str:
     """These lanes of a vector; those from `site.lanes` on are zeros."""
-    return site.block.define(f"shufflevector {site.type} ", value,
-                             f", {site.type} zeroinitializer, {types.shuffle_mask(tuple(lanes))}",
-                             lanes=len(lanes))
+    return site.block.define(
+        f"shufflevector {site.type} ",
+        value,
+        f", {site.type} zeroinitializer, {types.shuffle_mask(tuple(lanes))}",
+        lanes=len(lanes),
+    )
 
 
 def _fma(site: Site, x: str, y: str, z: str) -> str:
@@ -253,8 +308,11 @@ def _is_finite(site: Site, x: str) -> str:
     """Below infinity once the sign is gone."""
     integers = site.as_integer()
     pattern = conversions.INFINITY_BITS[site.dtype]
-    magnitude = integers.op("and", site.bits(x) if site.dtype.bits >= 32 else x,
-                            integers.literal((1 << (site.dtype.bits - 1)) - 1))
+    magnitude = integers.op(
+        "and",
+        site.bits(x) if site.dtype.bits >= 32 else x,
+        integers.literal((1 << (site.dtype.bits - 1)) - 1),
+    )
     return integers.op("icmp ult", magnitude, integers.literal(pattern))
 
 
@@ -304,20 +362,40 @@ def _convert_in_range(site: Site, x: str) -> str:
 
 def _bitcast(site: Site, x: str) -> str:
     to = types.vector(types.register_type(site.result), site.lanes)
-    return x if to == site.type else site.block.define(f"bitcast {site.type} ", x, f" to {to}",
-                                                       lanes=site.lanes)
+    return (
+        x
+        if to == site.type
+        else site.block.define(f"bitcast {site.type} ", x, f" to {to}", lanes=site.lanes)
+    )
 
 
 # Ops on f16 and bf16 that need no arithmetic in them.
 _MOVES = frozenset(("convert", "bitcast", "is_finite"))
 
 _SPELLINGS: dict[str, Spelling] = {
-    "select": _select, "select_unlikely": _select, "not": _not,
-    "shl": _shift("shl"), "shr_logical": _shift("lshr"), "shr_arithmetic": _shift("ashr"),
-    "popcnt": lambda site, x: site.call("ctpop", x), "clz": _count_leading_zeros,
-    "mul_high": _multiply_high, "div": division.divide, "rem": division.remainder, "neg": _negate,
-    "abs": _absolute, "max": _extremum("max"), "min": _extremum("min"),
-    "fma": _fma, "ldexp": _ldexp, "is_finite": _is_finite, "round_even": _round_even,
-    "floor": _floor, "ceil": _ceil, "trunc": _trunc, "convert": _convert,
-    "convert_in_range": _convert_in_range, "bitcast": _bitcast,
+    "select": _select,
+    "select_unlikely": _select,
+    "not": _not,
+    "shl": _shift("shl"),
+    "shr_logical": _shift("lshr"),
+    "shr_arithmetic": _shift("ashr"),
+    "popcnt": lambda site, x: site.call("ctpop", x),
+    "clz": _count_leading_zeros,
+    "mul_high": _multiply_high,
+    "div": division.divide,
+    "rem": division.remainder,
+    "neg": _negate,
+    "abs": _absolute,
+    "max": _extremum("max"),
+    "min": _extremum("min"),
+    "fma": _fma,
+    "ldexp": _ldexp,
+    "is_finite": _is_finite,
+    "round_even": _round_even,
+    "floor": _floor,
+    "ceil": _ceil,
+    "trunc": _trunc,
+    "convert": _convert,
+    "convert_in_range": _convert_in_range,
+    "bitcast": _bitcast,
 }

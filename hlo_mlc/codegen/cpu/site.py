@@ -29,8 +29,9 @@ class Site(NamedTuple):
         return types.suffix(types.register_type(self.dtype), self.lanes)
 
     def literal(self, value: int | float) -> str:
-        return types.spread(types.literal(value, self.dtype),
-                            types.register_type(self.dtype), self.lanes)
+        return types.spread(
+            types.literal(value, self.dtype), types.register_type(self.dtype), self.lanes
+        )
 
     def op(self, instruction: str, x: str, y: str | None = None) -> str:
         """An instruction on one or two operands of the site's type: `add`, `icmp eq`, …"""
@@ -49,20 +50,23 @@ class Site(NamedTuple):
 
     def select(self, condition: str, on_true: str, on_false: str) -> str:
         head, between = _choice(self.dtype, self.lanes)
-        return self.block.define(head, condition, between, on_true, between, on_false,
-                                 lanes=self.lanes)
+        return self.block.define(
+            head, condition, between, on_true, between, on_false, lanes=self.lanes
+        )
 
     def as_integer(self) -> Site:
         """The same site for the bits of its floats."""
         return self._replace(dtype=conversions.BITS[self.dtype.bits])
 
     def bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.type} ", x, f" to {self.as_integer().type}",
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"bitcast {self.type} ", x, f" to {self.as_integer().type}", lanes=self.lanes
+        )
 
     def from_bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.as_integer().type} ", x, f" to {self.type}",
-                                 lanes=self.lanes)
+        return self.block.define(
+            f"bitcast {self.as_integer().type} ", x, f" to {self.type}", lanes=self.lanes
+        )
 
 
 @functools.cache

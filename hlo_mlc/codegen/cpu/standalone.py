@@ -60,8 +60,14 @@ declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)
 """
 
 
-def print_entry(name: str, plan: MemoryPlan, symbols: Mapping[str, str], operands: int,
-                results: int, target: CpuTarget) -> str:
+def print_entry(
+    name: str,
+    plan: MemoryPlan,
+    symbols: Mapping[str, str],
+    operands: int,
+    results: int,
+    target: CpuTarget,
+) -> str:
     """`void name(operand pointers…, result pointers…, void* workspace)`, on the caller's thread.
 
     `symbols` are those of the kernels, by id.
@@ -74,12 +80,16 @@ def print_entry(name: str, plan: MemoryPlan, symbols: Mapping[str, str], operand
         raise CodegenError(f"There is no way to set the floating-point mode of {architecture}")
     functions, flush = modes[architecture]
     lines = [f'target triple = "{target.triple}"', functions, _SERIAL]
-    lines += [f'declare void @"{symbol}"(ptr, ptr, ptr, ptr)'
-              for symbol in sorted(set(symbols.values()))]
+    lines += [
+        f'declare void @"{symbol}"(ptr, ptr, ptr, ptr)' for symbol in sorted(set(symbols.values()))
+    ]
     for number, array in enumerate(plan.constants):
         text = array.tobytes().hex("\\")
-        lines.append(f"@constant{number} = internal constant [{array.nbytes} x i8] "
-                     + (f'c"\\{text}"' if text else "zeroinitializer") + ", align 64")
+        lines.append(
+            f"@constant{number} = internal constant [{array.nbytes} x i8] "
+            + (f'c"\\{text}"' if text else "zeroinitializer")
+            + ", align 64"
+        )
     parameters = [f"ptr %a{n}" for n in range(operands)] + [f"ptr %r{n}" for n in range(results)]
     body = _Body()
     for invocation in plan.invocations:
@@ -87,11 +97,15 @@ def print_entry(name: str, plan: MemoryPlan, symbols: Mapping[str, str], operand
             at = body.offset("%buffers", 8 * position)
             body.emit(f"store ptr {body.pointer(place)}, ptr {at}, align 8")
         scratch = body.pointer(Place("workspace", invocation.scratch))
-        body.emit(f'call void @"{symbols[invocation.kernel]}"(ptr %context, ptr %buffers, '
-                  f"ptr null, ptr {scratch})")
+        body.emit(
+            f'call void @"{symbols[invocation.kernel]}"(ptr %context, ptr %buffers, '
+            f"ptr null, ptr {scratch})"
+        )
     for copy in plan.copies:
-        body.emit(f"call void @llvm.memcpy.p0.p0.i64(ptr {body.pointer(copy.target)}, "
-                  f"ptr {body.pointer(copy.source)}, i64 {copy.bytes}, i1 false)")
+        body.emit(
+            f"call void @llvm.memcpy.p0.p0.i64(ptr {body.pointer(copy.target)}, "
+            f"ptr {body.pointer(copy.source)}, i64 {copy.bytes}, i1 false)"
+        )
     most = max((len(invocation.buffers) for invocation in plan.invocations), default=1)
     lines += [
         f'define void @"{name}"({", ".join([*parameters, "ptr %workspace"])}) {{',
@@ -106,7 +120,8 @@ def print_entry(name: str, plan: MemoryPlan, symbols: Mapping[str, str], operand
         *body.lines,
         "  call void @set_mode(i64 %usual)",
         "  ret void",
-        "}"]
+        "}",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -108,7 +108,7 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
     # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
     if count > 1 and block.label == label and _is_vector(loop.body) and not writer.module.checked:
         copies = [written[a:b] for a, b in itertools.pairwise((*begins, len(written)))]
-        written[begins[0]:] = interleave(copies, writer.module.target.registers)
+        written[begins[0] :] = interleave(copies, writer.module.target.registers)
     if between is not None:
         memory.write_between(writer, places, values)
         writer.function.lane = None
@@ -121,17 +121,30 @@ def _stored_between(writer: Writer, loop: For, count: int) -> Store | None:
         return None
     (vector,), function, module = loop.body, writer.function, writer.module
     store, live = vector.body[0], _constant_extent(writer, vector)
-    if len(vector.body) > 1 or not isinstance(store, Store) or store.guard is not None \
-            or store.buffer.scope == "register" or live < count or live & (live - 1) \
-            or function.mask is not None or writer.storage(store.buffer).private_lanes \
-            or writer.storage(store.buffer).writable is None:
+    if (
+        len(vector.body) > 1
+        or not isinstance(store, Store)
+        or store.guard is not None
+        or store.buffer.scope == "register"
+        or live < count
+        or live & (live - 1)
+        or function.mask is not None
+        or writer.storage(store.buffer).private_lanes
+        or writer.storage(store.buffer).writable is None
+    ):
         return None
     apart = dict(module.linear(store.buffer, store.indices)[0])
-    if apart.pop(loop.var, 0) != 1 or apart.pop(vector.var, 0) != count \
-            or any(not a.free.isdisjoint((loop.var, vector.var)) for a in apart) \
-            or any(module.alias_class(one.source) == module.alias_class(store.buffer)
-                   and (one.source, one.indices) != (store.buffer, store.indices)
-                   for e in (*store.indices, store.value) for one in loads(e)):
+    if (
+        apart.pop(loop.var, 0) != 1
+        or apart.pop(vector.var, 0) != count
+        or any(not a.free.isdisjoint((loop.var, vector.var)) for a in apart)
+        or any(
+            module.alias_class(one.source) == module.alias_class(store.buffer)
+            and (one.source, one.indices) != (store.buffer, store.indices)
+            for e in (*store.indices, store.value)
+            for one in loads(e)
+        )
+    ):
         return None
     _enter_vector(writer, vector, live)
     writer.computed = store.buffer
@@ -147,12 +160,14 @@ def _constant_extent(writer: Writer, loop: For) -> int:
     if not types.is_literal(extent):
         raise CodegenError(
             f"Expected a constant extent of the {loop.kind.value} loop over {loop.var}, got "
-            f"{loop.extent}: loops of unknown extent are serial or parallel")
+            f"{loop.extent}: loops of unknown extent are serial or parallel"
+        )
     return int(extent)
 
 
-def _write_maybe(writer: Writer, loop: For, extent: Value,
-                 write: Callable[[Writer, For, Value], None]) -> None:
+def _write_maybe(
+    writer: Writer, loop: For, extent: Value, write: Callable[[Writer, For, Value], None]
+) -> None:
     """A loop that may have no iteration: nothing in it may be computed before that is known."""
     function = writer.function
     condition = function.block.define("icmp sgt i64 ", extent.text, ", 0")
@@ -174,8 +189,12 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     known, outer = function.begin_loop(writes, kept), function.block
     counter = function.fresh()
     is_long = not types.is_literal(extent.text) or int(extent.text) >= _LONG
-    with function.scope(_block(writer), leaf=not has_loops(loop.body), writes=writes,
-                        counter=counter if is_long else "") as inner:
+    with function.scope(
+        _block(writer),
+        leaf=not has_loops(loop.body),
+        writes=writes,
+        counter=counter if is_long else "",
+    ) as inner:
         start = inner.label
         function.bindings[loop.var] = Value(counter, types.INDEX_TYPE, 0, function.depth)
         if kept:
@@ -184,9 +203,10 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
         handed = function.registers.leave(inner) if kept else []
         following = _advanced(inner, "i64", "add nuw nsw i64 ", counter, ", 1")
         done = inner.define("icmp eq i64 ", following, ", ", extent.text)
-        pointers = [(name, first, _advanced(inner, "ptr", "getelementptr i8, ptr ", name,
-                                            f", i64 {step}"))
-                    for (first, step), name in function.scopes[-1].moving.items()]
+        pointers = [
+            (name, first, _advanced(inner, "ptr", "getelementptr i8, ptr ", name, f", i64 {step}"))
+            for (first, step), name in function.scopes[-1].moving.items()
+        ]
     del function.bindings[loop.var]
     after = function.label()
     outer.jump(start)
@@ -196,8 +216,15 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     for name, first, moved in pointers:
         outer.name(name, "phi ptr [ ", first, f", %{entered} ], [ ", moved, f", %{inner.label} ]")
     for first, one, last in handed:
-        outer.name(one.text, f"phi {one.form.type} [ ", first.text, f", %{entered} ], [ ",
-                   last.text, f", %{inner.label} ]", lanes=one.form.lanes)
+        outer.name(
+            one.text,
+            f"phi {one.form.type} [ ",
+            first.text,
+            f", %{entered} ], [ ",
+            last.text,
+            f", %{inner.label} ]",
+            lanes=one.form.lanes,
+        )
     outer.instructions += inner.instructions
     outer.branch(done, after, start)
     outer.start(after)
@@ -238,25 +265,43 @@ def _completing(writer: Writer, loop: For, body: Statements, live: int) -> int:
     """How many of these statements store vectors into each other's gaps, by which nothing changes
     that they read: 2, such as the parts of complex numbers, or 1."""
     function, module = writer.function, writer.module
-    if len(body) < 2 or live < 2 or live & (live - 1) or function.mask is not None \
-            or not all(isinstance(one, Store) and one.guard is None for one in body[:2]):
+    if (
+        len(body) < 2
+        or live < 2
+        or live & (live - 1)
+        or function.mask is not None
+        or not all(isinstance(one, Store) and one.guard is None for one in body[:2])
+    ):
         return 1
     first, second = body[:2]
-    if first.buffer is not second.buffer or not _may_complete(writer, first.buffer) \
-            or any(_meets(module, one.source, first.buffer) for store in body[:2]
-                   for e in (*store.indices, store.value) for one in loads(e)):
+    if (
+        first.buffer is not second.buffer
+        or not _may_complete(writer, first.buffer)
+        or any(
+            _meets(module, one.source, first.buffer)
+            for store in body[:2]
+            for e in (*store.indices, store.value)
+            for one in loads(e)
+        )
+    ):
         return 1
-    (terms, start), (others, following) = (module.linear(one.buffer, one.indices)
-                                           for one in body[:2])
+    (terms, start), (others, following) = (
+        module.linear(one.buffer, one.indices) for one in body[:2]
+    )
     apart = dict(terms)
-    return 2 if apart == dict(others) and following - start == 1 and apart.pop(loop.var, 0) == 2 \
-        and all(atom.free.isdisjoint((loop.var,)) for atom in apart) else 1
+    return (
+        2
+        if apart == dict(others)
+        and following - start == 1
+        and apart.pop(loop.var, 0) == 2
+        and all(atom.free.isdisjoint((loop.var,)) for atom in apart)
+        else 1
+    )
 
 
 def _may_complete(writer: Writer, buffer: Buffer) -> bool:
     storage = writer.storage(buffer)
-    return buffer.scope != "register" and not storage.private_lanes \
-        and storage.writable is not None
+    return buffer.scope != "register" and not storage.private_lanes and storage.writable is not None
 
 
 def _meets(module: Module, one: Buffer, other: Buffer) -> bool:
@@ -267,7 +312,8 @@ def _enter_vector(writer: Writer, loop: For, live: int) -> None:
     if writer.function.lane is not None:
         raise CodegenError(
             f"Expected one vector loop at a time, got the loop over {loop.var} inside that over "
-            f"{writer.function.lane.var}")
+            f"{writer.function.lane.var}"
+        )
     writer.enter_lanes(Lane(loop.var, live, 1 << (live - 1).bit_length()))
 
 
@@ -302,7 +348,8 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
     if function.lane is not None:
         raise CodegenError(
             f"Expected tasks around vector loops, got the parallel loop over {loop.var} inside "
-            f"the vector loop over {function.lane.var}")
+            f"the vector loop over {function.lane.var}"
+        )
     task = Writer(module, memory.load, writer)
     number = next(module.numbers)
     name = f"@task{number}"
@@ -314,22 +361,31 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
     function.prologue.name(closure, f"alloca [{size} x i64], align 8")
     block = function.block
     for slot, value in enumerate(task.captured):
-        place = block.define("getelementptr i64, ptr ", closure, f", i64 {slot}") \
-            if slot else closure
+        place = (
+            block.define("getelementptr i64, ptr ", closure, f", i64 {slot}") if slot else closure
+        )
         block.emit(f"store {value.type} ", value.text, ", ptr ", place, ", align 8")
     function.begin_loop(module.writes(loop.body))
     own = writer.context()
     parallel_for = block.define("load ptr, ptr ", own, ", align 8, !invariant.load !0")
-    block.emit("call void ", parallel_for, "(ptr ", own, f", ptr {name}, ptr ", closure,
-               ", i64 ", count.text, ")")
+    block.emit(
+        "call void ",
+        parallel_for,
+        "(ptr ",
+        own,
+        f", ptr {name}, ptr ",
+        closure,
+        ", i64 ",
+        count.text,
+        ")",
+    )
 
 
 def finish(writer: Writer, header: str) -> int:
     """End a function and add it to the module; gives its number of lines."""
     function = writer.function
     function.registers.flush(function.block)
-    lines = [f"{header} nounwind {{", "entry:", *function.prologue.lines(),
-             *function.block.lines()]
+    lines = [f"{header} nounwind {{", "entry:", *function.prologue.lines(), *function.block.lines()]
     if writer.streams and writer.module.target.is_x86:
         lines.append("  call void @llvm.x86.sse.sfence()")
     lines += ["  ret void", "}"]
@@ -346,17 +402,20 @@ def _write_call(writer: Writer, stmt: Call) -> None:
     if stmt.program not in module.root.called:
         called = Writer(Module(stmt.program, module.target, module.root), memory.load)
         write_all(called, stmt.program.body)
-        function.others += finish(called, f"define internal void {name}(ptr %ctx, ptr %buffers, "
-                                          f"ptr %dims, ptr %scratch)")
+        function.others += finish(
+            called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)"
+        )
     pointers = f"%arguments{next(module.numbers)}"
     function.prologue.name(pointers, f"alloca [{len(stmt.buffers)} x ptr], align 8")
     block = function.block
     for slot, buffer in enumerate(stmt.buffers):
-        place = block.define("getelementptr ptr, ptr ", pointers, f", i64 {slot}") \
-            if slot else pointers
+        place = (
+            block.define("getelementptr ptr, ptr ", pointers, f", i64 {slot}") if slot else pointers
+        )
         block.emit("store ptr ", writer.storage(buffer).pointer, ", ptr ", place, ", align 8")
-    block.emit(f"call void {name}(ptr ", writer.context(), ", ptr ", pointers,
-               ", ptr null, ptr null)")
+    block.emit(
+        f"call void {name}(ptr ", writer.context(), ", ptr ", pointers, ", ptr null, ptr null)"
+    )
     function.forget(module.results_of(stmt))
 
 
@@ -390,7 +449,8 @@ def _require_uniform(writer: Writer, condition: Value, node: Expr) -> None:
     if condition.lanes:
         raise CodegenError(
             f"Expected a condition that is the same in all lanes of the vector loop over "
-            f"{writer.function.lane.var}, got {node}: guard the stores instead")
+            f"{writer.function.lane.var}, got {node}: guard the stores instead"
+        )
 
 
 def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]) -> None:
@@ -431,10 +491,19 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     room, pointer = writer.stack.get(buffer.name, (0, ""))
     if room < size or is_register:
         room, pointer = size, _stack(writer, buffer, size)
-    writer.allocate(buffer, Storage(
-        pointer, 64, module.alias_class(buffer), size, "" if is_register else module.tags(buffer),
-        lanes, size if is_register else 0,
-        not lanes and has_spare_lanes(buffer, stmt.body)))
+    writer.allocate(
+        buffer,
+        Storage(
+            pointer,
+            64,
+            module.alias_class(buffer),
+            size,
+            "" if is_register else module.tags(buffer),
+            lanes,
+            size if is_register else 0,
+            not lanes and has_spare_lanes(buffer, stmt.body),
+        ),
+    )
     if module.checked:
         checking.poison(writer, pointer, size)
     write_all(writer, stmt.body)
@@ -452,15 +521,15 @@ def _stack(writer: Writer, buffer: Buffer, size: int) -> str:
         raise CodegenError(
             f"Expected at most {STACK_BYTES} bytes on the stack of kernel "
             f"{writer.module.program.name!r}, got {writer.stack_bytes} with {buffer!r}: put large "
-            f"buffers into scratch")
+            f"buffers into scratch"
+        )
     return writer.function.prepare(f"alloca [{size} x i8], align 64")
 
 
 def _write_store(writer: Writer, stmt: Store) -> None:
     def write() -> None:
         value = writer.evaluate(stmt.value)
-        memory.write(writer, resolve(writer, stmt.buffer, stmt.indices), value,
-                     stmt.streaming)
+        memory.write(writer, resolve(writer, stmt.buffer, stmt.indices), value, stmt.streaming)
 
     _write_guarded(writer, stmt.guard, write)
 
@@ -469,10 +538,13 @@ def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
     place = resolve(writer, stmt.buffer, stmt.indices)
     # Vectors that share a line with the one before need not ask for it again.
     if writer.function.lane is not None and (
-            not place.is_contiguous or place.constant % CACHE_LINE_BYTES):
+        not place.is_contiguous or place.constant % CACHE_LINE_BYTES
+    ):
         return
     block = writer.function.block
-    address = displaced(block, pointer(writer, place).text,
-                        place.constant + stmt.ahead * place.dtype.bytes)
-    block.emit("call void @llvm.prefetch.p0(ptr ", address, ", i32 0, i32 3, i32 1)",
-               kind=Kind.HINT)
+    address = displaced(
+        block, pointer(writer, place).text, place.constant + stmt.ahead * place.dtype.bytes
+    )
+    block.emit(
+        "call void @llvm.prefetch.p0(ptr ", address, ", i32 0, i32 3, i32 1)", kind=Kind.HINT
+    )

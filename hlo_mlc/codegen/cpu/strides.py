@@ -39,8 +39,11 @@ def is_apart(writer: Writer, place: Place, mask: Value | None) -> bool:
     """Whether `read_apart` and `write_apart` are for the lanes of a place."""
     if place.varying:
         return False
-    return _is_close(writer, place, mask) or place.dtype.bytes < _SMALLEST_GATHERED \
+    return (
+        _is_close(writer, place, mask)
+        or place.dtype.bytes < _SMALLEST_GATHERED
         or not writer.module.target.has_fast_gather
+    )
 
 
 def _is_close(writer: Writer, place: Place, mask: Value | None) -> bool:
@@ -57,10 +60,15 @@ def has_masks(writer: Writer, place: Place) -> bool:
     return target.has_masked_access if place.dtype.bytes >= 4 else target.has_masked_bytes
 
 
-def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-               fill: str | None, depth: int) -> str:
-    """What is in memory at the lanes of a place where the conditions hold, else the literal `fill`.
-    """
+def read_apart(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None,
+    depth: int,
+) -> str:
+    """What is in memory at the lanes of a place where conditions hold, else the literal `fill`."""
     phase = _phase(writer, place) if switch is None and mask is None else None
     if phase is not None:
         return _read_phase(writer, place, phase, depth)
@@ -79,11 +87,20 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
     text = "poison" if lane.is_full else types.spread(padding, element, lane.width)
     for number, address in enumerate(addresses):
-        one = block.define(f"load {element}, ptr ", address,
-                           f", align {place.dtype.bytes}{place.storage.load_tags}",
-                           kind=place.storage.load_kind)
-        text = block.define(f"insertelement {whole} ", text, f", {element} ", one,
-                            f", i64 {number}", lanes=lane.width)
+        one = block.define(
+            f"load {element}, ptr ",
+            address,
+            f", align {place.dtype.bytes}{place.storage.load_tags}",
+            kind=place.storage.load_kind,
+        )
+        text = block.define(
+            f"insertelement {whole} ",
+            text,
+            f", {element} ",
+            one,
+            f", i64 {number}",
+            lanes=lane.width,
+        )
     return text
 
 
@@ -92,8 +109,11 @@ def lanes_where(writer: Writer, condition: Expr) -> tuple[bool, ...] | None:
     numbers."""
     lane = writer.function.lane
     outer = {var: writer.variable(var) for var in condition.free if var is not lane.var}
-    point = {var: index.constant(int(value.text)) for var, value in outer.items()
-             if types.is_literal(value.text)}
+    point = {
+        var: index.constant(int(value.text))
+        for var, value in outer.items()
+        if types.is_literal(value.text)
+    }
     found = []
     for number in range(lane.live):
         here = substitute(condition, {**point, lane.var: index.constant(number)})
@@ -109,8 +129,11 @@ def has_pattern(writer: Writer, place: Place, on: Sequence[bool] = ()) -> bool:
     if place.varying and not place.pattern:
         return False
     places = _wanted(writer, place, on)
-    return bool(place.pattern or on) and len(pieces(
-        (at for at in places if at is not None), writer.function.lane.width)) <= MOST_PIECES
+    return (
+        bool(place.pattern or on)
+        and len(pieces((at for at in places if at is not None), writer.function.lane.width))
+        <= MOST_PIECES
+    )
 
 
 def read_pattern(writer: Writer, place: Place, depth: int, on: Sequence[bool] = ()) -> str:
@@ -131,9 +154,13 @@ def read_pattern(writer: Writer, place: Place, depth: int, on: Sequence[bool] = 
         for first, count in _loaded(start, end, low, behind):
             address = displaced(block, base, place.constant + first * place.dtype.bytes)
             check_span(writer, place, "load", block, address, count * place.dtype.bytes)
-            text = block.define(f"load {types.vector(place.element, count)}, ptr ", address,
-                                f", align {place.dtype.bytes}{place.storage.load_tags}",
-                                lanes=count, kind=place.storage.load_kind)
+            text = block.define(
+                f"load {types.vector(place.element, count)}, ptr ",
+                address,
+                f", align {place.dtype.bytes}{place.storage.load_tags}",
+                lanes=count,
+                kind=place.storage.load_kind,
+            )
             found.append((first, count, text))
     return _picked(block, place.element, lanes, found)
 
@@ -157,36 +184,63 @@ def _loaded(start: int, end: int, low: int, behind: int) -> list[tuple[int, int]
     return [(start, half), (end - half, half)] if count < whole else [(start, whole)]
 
 
-def _picked(block: Block, element: str, lanes: Sequence[int | None],
-            found: Sequence[tuple[int, int, str]]) -> str:
+def _picked(
+    block: Block, element: str, lanes: Sequence[int | None], found: Sequence[tuple[int, int, str]]
+) -> str:
     """A vector of elements by their places, out of vectors of neighbours: these are put side by
     side as far as a vector holds them, and what it is to be of them is shuffled."""
+
     def shuffled(a: str, b: str, length: int, picks: Sequence[int | None]) -> str:
         vector = f"<{length} x {element}> "
-        return block.define(f"shufflevector {vector}", a, f", {vector}", b,
-                            f", {types.shuffle_mask(tuple(picks))}", lanes=len(picks))
+        return block.define(
+            f"shufflevector {vector}",
+            a,
+            f", {vector}",
+            b,
+            f", {types.shuffle_mask(tuple(picks))}",
+            lanes=len(picks),
+        )
 
     width, longest = len(lanes), max(count for _, count, _ in found)
     texts, at = [], {}
     for number, (first, count, text) in enumerate(found):
         at.update({first + n: number * longest + n for n in range(count)})
-        texts.append(text if count == longest else shuffled(
-            text, "poison", count, (*range(count), *[None] * (longest - count))))
+        texts.append(
+            text
+            if count == longest
+            else shuffled(text, "poison", count, (*range(count), *[None] * (longest - count)))
+        )
     while len(texts) > 1 and 2 * longest <= width:
         texts += texts[-1:] * (len(texts) % 2)
-        texts = [shuffled(a, b, longest, range(2 * longest))
-                 for a, b in zip(texts[::2], texts[1::2], strict=True)]
+        texts = [
+            shuffled(a, b, longest, range(2 * longest))
+            for a, b in zip(texts[::2], texts[1::2], strict=True)
+        ]
         longest *= 2
     places = [None if place is None else at[place] for place in lanes]
     here = [place if place is not None and place < 2 * longest else None for place in places]
-    whole = shuffled(texts[0], texts[1] if len(texts) > 1 else "poison", longest, here) \
-        if len(texts) > 1 or here != [*range(longest)] else texts[0]
+    whole = (
+        shuffled(texts[0], texts[1] if len(texts) > 1 else "poison", longest, here)
+        if len(texts) > 1 or here != [*range(longest)]
+        else texts[0]
+    )
     for number, text in enumerate(texts[2:], 2):
         start = number * longest
-        whole = shuffled(whole, text, width, [
-            None if place is None else n if place < start
-            else width + place - start if place < start + longest else None
-            for n, place in enumerate(places)])
+        whole = shuffled(
+            whole,
+            text,
+            width,
+            [
+                None
+                if place is None
+                else n
+                if place < start
+                else width + place - start
+                if place < start + longest
+                else None
+                for n, place in enumerate(places)
+            ],
+        )
     return whole
 
 
@@ -199,10 +253,16 @@ def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> 
     if mask is not None:
         addresses = _masked(function, block, addresses, mask, _sink(function))
     for number, address in enumerate(addresses):
-        one = block.define(f"extractelement {types.vector(element, lane.width)} ", text,
-                           f", i64 {number}")
-        block.emit(f"store {element} ", one, ", ptr ", address,
-                   f", align {place.dtype.bytes}{place.storage.tags}")
+        one = block.define(
+            f"extractelement {types.vector(element, lane.width)} ", text, f", i64 {number}"
+        )
+        block.emit(
+            f"store {element} ",
+            one,
+            ", ptr ",
+            address,
+            f", align {place.dtype.bytes}{place.storage.tags}",
+        )
 
 
 def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
@@ -216,30 +276,54 @@ def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
         origins = [divmod(element, step) for element in range(first, first + width)]
         text = texts[0]
         for number in range(1, step):
-            picks = ((at if number > 1 else lane) if source < number
-                     else width + lane if source == number else None
-                     for at, (lane, source) in enumerate(origins))
-            text = block.define(f"shufflevector {whole} ", text, f", {whole} ", texts[number],
-                                f", {types.shuffle_mask(tuple(picks))}", lanes=width)
+            picks = (
+                (at if number > 1 else lane)
+                if source < number
+                else width + lane
+                if source == number
+                else None
+                for at, (lane, source) in enumerate(origins)
+            )
+            text = block.define(
+                f"shufflevector {whole} ",
+                text,
+                f", {whole} ",
+                texts[number],
+                f", {types.shuffle_mask(tuple(picks))}",
+                lanes=width,
+            )
         address = displaced(block, base, first * size)
-        block.emit(f"store {whole} ", text, ", ptr ", address,
-                   f", align {size}{place.storage.tags}")
+        block.emit(
+            f"store {whole} ", text, ", ptr ", address, f", align {size}{place.storage.tags}"
+        )
 
 
 # Addresses of the lanes that are iterations
 
 
-def _first(writer: Writer, place: Place, what: str, block: Block, switch: Value | None,
-           mask: Value | None) -> str:
+def _first(
+    writer: Writer, place: Place, what: str, block: Block, switch: Value | None, mask: Value | None
+) -> str:
     """That of the first lane, of lanes that are checked."""
     function, lane = writer.function, writer.function.lane
     first, active = displaced(block, pointer(writer, place).text, place.constant), lane.mask
     if mask is not None and writer.module.checked:
-        active = block.define(f"and {types.vector('i1', lane.width)} ", active, ", ",
-                              function.widen(mask, lane.width), lanes=lane.width)
-    check_lanes(writer, place, what, block,
-                lane_addresses(writer, place, block, first, place.stride), active,
-                None if switch is None else switch.text)
+        active = block.define(
+            f"and {types.vector('i1', lane.width)} ",
+            active,
+            ", ",
+            function.widen(mask, lane.width),
+            lanes=lane.width,
+        )
+    check_lanes(
+        writer,
+        place,
+        what,
+        block,
+        lane_addresses(writer, place, block, first, place.stride),
+        active,
+        None if switch is None else switch.text,
+    )
     return first
 
 
@@ -248,19 +332,22 @@ def _addresses(writer: Writer, place: Place, block: Block, first: str) -> list[s
     return [displaced(block, first, number * step) for number in range(writer.function.lane.live)]
 
 
-def _switched(writer: Writer, place: Place, block: Block, first: str, switch: Value,
-              table: str) -> list[str]:
+def _switched(
+    writer: Writer, place: Place, block: Block, first: str, switch: Value, table: str
+) -> list[str]:
     """The same if `switch` holds; else that of the table for all, in steps of no bytes."""
     found = [block.define("select i1 ", switch.text, ", ptr ", first, ", ptr ", table)]
-    step = block.define("select i1 ", switch.text,
-                        f", i64 {place.stride * place.dtype.bytes}, i64 0")
+    step = block.define(
+        "select i1 ", switch.text, f", i64 {place.stride * place.dtype.bytes}, i64 0"
+    )
     for _ in range(1, writer.function.lane.live):
         found.append(block.define("getelementptr i8, ptr ", found[-1], ", i64 ", step))
     return found
 
 
-def _masked(function: Function, block: Block, addresses: list[str], mask: Value,
-            elsewhere: str) -> list[str]:
+def _masked(
+    function: Function, block: Block, addresses: list[str], mask: Value, elsewhere: str
+) -> list[str]:
     """The addresses of the lanes that are on; those that are off go elsewhere."""
     width, found = function.lane.width, []
     bits, kind = function.widen(mask, width), types.vector("i1", width)
@@ -286,9 +373,15 @@ def _phase(writer: Writer, place: Place) -> int | None:
     elements, a power of two that vectors hold some of, are read and never written."""
     lane, step, shape = writer.function.lane, place.stride, place.buffer.shape
     most = max(WIDEST_STEP, min(2 * WIDEST_STEP, lane.width // 2))
-    if not 1 < step <= most or step & (step - 1) or not lane.is_full or place.varying \
-            or place.storage.writable is not None \
-            or not all(isinstance(extent, int) for extent in shape) or math.prod(shape) % step:
+    if (
+        not 1 < step <= most
+        or step & (step - 1)
+        or not lane.is_full
+        or place.varying
+        or place.storage.writable is not None
+        or not all(isinstance(extent, int) for extent in shape)
+        or math.prod(shape) % step
+    ):
         return None
     terms, phase = writer.module.linear(place.buffer, place.where)
     for atom, coefficient in terms:
@@ -311,31 +404,45 @@ def _read_phase(writer: Writer, place: Place, phase: int, depth: int) -> str:
     def once(key: tuple[int, ...], make: Callable[[], str]) -> str:
         name = ("phase", base, first, step, width, *key)
         known = function.memo.get(name) or function.remember(
-            name, Value(make(), place.element, width, depth, place.reads))
+            name, Value(make(), place.element, width, depth, place.reads)
+        )
         return known.text
 
     def loaded(number: int) -> str:
         address = displaced(block, base, first + number * width * size)
         check_span(writer, place, "load", block, address, width * size)
-        return block.define(f"load {whole}, ptr ", address,
-                            f", align {size}{place.storage.load_tags}",
-                            lanes=width, kind=place.storage.load_kind)
+        return block.define(
+            f"load {whole}, ptr ",
+            address,
+            f", align {size}{place.storage.load_tags}",
+            lanes=width,
+            kind=place.storage.load_kind,
+        )
 
     def halved(pair: list[str], odd: int) -> str:
         mask = types.shuffle_mask(tuple(range(odd, 2 * width, 2)))
-        return block.define(f"shufflevector {whole} ", pair[0], f", {whole} ", pair[1],
-                            f", {mask}", lanes=width)
+        return block.define(
+            f"shufflevector {whole} ", pair[0], f", {whole} ", pair[1], f", {mask}", lanes=width
+        )
 
     texts = [once((n,), functools.partial(loaded, n)) for n in range(step)]
     for level in range(step.bit_length() - 1):
         odd, taken = phase >> level & 1, phase % (2 << level)
-        texts = [once((level, taken, n), functools.partial(halved, texts[n:n + 2], odd))
-                 for n in range(0, len(texts), 2)]
+        texts = [
+            once((level, taken, n), functools.partial(halved, texts[n : n + 2], odd))
+            for n in range(0, len(texts), 2)
+        ]
     return texts[0]
 
 
-def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-                   fill: str | None, depth: int) -> str:
+def _read_shuffled(
+    writer: Writer,
+    place: Place,
+    switch: Value | None,
+    mask: Value | None,
+    fill: str | None,
+    depth: int,
+) -> str:
     """Lanes a few elements apart: the vectors from the first to the last of them, shuffled.
 
     The last vector ends with the last lane, so nothing beyond it is read; nothing but lanes that
@@ -347,9 +454,13 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
     padding, bits, tags = place.padding(fill), types.vector("i1", width), place.storage.load_tags
     active = None if lane.is_full else lane.mask
     if mask is not None:
-        active = function.widen(mask, width) if active is None \
-            else block.define(f"and {bits} ", function.widen(mask, width), ", ", active,
-                              lanes=width)
+        active = (
+            function.widen(mask, width)
+            if active is None
+            else block.define(
+                f"and {bits} ", function.widen(mask, width), ", ", active, lanes=width
+            )
+        )
     lanes = [n * step for n in range(width)]
     lowest = place.constant
     if place.stride < 0:
@@ -361,8 +472,15 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
         check_span(writer, place, "load", block, base, (max(lanes) + 1) * size, switched)
     else:
         start = displaced(block, base, lanes[0] * size)
-        check_lanes(writer, place, "load", block,
-                    lane_addresses(writer, place, block, start, place.stride), active, switched)
+        check_lanes(
+            writer,
+            place,
+            "load",
+            block,
+            lane_addresses(writer, place, block, start, place.stride),
+            active,
+            switched,
+        )
     if switch is not None:
         table = writer.module.table(place.element, padding, max(lanes) + 1)
         base = block.define("select i1 ", switch.text, ", ptr ", base, ", ptr ", table)
@@ -373,23 +491,42 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
         address = displaced(block, base, first * size)
         loaded = (f"load {whole}, ptr ", address, f", align {size}{tags}")
         if active is not None:
-            spread = types.shuffle_mask(tuple(
-                lanes.index(element) if element in lanes else width
-                for element in range(first, first + width)))
-            on = block.define(f"shufflevector {bits} ", active,
-                              f", {bits} zeroinitializer, {spread}", lanes=width)
-            loaded = (f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-                      f"ptr align {size} ", address, f", {bits} ", on,
-                      f", {whole} {types.spread(padding, place.element, width)}){tags}")
+            spread = types.shuffle_mask(
+                tuple(
+                    lanes.index(element) if element in lanes else width
+                    for element in range(first, first + width)
+                )
+            )
+            on = block.define(
+                f"shufflevector {bits} ", active, f", {bits} zeroinitializer, {spread}", lanes=width
+            )
+            loaded = (
+                f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
+                f"ptr align {size} ",
+                address,
+                f", {bits} ",
+                on,
+                f", {whole} {types.spread(padding, place.element, width)}){tags}",
+            )
         part = block.define(*loaded, lanes=width, kind=place.storage.load_kind)
-        here = {number: element - first for number, element in enumerate(lanes)
-                if number not in found and first <= element < first + width}
+        here = {
+            number: element - first
+            for number, element in enumerate(lanes)
+            if number not in found and first <= element < first + width
+        }
         if not text:
             text, found = part, here
             continue
-        picks = (found[n] if n in found else width + here[n] if n in here else None
-                 for n in range(width))
-        text = block.define(f"shufflevector {whole} ", text, f", {whole} ", part,
-                            f", {types.shuffle_mask(tuple(picks))}", lanes=width)
+        picks = (
+            found[n] if n in found else width + here[n] if n in here else None for n in range(width)
+        )
+        text = block.define(
+            f"shufflevector {whole} ",
+            text,
+            f", {whole} ",
+            part,
+            f", {types.shuffle_mask(tuple(picks))}",
+            lanes=width,
+        )
         found = {n: n for n in (*found, *here)}
     return text

@@ -37,9 +37,15 @@ _PIECE_BYTES = 16
 def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     """The value of a load that walks down a column of a block; None where that is not so."""
     function, lane = writer.function, writer.function.lane
-    if lane is None or lane.width < _SMALLEST or function.mask is not None \
-            or node.guard is not None or place.varying or abs(place.stride) < 2 \
-            or place.dtype is BOOL:
+    if (
+        lane is None
+        or lane.width < _SMALLEST
+        or function.mask is not None
+        or node.guard is not None
+        or place.varying
+        or abs(place.stride) < 2
+        or place.dtype is BOOL
+    ):
         return None
     found = _unrolled_across(writer, node, lane.width)
     if found is None:
@@ -65,23 +71,28 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         at = place.constant + (row * place.stride + first - column) * size
         address = displaced(block, base, at)
         check_span(writer, place, "load", block, address, elements * size)
-        return block.define(f"load {types.vector(element, elements)}, ptr ", address,
-                            f", align {size}{storage.load_tags}",
-                            lanes=elements, kind=storage.load_kind)
+        return block.define(
+            f"load {types.vector(element, elements)}, ptr ",
+            address,
+            f", align {size}{storage.load_tags}",
+            lanes=elements,
+            kind=storage.load_kind,
+        )
 
     def rows(first: int, elements: int) -> list[str]:
         found = [read(row, first, elements) for row in range(lane.live)]
         return found + found[:1] * (lane.width - lane.live)  # any values: nobody looks at them
 
-    network = _Network(block, element, lane.width,
-                       _power_of_two(min(count, lane.width, _PIECE_BYTES // size)))
+    network = _Network(
+        block, element, lane.width, _power_of_two(min(count, lane.width, _PIECE_BYTES // size))
+    )
     if count == lane.width:
         columns = network.square(rows(0, count))
     else:
         columns = []
         for first in range(0, count, network.piece):
             begin = min(first, count - network.piece)  # the last piece ends with the row
-            columns += network.strip(rows(begin, network.piece))[first - begin:]
+            columns += network.strip(rows(begin, network.piece))[first - begin :]
     reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
     values = [Value(text, register, lane.width, depth, reads) for text in columns]
@@ -97,8 +108,13 @@ def _unrolled_across(writer: Writer, node: Load, width: int) -> tuple[Var, bool]
     from the last to the first."""
     terms, _ = writer.module.linear(node.source, node.indices)
     for atom, coefficient in terms:
-        if coefficient in (1, -1) and isinstance(atom, Var) and atom.extent >= _SMALLEST \
-                and atom.extent <= max(width, _LONGEST) and atom in writer.function.constants:
+        if (
+            coefficient in (1, -1)
+            and isinstance(atom, Var)
+            and atom.extent >= _SMALLEST
+            and atom.extent <= max(width, _LONGEST)
+            and atom in writer.function.constants
+        ):
             return atom, coefficient < 0
     return None
 
@@ -121,11 +137,11 @@ class _Network(NamedTuple):
 
     def strip(self, rows: Sequence[str]) -> list[str]:
         """The columns of rows that are one piece long."""
-        return self._interleaved([self._joined(rows[p::self.piece]) for p in range(self.piece)])
+        return self._interleaved([self._joined(rows[p :: self.piece]) for p in range(self.piece)])
 
     def square(self, rows: Sequence[str]) -> list[str]:
         """The columns of rows that are as long as there are rows."""
-        apart = [self._picked(rows[p::self.piece]) for p in range(self.piece)]
+        apart = [self._picked(rows[p :: self.piece]) for p in range(self.piece)]
         return [one for pieces in zip(*apart, strict=True) for one in self._interleaved(pieces)]
 
     def _joined(self, pieces: Sequence[str]) -> str:
@@ -133,19 +149,26 @@ class _Network(NamedTuple):
         length = self.piece
         while len(pieces) > 1:
             both = range(2 * length)
-            pieces = [self._shuffled(a, b, length, both)
-                      for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
+            pieces = [
+                self._shuffled(a, b, length, both)
+                for a, b in zip(pieces[::2], pieces[1::2], strict=True)
+            ]
             length *= 2
         return pieces[0]
 
     def _picked(self, rows: Sequence[str]) -> list[str]:
         """The first pieces of all rows in one vector, the second ones in the next, …"""
         pieces = range(0, 2 * self.width, self.piece)
-        even, odd = ([start + lane for start in pieces[first::2] for lane in range(self.piece)]
-                     for first in (0, 1))
+        even, odd = (
+            [start + lane for start in pieces[first::2] for lane in range(self.piece)]
+            for first in (0, 1)
+        )
         for _ in range(len(rows).bit_length() - 1):
-            rows = [self._shuffled(a, b, self.width, lanes) for lanes in (even, odd)
-                    for a, b in zip(rows[::2], rows[1::2], strict=True)]
+            rows = [
+                self._shuffled(a, b, self.width, lanes)
+                for lanes in (even, odd)
+                for a, b in zip(rows[::2], rows[1::2], strict=True)
+            ]
         return list(rows)
 
     def _interleaved(self, rows: Sequence[str]) -> list[str]:
@@ -153,15 +176,30 @@ class _Network(NamedTuple):
         elements."""
         half = self.piece // 2
         starts = range(0, self.width, self.piece)
-        low, high = ([lane for start in starts for n in range(first, first + half)
-                      for lane in (start + n, self.width + start + n)] for first in (0, half))
+        low, high = (
+            [
+                lane
+                for start in starts
+                for n in range(first, first + half)
+                for lane in (start + n, self.width + start + n)
+            ]
+            for first in (0, half)
+        )
         for _ in range(self.piece.bit_length() - 1):
-            rows = [self._shuffled(a, b, self.width, lanes)
-                    for a, b in zip(rows[:half], rows[half:], strict=True)
-                    for lanes in (low, high)]
+            rows = [
+                self._shuffled(a, b, self.width, lanes)
+                for a, b in zip(rows[:half], rows[half:], strict=True)
+                for lanes in (low, high)
+            ]
         return list(rows)
 
     def _shuffled(self, a: str, b: str, length: int, lanes: Sequence[int]) -> str:
         whole = types.vector(self.element, length)
-        return self.block.define(f"shufflevector {whole} ", a, f", {whole} ", b,
-                                 f", {types.shuffle_mask(tuple(lanes))}", lanes=len(lanes))
+        return self.block.define(
+            f"shufflevector {whole} ",
+            a,
+            f", {whole} ",
+            b,
+            f", {types.shuffle_mask(tuple(lanes))}",
+            lanes=len(lanes),
+        )

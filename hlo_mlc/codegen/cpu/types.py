@@ -25,7 +25,8 @@ def register_type(dtype: DType) -> str:
     if dtype.kind is Kind.COMPLEX:
         raise CodegenError(
             f"Expected a type that machine registers hold, got {dtype}: complex values have to be "
-            f"split into real and imaginary parts before code generation")
+            f"split into real and imaginary parts before code generation"
+        )
     if dtype is F32:
         return "float"
     if dtype is F64:

@@ -23,8 +23,12 @@ class Writer:
     load expressions.
     """
 
-    def __init__(self, module: Module, read_load: Callable[[Writer, Load], Value],
-                 parent: Writer | None = None) -> None:
+    def __init__(
+        self,
+        module: Module,
+        read_load: Callable[[Writer, Load], Value],
+        parent: Writer | None = None,
+    ) -> None:
         self.module, self._read_load = module, read_load
         self.parent = parent
         self.function = Function()
@@ -86,8 +90,9 @@ class Writer:
         if kind is Const:
             known = self._literals.get(node)
             if known is None:
-                known = self._literals[node] = Value(types.constant(node),
-                                                     types.register_type(node.dtype))
+                known = self._literals[node] = Value(
+                    types.constant(node), types.register_type(node.dtype)
+                )
             return known
         if kind is Var:
             return self.variable(node)
@@ -121,11 +126,13 @@ class Writer:
         if var.name not in dims:
             raise CodegenError(
                 f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable "
-                f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})")
+                f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})"
+            )
         prepare = self.function.prepare
         slot = prepare(f"getelementptr i64, ptr %dims, i64 {dims.index(var.name)}")
-        return Value(prepare("load i64, ptr ", slot, ", align 8, !invariant.load !0"),
-                     types.INDEX_TYPE)
+        return Value(
+            prepare("load i64, ptr ", slot, ", align 8, !invariant.load !0"), types.INDEX_TYPE
+        )
 
     def capture(self, value: Value) -> Value:
         """A value of the parent, loaded from the closure."""
@@ -177,8 +184,9 @@ class Writer:
         with function.truncated(self._placement(node)):
             condition, fast = self.value(node.args[0]), self.value(node.args[2])
             if types.is_literal(condition.text):
-                return _with(condition, self.value(node.args[1])
-                             if condition.text == "true" else fast)
+                return _with(
+                    condition, self.value(node.args[1]) if condition.text == "true" else fast
+                )
             block, depth = function.block, function.depth
             taken = self.any_lane(condition, block)
             with function.scope(Block(function, function.label()), branch=True) as cold:
@@ -186,8 +194,9 @@ class Writer:
                 slow = self._rare(node.args[1])
                 lanes = max(condition.lanes, slow.lanes, fast.lanes)
                 site = scalar.Site(cold, self.module.target, BOOL, node.dtype, lanes)
-                chosen = scalar.spell("select", site, [
-                    function.widen(v, lanes) for v in (condition, slow, fast)])
+                chosen = scalar.spell(
+                    "select", site, [function.widen(v, lanes) for v in (condition, slow, fast)]
+                )
             whole = types.vector(fast.element, lanes)
             fast_text = function.widen(fast, lanes)
             done = function.label()
@@ -197,8 +206,14 @@ class Writer:
             block.instructions += cold.instructions
             block.jump(done)
             block.start(done)
-            text = block.define(f"phi {whole} [ ", fast_text, f", %{fast_label} ], [ ", chosen,
-                                f", %{cold.label} ]", lanes=lanes)
+            text = block.define(
+                f"phi {whole} [ ",
+                fast_text,
+                f", %{fast_label} ], [ ",
+                chosen,
+                f", %{cold.label} ]",
+                lanes=lanes,
+            )
             reads = condition.reads | slow.reads | fast.reads
             return Value(text, fast.element, lanes, depth, reads)
 
@@ -226,16 +241,23 @@ class Writer:
     def _outlined(self, part: rare.Rare, values: Sequence[Value]) -> tuple[str, int]:
         """The name of a new function of values like these, and the lanes of its result."""
         module, inner = self.module, Writer(self.module, self._read_load)
-        given = [Value(f"%{p.name}", v.element, v.lanes)
-                 for p, v in zip(part.parameters, values, strict=True)]
+        given = [
+            Value(f"%{p.name}", v.element, v.lanes)
+            for p, v in zip(part.parameters, values, strict=True)
+        ]
         inner.function.bindings.update(zip(part.parameters, given, strict=True))
         result = inner.value(part.body)
         name = f"@rare{next(module.numbers)}"
-        lines = [f"define internal {result.type} {name}("
-                 f"{', '.join(f'{v.type} {v.text}' for v in given)}) "
-                 "noinline nounwind willreturn memory(none) {", "entry:",
-                 *inner.function.prologue.lines(), *inner.function.block.lines(),
-                 f"  ret {result.type} {result.text}", "}"]
+        lines = [
+            f"define internal {result.type} {name}("
+            f"{', '.join(f'{v.type} {v.text}' for v in given)}) "
+            "noinline nounwind willreturn memory(none) {",
+            "entry:",
+            *inner.function.prologue.lines(),
+            *inner.function.block.lines(),
+            f"  ret {result.type} {result.text}",
+            "}",
+        ]
         module.functions.append("\n".join(lines))
         self.function.others += len(lines)
         return name, result.lanes
@@ -248,8 +270,9 @@ class Writer:
         text, kind = condition.text, condition.type
         if lane is not None and not lane.is_full:
             text = block.define(f"and {kind} ", text, ", ", lane.mask, lanes=condition.lanes)
-        return block.define(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({kind} ", text,
-                            ")")
+        return block.define(
+            f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({kind} ", text, ")"
+        )
 
     def _placement(self, node: Expr) -> int:
         """The outermost scope in which all of `node` can be known."""
@@ -262,11 +285,11 @@ class Writer:
             depth = max(depth, function.load_depth(storage.writable))
         return depth
 
-    def combine(self, combiner: Combiner, lhs: Sequence[Value],
-                rhs: Sequence[Value]) -> list[Value]:
+    def combine(
+        self, combiner: Combiner, lhs: Sequence[Value], rhs: Sequence[Value]
+    ) -> list[Value]:
         """The combiner's results for two tuples of values."""
-        if combiner.name in _DIRECT and not combiner.lhs[0].dtype.is_narrow_float \
-                and len(lhs) == 1:
+        if combiner.name in _DIRECT and not combiner.lhs[0].dtype.is_narrow_float and len(lhs) == 1:
             return [self.op(combiner.name, combiner.lhs[0].dtype, (lhs[0], rhs[0]))]
         function = self.function
         with function.scope():  # what depends on the operands holds for these operands only
@@ -358,8 +381,9 @@ def _fold_logic(op: str, args: Sequence[Value]) -> Value | None:
         chosen = {"true": args[1], "false": args[2]}.get(first.text)
         return None if chosen is None else _with(first, chosen)
     if op == "not":
-        return {"true": first._replace(text="false"),
-                "false": first._replace(text="true")}.get(first.text)
+        return {"true": first._replace(text="false"), "false": first._replace(text="true")}.get(
+            first.text
+        )
     for one, other in (args, args[::-1]):
         if one.text in ("true", "false"):
             return _with(one, other) if (one.text == "true") == (op == "and") else one

@@ -13,19 +13,32 @@ from hlo_mlc.loops.core import Accumulate
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 
-_FUNCTIONS = {"add": "atomicAdd", "min": "atomicMin", "max": "atomicMax", "and": "atomicAnd",
-              "or": "atomicOr", "xor": "atomicXor"}
+_FUNCTIONS = {
+    "add": "atomicAdd",
+    "min": "atomicMin",
+    "max": "atomicMax",
+    "and": "atomicAnd",
+    "or": "atomicOr",
+    "xor": "atomicXor",
+}
 _WHOLE = (I32, U32, I64, U64)
 # The unsigned type of the same size, and how to make a value of it and back; @ is the value.
 _EXCHANGED: dict[DType, tuple[str, str, str]] = {
     F32: ("unsigned", "__float_as_uint(@)", "__uint_as_float(@)"),
-    F64: ("unsigned long long", "(unsigned long long)__double_as_longlong(@)",
-          "__longlong_as_double((long long)@)"),
-    **{d: ("unsigned short", "(unsigned short)(@)", f"({CUDA.element_type(d)})@")
-       for d in (F16, BF16, I16, U16)},
+    F64: (
+        "unsigned long long",
+        "(unsigned long long)__double_as_longlong(@)",
+        "__longlong_as_double((long long)@)",
+    ),
+    **{
+        d: ("unsigned short", "(unsigned short)(@)", f"({CUDA.element_type(d)})@")
+        for d in (F16, BF16, I16, U16)
+    },
     **{d: ("unsigned", "(unsigned)(@)", f"({CUDA.element_type(d)})@") for d in (I32, U32)},
-    **{d: ("unsigned long long", "(unsigned long long)(@)", f"({CUDA.element_type(d)})@")
-       for d in (I64, U64)},
+    **{
+        d: ("unsigned long long", "(unsigned long long)(@)", f"({CUDA.element_type(d)})@")
+        for d in (I64, U64)
+    },
 }
 DTYPES = frozenset(_EXCHANGED)
 """The types that can be updated so: narrower ones cannot be exchanged alone."""
@@ -37,8 +50,10 @@ def write_atomic(writer: Writer, stmt: Accumulate) -> None:
     Raises: CodegenError for several elements at once, and types that cannot be exchanged.
     """
     if len(stmt.buffers) != 1 or stmt.buffers[0].dtype not in DTYPES:
-        raise CodegenError(f"Expected one element of 16 bits or more to be updated at a time, got "
-                           f"`{headline(stmt)}`")
+        raise CodegenError(
+            f"Expected one element of 16 bits or more to be updated at a time, got "
+            f"`{headline(stmt)}`"
+        )
     with writer.guarded(stmt.guard):
         _update(writer, stmt)
 
@@ -47,7 +62,7 @@ def _update(writer: Writer, stmt: Accumulate) -> None:
     lines, buffer = writer.lines, stmt.buffers[0]
     dtype, op = buffer.dtype, stmt.combiner.name
     values = writer.values()
-    term, = values.write(*stmt.terms)
+    (term,) = values.write(*stmt.terms)
     element = values.element(buffer, stmt.indices)
     unsigned, to_bits, from_bits = _EXCHANGED[dtype]
     if op in _FUNCTIONS and (dtype in _WHOLE or (op == "add" and dtype in (F32, F64))):

@@ -93,8 +93,9 @@ def _touched(statements: tuple[Stmt, ...]) -> tuple[_Touched, ...]:
     for access in all_accesses(statements):
         if access.buffer.scope in ("thread", "register", "stack"):
             continue
-        threads = [s.var for s, _ in access.path if isinstance(s, For)
-                   and s.kind is LoopKind.THREAD]
+        threads = [
+            s.var for s, _ in access.path if isinstance(s, For) and s.kind is LoopKind.THREAD
+        ]
         found.append(_Touched(access.buffer, access.writes, _rows(access.indices, threads)))
     return tuple(dict.fromkeys(found))
 
@@ -112,5 +113,4 @@ def _rows(indices: tuple[Expr, ...], threads: list[Var]) -> frozenset[tuple[int,
 
 
 def _read(conditions: tuple[Expr, ...]) -> tuple[_Touched, ...]:
-    return tuple(_Touched(load.source, False, frozenset())
-                 for e in conditions for load in loads(e))
+    return tuple(_Touched(load.source, False, frozenset()) for e in conditions for load in loads(e))

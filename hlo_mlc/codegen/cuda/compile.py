@@ -15,9 +15,12 @@ from hlo_mlc.target.cuda import CudaTarget
 
 # Fused multiply-add is ours to form, and subnormals are numbers.
 OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
-_USED = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, "
-                   r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
-                   r"Used (\d+) registers(?:[^\n]* (\d+) bytes smem)?", re.DOTALL)
+_USED = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, "
+    r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+    r"Used (\d+) registers(?:[^\n]* (\d+) bytes smem)?",
+    re.DOTALL,
+)
 
 _BOUNDS = re.compile(r"(__launch_bounds__\(\d+)(\)\n(\w+)\()")
 
@@ -91,8 +94,9 @@ def compile_source(source: CudaSource, target: CudaTarget) -> Compiled:
     if not compiled.spilled_bytes:
         return compiled
     # Where blocks are small, ptxas spills so that more of them are on a multiprocessor at a time.
-    roomy = _BOUNDS.sub(lambda m: f"{m[1]}, 1{m[2]}" if compiled.usage[m[3]].spilled_bytes
-                        else m[0], source.text)
+    roomy = _BOUNDS.sub(
+        lambda m: f"{m[1]}, 1{m[2]}" if compiled.usage[m[3]].spilled_bytes else m[0], source.text
+    )
     return min(compiled, _compile(roomy, target), key=lambda c: c.spilled_bytes)
 
 
@@ -100,16 +104,19 @@ def _compile(text: str, target: CudaTarget) -> Compiled:
     nvrtc = require()
     program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:
-        nvrtc.compileProgram(program, (f"-arch={target.name}", *OPTIONS,
-                                       "--ptxas-options=-v"))
+        nvrtc.compileProgram(program, (f"-arch={target.name}", *OPTIONS, "--ptxas-options=-v"))
         log = nvrtc.getProgramLog(program)
         # The binding drops the last byte, which is a zero.
         cubin = bytes(nvrtc.getCUBIN(program)) + b"\0"
     except nvrtc.NVRTCError as error:
-        raise CodegenError(f"NVRTC rejects a kernel for {target.name}: {error}",
-                           context=nvrtc.getProgramLog(program)) from error
+        raise CodegenError(
+            f"NVRTC rejects a kernel for {target.name}: {error}",
+            context=nvrtc.getProgramLog(program),
+        ) from error
     finally:
         nvrtc.destroyProgram(program)
-    usage = {m[1]: Usage(int(m[5]), int(m[3]) + int(m[4]), int(m[2]), int(m[6] or 0))
-             for m in _USED.finditer(log)}
+    usage = {
+        m[1]: Usage(int(m[5]), int(m[3]) + int(m[4]), int(m[2]), int(m[6] or 0))
+        for m in _USED.finditer(log)
+    }
     return Compiled(cubin, usage)

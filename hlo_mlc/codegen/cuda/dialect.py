@@ -31,21 +31,31 @@ from hlo_mlc.expr.dtypes import (
     DType,
 )
 
-_BITS = {(F32, I32): "__float_as_int", (F32, U32): "__float_as_uint",
-         (I32, F32): "__int_as_float", (U32, F32): "__uint_as_float",
-         (F64, I64): "__double_as_longlong", (I64, F64): "__longlong_as_double"}
+_BITS = {
+    (F32, I32): "__float_as_int",
+    (F32, U32): "__float_as_uint",
+    (I32, F32): "__int_as_float",
+    (U32, F32): "__uint_as_float",
+    (F64, I64): "__double_as_longlong",
+    (I64, F64): "__longlong_as_double",
+}
 _SIGNED = {8: I8, 16: I16, 32: I32, 64: I64}
 _UNSIGNED = {8: U8, 16: U16, 32: U32, 64: U64}
 # What each shift is called, and as what type it takes the value.
-_SHIFTS = {"shl": ("mlc_shift_left", _UNSIGNED),
-           "shr_logical": ("mlc_shift_right_logical", _UNSIGNED),
-           "shr_arithmetic": ("mlc_shift_right_arithmetic", _SIGNED)}
+_SHIFTS = {
+    "shl": ("mlc_shift_left", _UNSIGNED),
+    "shr_logical": ("mlc_shift_right_logical", _UNSIGNED),
+    "shr_arithmetic": ("mlc_shift_right_arithmetic", _SIGNED),
+}
 
 
 # Ops on narrow floats that GPUs have: a result rounded once is what f32 rounds to.  A quotient of
 # narrow floats is so far from the middle between two others that f32 need not have it exactly.
-_NARROW = frozenset((op, dtype) for dtype in (F16, BF16) for op in (
-    "add", "sub", "mul", "div", "max", "min", "larger"))
+_NARROW = frozenset(
+    (op, dtype)
+    for dtype in (F16, BF16)
+    for op in ("add", "sub", "mul", "div", "max", "min", "larger")
+)
 # What keeps a number within a limit: a comparison, and the function that does it in one step.
 _LIMITS = {"gt": "mlc_max", "lt": "mlc_min"}
 
@@ -53,16 +63,32 @@ _LIMITS = {"gt": "mlc_max", "lt": "mlc_min"}
 class _Cuda(Dialect):
     name = "a GPU"
     types: ClassVar = {
-        BOOL: "bool", I8: "signed char", I16: "short", I32: "int", I64: "long long",
-        U8: "unsigned char", U16: "unsigned short", U32: "unsigned", U64: "unsigned long long",
-        F16: "unsigned short", BF16: "unsigned short", F32: "float", F64: "double",
+        BOOL: "bool",
+        I8: "signed char",
+        I16: "short",
+        I32: "int",
+        I64: "long long",
+        U8: "unsigned char",
+        U16: "unsigned short",
+        U32: "unsigned",
+        U64: "unsigned long long",
+        F16: "unsigned short",
+        BF16: "unsigned short",
+        F32: "float",
+        F64: "double",
         **dict.fromkeys(FLOATS_OF_A_BYTE, "unsigned char"),
     }
     functions: ClassVar = {
-        "sqrt": ("__fsqrt_rn", "sqrt"), "fma": ("__fmaf_rn", "fma"), "abs": ("fabsf", "fabs"),
-        "floor": ("floorf", "floor"), "ceil": ("ceilf", "ceil"), "trunc": ("truncf", "trunc"),
-        "round_even": ("rintf", "rint"), "max": ("mlc_max", "mlc_max"),
-        "min": ("mlc_min", "mlc_min"), "is_finite": ("mlc_is_finite", "mlc_is_finite"),
+        "sqrt": ("__fsqrt_rn", "sqrt"),
+        "fma": ("__fmaf_rn", "fma"),
+        "abs": ("fabsf", "fabs"),
+        "floor": ("floorf", "floor"),
+        "ceil": ("ceilf", "ceil"),
+        "trunc": ("truncf", "trunc"),
+        "round_even": ("rintf", "rint"),
+        "max": ("mlc_max", "mlc_max"),
+        "min": ("mlc_min", "mlc_min"),
+        "is_finite": ("mlc_is_finite", "mlc_is_finite"),
         "larger": ("fmaxf", "fmax"),
     }
     fused: ClassVar = {F32: "__fmaf_rn", F64: "fma"}
@@ -126,8 +152,11 @@ class _Cuda(Dialect):
 
     def saturated(self, node: Apply, x: str) -> str:
         to, kind = node.dtype, self.element_type(node.dtype)
-        low, high = (-(1 << to.bits - 1), (1 << to.bits - 1) - 1) if to.is_signed \
+        low, high = (
+            (-(1 << to.bits - 1), (1 << to.bits - 1) - 1)
+            if to.is_signed
             else (0, (1 << to.bits) - 1)
+        )
         lowest, highest = (self.literal(Const(v, to)) for v in (low, high))
         source = self.element_type(node.args[0].dtype)
         return f"mlc_saturate<{kind}, {source}>({x}, {lowest}, {highest})"
@@ -148,8 +177,13 @@ def _is_limit(node: Apply) -> bool:
     if node.op != "select" or node.dtype is not F32:
         return False
     condition, limit, x = node.args
-    return isinstance(condition, Apply) and condition.op in _LIMITS \
-        and condition.args == (limit, x) and isinstance(limit, Const) and limit.value != 0
+    return (
+        isinstance(condition, Apply)
+        and condition.op in _LIMITS
+        and condition.args == (limit, x)
+        and isinstance(limit, Const)
+        and limit.value != 0
+    )
 
 
 CUDA = _Cuda()

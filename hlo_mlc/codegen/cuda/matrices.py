@@ -31,23 +31,31 @@ def write_products(writer: Writer, loops: Sequence[For], lane: Var | None) -> No
     for loop in loops:
         product = matrices.parts(loop)
         if product is None or lane is None or lane.extent != WARP:
-            raise CodegenError(f"Expected a product of small matrices by whole warps, got "
-                               f"`{headline(loop)}`")
+            raise CodegenError(
+                f"Expected a product of small matrices by whole warps, got `{headline(loop)}`"
+            )
         lhs = _matrix(writer, loaded, product, product.lhs, lane, matrices.row, 4)
         rhs = _matrix(writer, loaded, product, product.rhs, lane, matrices.column, 2)
         buffer, indices = product.update.buffers[0], product.update.indices
         position = offset(buffer, writer.memory.places[buffer], indices)
         if index.coefficient(position, product.e) != 1:
             raise CodegenError(f"Expected the sums of a lane side by side in `{headline(loop)}`")
-        place, = writer.values().write(substitute(position, {product.e: _ZERO}))
+        (place,) = writer.values().write(substitute(position, {product.e: _ZERO}))
         kind = "tf32" if product.lhs.dtype is F32 else product.lhs.dtype
         sums = writer.memory.places[buffer].name
         sums = sums if place == "0" else infix(sums, "+", place)
         writer.lines.emit(f"mlc_multiply_{kind}({sums}, {lhs}, {rhs});")
 
 
-def _matrix(writer: Writer, loaded: dict[tuple[str, str, int, int], str], product: Product,
-            load: Load, lane: Var, across, registers: int) -> str:
+def _matrix(
+    writer: Writer,
+    loaded: dict[tuple[str, str, int, int], str],
+    product: Product,
+    load: Load,
+    lane: Var,
+    across,
+    registers: int,
+) -> str:
     """The name of the registers that hold a factor; `across(lane, e)` is its row or column."""
     buffer, e, k = load.source, product.e, product.k
     place = writer.memory.places[buffer]
@@ -56,14 +64,19 @@ def _matrix(writer: Writer, loaded: dict[tuple[str, str, int, int], str], produc
     along = index.coefficient(position, k)
     # The next row is four lanes further on, the next column but one is one lane further on.
     lanes, apart = (4, 1) if across is matrices.row else (1, 2)
-    step = index.subtract(substitute(position, {lane: index.constant(lanes), e: _ZERO, k: _ZERO}),
-                          first)
-    if buffer.scope != "shared" or not isinstance(step, Const) or step.value % apart \
-            or along is None or not _is_layout(position, first, along, step.value // apart,
-                                               across(lane, e), k):
+    step = index.subtract(
+        substitute(position, {lane: index.constant(lanes), e: _ZERO, k: _ZERO}), first
+    )
+    if (
+        buffer.scope != "shared"
+        or not isinstance(step, Const)
+        or step.value % apart
+        or along is None
+        or not _is_layout(position, first, along, step.value // apart, across(lane, e), k)
+    ):
         raise CodegenError(f"Expected a matrix in shared memory, row by row, got {load}")
     step = step.value // apart
-    start, = writer.values().write(first)
+    (start,) = writer.values().write(first)
     key = buffer.name, start, step, along
     name = loaded.get(key)
     if name is None:
@@ -87,6 +100,7 @@ def _call(load: Load, to: str, step: int, along: int) -> str:
 
 
 def _is_layout(position: Expr, first: Expr, along: int, step: int, across: Expr, k: Var) -> bool:
-    expected = index.add(index.multiply(across, index.constant(step)),
-                         index.multiply(k, index.constant(along)))
+    expected = index.add(
+        index.multiply(across, index.constant(step)), index.multiply(k, index.constant(along))
+    )
     return index.add(first, expected) is position

@@ -1,6 +1,6 @@
 """Complex numbers in memory: both parts of one are loaded and stored at once, 8 or 16 bytes.
 
-    … a[2 * i] … a[2 * i + 1] …   ->   const auto v = mlc_load<2>(a + 2 * i);  … v.at[0] … v.at[1] …
+… a[2 * i] … a[2 * i + 1] …   ->   const auto v = mlc_load<2>(a + 2 * i);  … v.at[0] … v.at[1] …
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _IN_MEMORY = ("operand", "result", "scratch")
 def pair_of(access: Load | Store) -> Pair | None:
     """The two elements of which an access takes one, if they are one vector in memory."""
     buffer = access.source if isinstance(access, Load) else access.buffer
-    if buffer.scope not in _IN_MEMORY or 2 * buffer.dtype.bytes > VECTOR_BYTES \
-            or access.guard is not None:
+    if (
+        buffer.scope not in _IN_MEMORY
+        or 2 * buffer.dtype.bytes > VECTOR_BYTES
+        or access.guard is not None
+    ):
         return None
     pair = Pair.of(buffer, access.indices)
     return None if pair is None or any(n % 2 for n in buffer.element_strides[:-1]) else pair
@@ -58,8 +61,12 @@ def has_pairs(writer: Writer, group: Sequence[Store]) -> bool:
     """Whether statements store a pair, or load one."""
     if stored_pairs(group):
         return True
-    found = {load: pair for stmt in group for load in loads(writer.memory.legalized(stmt.value))
-             if (pair := pair_of(load)) is not None}
+    found = {
+        load: pair
+        for stmt in group
+        for load in loads(writer.memory.legalized(stmt.value))
+        if (pair := pair_of(load)) is not None
+    }
     return len(found) > len(set(found.values()))
 
 
@@ -82,5 +89,5 @@ def _address(writer: Writer, values: Values, pair: Pair) -> str:
     """Where the first element of a pair is."""
     place = writer.memory.places[pair.buffer]
     first = (*map(writer.memory.legalized, pair.point), index.constant(0))
-    text, = values.write(offset(pair.buffer, place, first))
+    (text,) = values.write(offset(pair.buffer, place, first))
     return place.name if text == "0" else infix(place.name, "+", text)

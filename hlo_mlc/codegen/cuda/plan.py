@@ -40,7 +40,18 @@ class CudaSource:
     def plan(self) -> tuple[int, ...]:
         """The launches as numbers, for the custom call (custom_calls/mlc_abi.h)."""
         numbers = {name: n for n, name in enumerate(self.functions)}
-        return tuple(word for each in self.launches for word in (
-            numbers[each.function], each.blocks, each.threads, each.shared_bytes,
-            len(each.buffers), *each.buffers, int(each.takes_scratch),
-            len(each.counters), *each.counters))
+        return tuple(
+            word
+            for each in self.launches
+            for word in (
+                numbers[each.function],
+                each.blocks,
+                each.threads,
+                each.shared_bytes,
+                len(each.buffers),
+                *each.buffers,
+                int(each.takes_scratch),
+                len(each.counters),
+                *each.counters,
+            )
+        )

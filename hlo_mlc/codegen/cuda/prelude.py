@@ -6,8 +6,9 @@ import functools
 import re
 from pathlib import Path
 
-_DEFINED = re.compile(r"^struct alignas\(.*\) (\w+) \{$|^__device__ inline .*?\b(mlc_\w+)\(",
-                      re.MULTILINE)
+_DEFINED = re.compile(
+    r"^struct alignas\(.*\) (\w+) \{$|^__device__ inline .*?\b(mlc_\w+)\(", re.MULTILINE
+)
 _NAME = re.compile(r"\bmlc_\w+|\bVector\b")
 
 

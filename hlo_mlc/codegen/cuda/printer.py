@@ -56,8 +56,10 @@ class _Printer:
         """The launches of statements that the host runs."""
         for stmt in statements:
             if not isinstance(stmt, For) or constant_extent(stmt) is None:
-                raise CodegenError(f"Expected a loop over blocks, or a number of repetitions, got "
-                                   f"`{headline(stmt)}` in kernel {self.program.name}")
+                raise CodegenError(
+                    f"Expected a loop over blocks, or a number of repetitions, got "
+                    f"`{headline(stmt)}` in kernel {self.program.name}"
+                )
             if stmt.kind is LoopKind.BLOCK:
                 self._launch(stmt, counters)
                 continue
@@ -69,8 +71,9 @@ class _Printer:
         if first is None:
             first = self._written[stmt] = self._function(stmt, tuple(counters))
         if len(self.launches) == MAX_LAUNCHES:
-            raise CodegenError(f"Expected at most {MAX_LAUNCHES} launches, kernel "
-                               f"{self.program.name} needs more")
+            raise CodegenError(
+                f"Expected at most {MAX_LAUNCHES} launches, kernel {self.program.name} needs more"
+            )
         self.launches.append(replace(first, counters=tuple(counters.values())))
 
     def _function(self, stmt: For, counters: tuple[Var, ...]) -> Launch:
@@ -80,8 +83,9 @@ class _Printer:
         places, parameters, buffers, scratch = self._parameters(stmt)
         wanted = self._shared_bytes(stmt)
         is_dynamic = wanted > self.target.static_shared_bytes
-        writer = BlockWriter(Memory(places, CUDA), Barriers(self.memory), threads,
-                             _SHARED if is_dynamic else None)
+        writer = BlockWriter(
+            Memory(places, CUDA), Barriers(self.memory), threads, _SHARED if is_dynamic else None
+        )
         writer.lines.fresh(_SHARED)
         for place in places.values():  # their names are taken
             writer.lines.fresh(place.name)
@@ -96,25 +100,38 @@ class _Printer:
         writer.header.emit(f"const int {block} = blockIdx.x;")
         for buffer in scratch:
             kind = CUDA.element_type(buffer.dtype)
-            writer.header.emit(f"{kind}* {places[buffer].name} = reinterpret_cast<{kind}*>"
-                               f"({_SCRATCH} + {self._offsets[buffer]});")
+            writer.header.emit(
+                f"{kind}* {places[buffer].name} = reinterpret_cast<{kind}*>"
+                f"({_SCRATCH} + {self._offsets[buffer]});"
+            )
         if is_dynamic:
             writer.header.emit(DYNAMIC_SHARED)
         writer.write(stmt.body)
         head = f'extern "C" __global__ void __launch_bounds__({threads})\n{name}('
-        self.functions.append("\n".join([
-            head + ", ".join(parameters) + ") {", *writer.text(), "}",
-            ""]))
-        return Launch(name, constant_extent(stmt), threads, buffers, bool(scratch),
-                      shared_bytes=wanted if is_dynamic else 0)
+        self.functions.append(
+            "\n".join([head + ", ".join(parameters) + ") {", *writer.text(), "}", ""])
+        )
+        return Launch(
+            name,
+            constant_extent(stmt),
+            threads,
+            buffers,
+            bool(scratch),
+            shared_bytes=wanted if is_dynamic else 0,
+        )
 
     def _shared_bytes(self, stmt: For) -> int:
         """Shared memory of a block."""
-        total = sum(shared_size(s.buffer) for s in walk(stmt.body)
-                    if isinstance(s, Allocate) and s.buffer.scope == "shared")
+        total = sum(
+            shared_size(s.buffer)
+            for s in walk(stmt.body)
+            if isinstance(s, Allocate) and s.buffer.scope == "shared"
+        )
         if total > self.target.shared_bytes:
-            raise CodegenError(f"Expected at most {self.target.shared_bytes} bytes of shared "
-                               f"memory, got {total} in kernel {self.program.name}")
+            raise CodegenError(
+                f"Expected at most {self.target.shared_bytes} bytes of shared "
+                f"memory, got {total} in kernel {self.program.name}"
+            )
         return total
 
     def _thread_count(self, stmt: For) -> int:
@@ -129,27 +146,34 @@ class _Printer:
         if folds:  # only whole warps exchange values
             most = -(-most // WARP) * WARP
         if most > self.target.threads:
-            raise CodegenError(f"Expected at most {self.target.threads} threads, got {most} in "
-                               f"kernel {self.program.name}")
+            raise CodegenError(
+                f"Expected at most {self.target.threads} threads, got {most} in "
+                f"kernel {self.program.name}"
+            )
         return most
 
-    def _parameters(self, stmt: For) -> tuple[dict[Buffer, Place], list[str], tuple[int, ...],
-                                              list[Buffer]]:
+    def _parameters(
+        self, stmt: For
+    ) -> tuple[dict[Buffer, Place], list[str], tuple[int, ...], list[Buffer]]:
         """Places and declarations of the buffers of a function, their positions, its scratch."""
         touched = accesses(stmt.body)
         used = dict.fromkeys(a.buffer for a in touched)
         written = {a.buffer for a in touched if a.writes}
         read = {a.buffer for a in touched if not a.writes}
         places, parameters, positions, scratch = {}, [], [], []
-        for buffer in sorted((b for b in used if b in self._arguments),
-                             key=self._arguments.__getitem__):
-            shared = any(other != buffer and self.memory.may_overlap(buffer, other)
-                         for other in written)
+        for buffer in sorted(
+            (b for b in used if b in self._arguments), key=self._arguments.__getitem__
+        ):
+            shared = any(
+                other != buffer and self.memory.may_overlap(buffer, other) for other in written
+            )
             # What threads write and others read after a barrier is not restricted to one name.
             free = not shared and not (buffer in written and buffer in read)
             kind = CUDA.element_type(buffer.dtype)
-            parameters.append(f"{'' if buffer in written else 'const '}{kind}* "
-                              f"{'__restrict__ ' if free else ''}{buffer.name}")
+            parameters.append(
+                f"{'' if buffer in written else 'const '}{kind}* "
+                f"{'__restrict__ ' if free else ''}{buffer.name}"
+            )
             positions.append(self._arguments[buffer])
             places[buffer] = Place(buffer.name, is_constant=buffer not in written and not shared)
         for buffer in used:

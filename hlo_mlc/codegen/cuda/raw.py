@@ -21,7 +21,8 @@ def raw_kernel(source: CudaSource, function: str) -> object:
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as error:
-        raise CodegenError(f"Expected CuPy for a RawKernel ({error}); "
-                           "pip install 'hlo-mlc[cuda]'") from error
+        raise CodegenError(
+            f"Expected CuPy for a RawKernel ({error}); pip install 'hlo-mlc[cuda]'"
+        ) from error
     options = tuple(option for option in OPTIONS if not option.startswith("-ftz"))
     return cupy.RawKernel(source.text, function, options=options)

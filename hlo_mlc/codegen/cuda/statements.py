@@ -46,8 +46,9 @@ class BlockWriter(Writer):
     Shared memory is declared, or lies in what `shared` names.
     """
 
-    def __init__(self, memory: Memory, barriers: Barriers, threads: int,
-                 shared: str | None = None) -> None:
+    def __init__(
+        self, memory: Memory, barriers: Barriers, threads: int, shared: str | None = None
+    ) -> None:
         super().__init__(memory, barriers, threads)
         self._shared, self._shared_bytes = shared, 0
         self._positions: dict[tuple[int, int, bool], str] = {}
@@ -110,8 +111,10 @@ class BlockWriter(Writer):
                 case Accumulate():
                     self.accumulate(stmt)
                 case _:
-                    raise CodegenError(f"Expected a statement that a block of threads can do, got "
-                                       f"`{headline(stmt)}`")
+                    raise CodegenError(
+                        f"Expected a statement that a block of threads can do, got "
+                        f"`{headline(stmt)}`"
+                    )
 
     # Threads
 
@@ -129,7 +132,7 @@ class BlockWriter(Writer):
             text = self._position(loop.var, stride, outermost=loop is stmt)
             self.bind(loop.var, text)
             if is_partial:
-                extent, = self.values().write(loop.extent)
+                (extent,) = self.values().write(loop.extent)
                 conditions.append(infix(text, "<", extent))
         single = {s.var: index.constant(0) for s in nest if s.var.extent == 1}
         body = substitute(nest[-1].body, single)
@@ -165,29 +168,36 @@ class BlockWriter(Writer):
         """Threads' terms combined within their warp by halves, and then with the element."""
         width = var.extent
         combiner = update.combiner
-        if width > WARP or width & (width - 1) or combiner.identity is None \
-                or (update.guard is not None and var in update.guard.free):
-            raise CodegenError(f"Expected up to {WARP} threads, a power of two, all under one "
-                               f"condition, and a combiner with an identity, in "
-                               f"`{headline(update)}`")
+        if (
+            width > WARP
+            or width & (width - 1)
+            or combiner.identity is None
+            or (update.guard is not None and var in update.guard.free)
+        ):
+            raise CodegenError(
+                f"Expected up to {WARP} threads, a power of two, all under one "
+                f"condition, and a combiner with an identity, in "
+                f"`{headline(update)}`"
+            )
         if update.guard is not None:
-            guard, = self.values().write(update.guard)
-            conditions = [*conditions, guard if not conditions else operand(
-                guard, Binding.ATOM)]
+            (guard,) = self.values().write(update.guard)
+            conditions = [*conditions, guard if not conditions else operand(guard, Binding.ATOM)]
         names = []
         for neutral in combiner.identity:
             names.append(self.lines.temporary())
-            self.lines.emit(f"{CUDA.element_type(neutral.dtype)} {names[-1]} = "
-                            f"{CUDA.literal(neutral)};")
+            self.lines.emit(
+                f"{CUDA.element_type(neutral.dtype)} {names[-1]} = {CUDA.literal(neutral)};"
+            )
         with self.where(" && ".join(conditions)):
             for name, text in zip(names, self.values().write(*update.terms), strict=True):
                 self.lines.emit(f"{name} = {text};")
         distance = width // 2
         dtypes = [v.dtype for v in combiner.lhs]
         while distance:
-            others = [self.lines.named(CUDA.element_type(dtype),
-                                       _shuffled(name, dtype, distance, width))
-                      for name, dtype in zip(names, dtypes, strict=True)]
+            others = [
+                self.lines.named(CUDA.element_type(dtype), _shuffled(name, dtype, distance, width))
+                for name, dtype in zip(names, dtypes, strict=True)
+            ]
             self.combine(update, names, others, names)
             distance //= 2
         if width > 1:
@@ -221,8 +231,9 @@ class BlockWriter(Writer):
             if self._body(stmt.body, uniform, (stmt.condition,)):
                 self._wait(Wait.BLOCK)  # before the condition is looked at again
 
-    def _body(self, body: tuple[Stmt, ...], uniform: bool,
-              conditions: tuple[Expr, ...] = ()) -> bool:
+    def _body(
+        self, body: tuple[Stmt, ...], uniform: bool, conditions: tuple[Expr, ...] = ()
+    ) -> bool:
         """The body of a loop, which all threads of a block go through together if `uniform`.
 
         Says whether they wait for each other in every round: before anything of it is done, for
@@ -241,7 +252,7 @@ class BlockWriter(Writer):
     def _if(self, stmt: If) -> None:
         if not self._in_threads:
             self._wait(self.barriers.before((), (stmt.condition,)))
-        condition, = self.values().write(stmt.condition)
+        (condition,) = self.values().write(stmt.condition)
         before = self.barriers.pending
         with self.braces(f"if ({condition})"):
             self.write(stmt.then)
@@ -289,8 +300,9 @@ def _is_product(stmt: Stmt) -> bool:
 def _filled(statements: tuple[Stmt, ...]) -> frozenset[Buffer]:
     """Shared memory that statements write and do not read."""
     touched = accesses(statements)
-    return frozenset(a.buffer for a in touched if a.buffer.scope == "shared" and a.writes) \
-        - {a.buffer for a in touched if not a.writes or isinstance(a.stmt, Accumulate)}
+    return frozenset(a.buffer for a in touched if a.buffer.scope == "shared" and a.writes) - {
+        a.buffer for a in touched if not a.writes or isinstance(a.stmt, Accumulate)
+    }
 
 
 def thread_nest(outermost: For) -> list[For]:

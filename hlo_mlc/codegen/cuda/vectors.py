@@ -1,5 +1,4 @@
-"""Vector loops: what lies side by side is loaded and stored at once; each lane computes its part.
-"""
+"""Vector loops: what lies side by side is loaded and stored at once; lanes compute their parts."""
 
 from __future__ import annotations
 
@@ -63,14 +62,19 @@ class _Vector(NamedTuple):
     address: str
 
 
-def _stored_vectors(writer: Writer, group: Sequence[Store | Accumulate], var: Var, width: int,
-                    lane: str) -> dict[Store, tuple[_Vector, str]]:
+def _stored_vectors(
+    writer: Writer, group: Sequence[Store | Accumulate], var: Var, width: int, lane: str
+) -> dict[Store, tuple[_Vector, str]]:
     """The stores that together fill whole vectors, and a lane's element of these."""
     stores = [s for s in group if isinstance(s, Store) and s.guard is None]
 
     def vector(stmt: Store, count: int, pair: Pair | None = None) -> _Vector:
-        return _Vector(writer.lines.temporary(), CUDA.element_type(stmt.buffer.dtype), count,
-                       _address(writer, stmt.buffer, stmt.indices, var, pair))
+        return _Vector(
+            writer.lines.temporary(),
+            CUDA.element_type(stmt.buffer.dtype),
+            count,
+            _address(writer, stmt.buffer, stmt.indices, var, pair),
+        )
 
     found: dict[Store, tuple[_Vector, str]] = {}
     for stmt in stores:
@@ -80,8 +84,10 @@ def _stored_vectors(writer: Writer, group: Sequence[Store | Accumulate], var: Va
     for pair, both in stored_pairs(stores).items():
         if _are_vector(writer, pair, var, width):
             whole = vector(both[0], 2 * width, pair)
-            found.update((stmt, (whole, f"{whole.name}.at[{lane} * 2 + {k}]"))
-                         for k, stmt in sorted(both.items()))
+            found.update(
+                (stmt, (whole, f"{whole.name}.at[{lane} * 2 + {k}]"))
+                for k, stmt in sorted(both.items())
+            )
     return found
 
 
@@ -92,13 +98,19 @@ def _copied(writer: Writer, stmt: Store | Accumulate, var: Var, width: int) -> b
         return False
     load = stmt.value
     size = stmt.buffer.dtype.bytes * width
-    if not isinstance(load, Load) or load.guard is not None or size not in COPIED_BYTES \
-            or not writer.memory.places[load.source].is_constant \
-            or not _is_vector(writer, load.source, load.indices, var, width) \
-            or not _is_vector(writer, stmt.buffer, stmt.indices, var, width):
+    if (
+        not isinstance(load, Load)
+        or load.guard is not None
+        or size not in COPIED_BYTES
+        or not writer.memory.places[load.source].is_constant
+        or not _is_vector(writer, load.source, load.indices, var, width)
+        or not _is_vector(writer, stmt.buffer, stmt.indices, var, width)
+    ):
         return False
-    to, source = (_address(writer, b, i, var) for b, i in (
-        (stmt.buffer, stmt.indices), (load.source, load.indices)))
+    to, source = (
+        _address(writer, b, i, var)
+        for b, i in ((stmt.buffer, stmt.indices), (load.source, load.indices))
+    )
     writer.lines.emit(f"mlc_copy<{size}>({to}, {source});")
     writer.copies = True
     return True
@@ -111,11 +123,13 @@ def lockstep(writer: Writer, statements: Sequence[Stmt]) -> Iterator[list[Store 
     written: list[Access] = []
     for inner in statements:
         if not isinstance(inner, Store | Accumulate):
-            raise CodegenError(f"Expected stores and updates in a vector, got "
-                               f"`{headline(inner)}`")
+            raise CodegenError(f"Expected stores and updates in a vector, got `{headline(inner)}`")
         touched = accesses((inner,))
-        meets = any(writer.barriers.memory.may_overlap(a.buffer, b.buffer)
-                    and not _are_apart(a, b) for a in touched for b in written)
+        meets = any(
+            writer.barriers.memory.may_overlap(a.buffer, b.buffer) and not _are_apart(a, b)
+            for a in touched
+            for b in written
+        )
         if group and (meets or inner.guard is not None or group[-1].guard is not None):
             yield group
             group, written = [], []
@@ -126,9 +140,12 @@ def lockstep(writer: Writer, statements: Sequence[Stmt]) -> Iterator[list[Store 
 
 def _are_apart(a: Access, b: Access) -> bool:
     """Whether they are the two elements of pairs, whichever pairs these are."""
-    return a.buffer == b.buffer and Pair.of(a.buffer, a.indices) is not None \
-        and Pair.of(b.buffer, b.indices) is not None \
+    return (
+        a.buffer == b.buffer
+        and Pair.of(a.buffer, a.indices) is not None
+        and Pair.of(b.buffer, b.indices) is not None
         and Pair.element(a.indices) != Pair.element(b.indices)
+    )
 
 
 def _values(stmt: Store | Accumulate) -> tuple[Expr, ...]:
@@ -141,17 +158,24 @@ def _lane(writer: Writer, stmt: Store | Accumulate, values: Values, target: str 
     if isinstance(stmt, Accumulate):
         writer.update(stmt, values)
         return
-    value, = values.write(stmt.value)
+    (value,) = values.write(stmt.value)
     target = target or values.element(stmt.buffer, stmt.indices)
     writer.lines.emit(f"{target} = {value};")
 
 
-def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int, lane: str,
-                  known: Mapping[Expr, str]) -> dict[Expr, str]:
+def _load_vectors(
+    writer: Writer,
+    stmt: Store | Accumulate,
+    var: Var,
+    width: int,
+    lane: str,
+    known: Mapping[Expr, str],
+) -> dict[Expr, str]:
     """The loads of a statement that whole vectors serve, and a lane's elements of these."""
     found: dict[Expr, str] = {}
     for load in dict.fromkeys(
-            load for e in _values(stmt) for load in loads(writer.memory.legalized(e))):
+        load for e in _values(stmt) for load in loads(writer.memory.legalized(e))
+    ):
         if load in known or load in found:
             continue
         pair = pair_of(load)
@@ -159,8 +183,13 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
             name = writer.lines.temporary()
             place = _address(writer, load.source, load.indices, var, pair)
             writer.lines.emit(f"const auto {name} = mlc_load<{2 * width}>({place});")
-            found.update((Load(pair.buffer, (*pair.point, index.constant(k))),
-                          f"{name}.at[{lane} * 2 + {k}]") for k in range(2))
+            found.update(
+                (
+                    Load(pair.buffer, (*pair.point, index.constant(k))),
+                    f"{name}.at[{lane} * 2 + {k}]",
+                )
+                for k in range(2)
+            )
             continue
         if not _is_vector(writer, load.source, load.indices, var, width):
             continue
@@ -171,7 +200,7 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
             name = writer.lines.named("auto", f"mlc_load<{width}>({place})")
             found[load] = f"{name}.at[{lane}]"
         elif var not in load.guard.free and isinstance(load.default, Const):
-            condition, = writer.values().write(load.guard)
+            (condition,) = writer.values().write(load.guard)
             inside, name = writer.lines.temporary(), writer.lines.temporary()
             kind = CUDA.element_type(load.dtype)
             writer.lines.emit(f"const bool {inside} = {condition};")
@@ -181,12 +210,12 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
     return found
 
 
-def _is_vector(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var,
-               width: int) -> bool:
+def _is_vector(
+    writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var, width: int
+) -> bool:
     """Whether the lanes' elements are one aligned vector in memory that has addresses."""
     size = buffer.dtype.bytes * width
-    if size > VECTOR_BYTES or size & (size - 1) or buffer.scope in (
-            "register", "stack", "thread"):
+    if size > VECTOR_BYTES or size & (size - 1) or buffer.scope in ("register", "stack", "thread"):
         return False
     return _is_aligned(offset(buffer, writer.memory.places[buffer], indices), var, width, 1)
 
@@ -209,8 +238,9 @@ def _is_aligned(position: Expr, var: Var, count: int, step: int) -> bool:
     return constant % count == 0 and all(c % count == 0 for a, c in terms.items() if a is not var)
 
 
-def _address(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var,
-             pair: Pair | None = None) -> str:
+def _address(
+    writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var, pair: Pair | None = None
+) -> str:
     """The address of the first lane's element, or pair."""
     place = writer.memory.places[buffer]
     if pair is None:
@@ -218,8 +248,9 @@ def _address(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var
     else:
         position = index.subtract(
             offset(buffer, place, (*pair.point, index.constant(0))),
-            index.multiply(var, index.constant(2)))
+            index.multiply(var, index.constant(2)),
+        )
     if position is index.constant(0):
         return place.name
-    text, = writer.values().write(position)
+    (text,) = writer.values().write(position)
     return infix(place.name, "+", text)

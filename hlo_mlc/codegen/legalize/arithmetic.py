@@ -187,9 +187,10 @@ def balanced(x: Expr, coefficients: Sequence[Operand]) -> Expr:
     """The same by Estrin's scheme: few more operations, of which few wait for each other."""
     if len(coefficients) <= 3:
         return polynomial(x, coefficients)
-    pairs: list[Operand] = [fma(high, x, low) for low, high in zip(
-        coefficients[::2], coefficients[1::2], strict=False)]
-    return balanced(mul(x, x), (*pairs, *coefficients[2 * len(pairs):]))
+    pairs: list[Operand] = [
+        fma(high, x, low) for low, high in zip(coefficients[::2], coefficients[1::2], strict=False)
+    ]
+    return balanced(mul(x, x), (*pairs, *coefficients[2 * len(pairs) :]))
 
 
 def two_sum(large: Expr, small: Expr) -> tuple[Expr, Expr]:

@@ -78,8 +78,9 @@ def widened(x: Expr) -> Expr:
     if layout.signed_zero:
         if layout.overflow < layout.nan:
             found = select(compare("eq", size, layout.overflow), const(_INFINITY, U32), found)
-        beyond = compare("gt", size, max(layout.largest, layout.overflow - (
-            layout.overflow == layout.nan)))
+        beyond = compare(
+            "gt", size, max(layout.largest, layout.overflow - (layout.overflow == layout.nan))
+        )
     else:
         beyond = compare("eq", raw, layout.nan)
     found = select(beyond, const(_INFINITY | 1 << (_FRACTION_BITS - 1), U32), found)

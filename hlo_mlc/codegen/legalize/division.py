@@ -42,8 +42,10 @@ class _Estimate:
 
 
 # `bits` makes the largest errors of either sign equal; what is left after `gain` is 3.3e-5.
-_ESTIMATE = {F32: _Estimate(0x7EF311C2, 1.0019171, 1),
-             F64: _Estimate(0x7FDE62385024A12C, 1.0019171348, 2)}
+_ESTIMATE = {
+    F32: _Estimate(0x7EF311C2, 1.0019171, 1),
+    F64: _Estimate(0x7FDE62385024A12C, 1.0019171348, 2),
+}
 
 
 def reciprocal(y: Expr, scale: float, *, divides: bool) -> Expr:
@@ -89,8 +91,9 @@ def div_common(x: Expr, y: Expr, *, has_fma: bool) -> Expr:
         return div(x, y)
     size = absolute(y)
     # The reciprocal of a larger divisor would underflow.
-    scale = select(compare("gt", size, math.ldexp(1.0, format_of(x).bias - 3)),
-                   const(0.25, x.dtype), 1.0)
+    scale = select(
+        compare("gt", size, math.ldexp(1.0, format_of(x).bias - 3)), const(0.25, x.dtype), 1.0
+    )
     # The quotient takes its sign from the factor, so that the correction cannot turn -0 into +0.
     factor = select(compare("lt", bits(y), 0), neg(scale), scale)
     divisor = mul(size, scale)

@@ -33,31 +33,52 @@ from hlo_mlc.expr.dtypes import F32, INDEX, DType
 Expansion = Callable[..., Expr]
 
 _FLOAT: Mapping[str, Expansion] = {
-    "exp": exponential.exp, "expm1": exponential.expm1,
-    "sinh": exponential.sinh, "cosh": exponential.cosh,
-    "log": logarithm.log, "log1p": logarithm.log1p, "erf": error_function.erf,
+    "exp": exponential.exp,
+    "expm1": exponential.expm1,
+    "sinh": exponential.sinh,
+    "cosh": exponential.cosh,
+    "log": logarithm.log,
+    "log1p": logarithm.log1p,
+    "erf": error_function.erf,
     "erf_inv": error_function.erf_inv,
-    "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan, "atan2": inverse.atan2,
-    "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
+    "asin": inverse.asin,
+    "acos": inverse.acos,
+    "atan": inverse.atan,
+    "atan2": inverse.atan2,
+    "asinh": inverse.asinh,
+    "acosh": inverse.acosh,
+    "atanh": inverse.atanh,
     "larger": lambda x, y: select(compare("gt", y, x), y, x),
-    "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
+    "sign": rounding.sign,
+    "round_away": rounding.round_away,
+    "rsqrt": rounding.rsqrt,
 }
 # These have another form in f32 where the target picks from tables.
 _FLOAT_BY_PICK: Mapping[str, Expansion] = {
-    "exp": exponential.exp_by_pick, "erf": error_function.erf_by_pieces,
+    "exp": exponential.exp_by_pick,
+    "erf": error_function.erf_by_pieces,
 }
 # These have another form in f32 where the target is fast in f64.
 _FLOAT_IN_F64: Mapping[str, Expansion] = {"pow": power.pow_in_f64}
 # These divide, or multiply with a refined reciprocal where that takes less.
 _FLOAT_BY_DIVISION: Mapping[str, Expansion] = {
-    "tanh": exponential.tanh, "logistic": exponential.logistic,
+    "tanh": exponential.tanh,
+    "logistic": exponential.logistic,
 }
 # These have another form where the target has no fused multiply-add.
 _FLOAT_BY_FMA: Mapping[str, Expansion] = {
-    "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
-    "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
-    "div_common": division.div_common, "lgamma": gamma.lgamma, "digamma": gamma.digamma,
-    "zeta": zeta.zeta, "polygamma": zeta.polygamma, "cbrt": rounding.cbrt,
+    "sin": trigonometric.sin,
+    "cos": trigonometric.cos,
+    "tan": trigonometric.tan,
+    "erfc": error_function.erfc,
+    "pow": power.pow,
+    "rem": rounding.remainder,
+    "div_common": division.div_common,
+    "lgamma": gamma.lgamma,
+    "digamma": gamma.digamma,
+    "zeta": zeta.zeta,
+    "polygamma": zeta.polygamma,
+    "cbrt": rounding.cbrt,
     "bessel_i1e": bessel.bessel_i1e,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
@@ -74,10 +95,17 @@ class _Target(NamedTuple):
     own: Container[tuple[str, DType]]
 
 
-def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
-             has_fast_division: bool = False, has_pick: bool = False,
-             has_fast_f64: bool = False, own: Container[tuple[str, DType]] = (),
-             memo: dict[Expr, Expr] | None = None) -> Expr:
+def legalize(
+    expr: Expr,
+    *,
+    has_fma: bool = True,
+    has_ldexp: bool = False,
+    has_fast_division: bool = False,
+    has_pick: bool = False,
+    has_fast_f64: bool = False,
+    own: Container[tuple[str, DType]] = (),
+    memo: dict[Expr, Expr] | None = None,
+) -> Expr:
     """`expr` without the ops that printers lack, the same on all targets that have as much.
 
     `own` are ops that a target has besides, by the type of their operands.  Pass one `memo` for

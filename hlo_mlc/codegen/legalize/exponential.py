@@ -64,33 +64,78 @@ class _Constants:
 _CONSTANTS = {
     F32: _Constants(
         log2_e_below=1.442694902420044,
-        ln2_high=0.693145751953125, ln2_low=1.4286068203094172e-06,
-        exp_is_zero=-87.5, exp_is_infinite=89.0, exp_vanishes=-104.0, expm1_is_minus_one=-17.5,
-        logistic_is_zero=-88.4, logistic_is_one=18.0, tanh_is_one=9.5,
+        ln2_high=0.693145751953125,
+        ln2_low=1.4286068203094172e-06,
+        exp_is_zero=-87.5,
+        exp_is_infinite=89.0,
+        exp_vanishes=-104.0,
+        expm1_is_minus_one=-17.5,
+        logistic_is_zero=-88.4,
+        logistic_is_one=18.0,
+        tanh_is_one=9.5,
         quotient_exponent=32,
         # errors 2.1e-9, 1.4e-8, 2.4e-8
-        exp=(1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775,
-             0.00194676581),
+        exp=(
+            1.0,
+            0.999999821,
+            0.500005543,
+            0.166611701,
+            0.0419110395,
+            0.00779686775,
+            0.00194676581,
+        ),
         expm1=(0.49999997, 0.166665465, 0.041667439, 0.00836625695, 0.00138703163),
-        sinh=(0.166667163, 0.00833027065, 0.000203733405)),
+        sinh=(0.166667163, 0.00833027065, 0.000203733405),
+    ),
     F64: _Constants(
         log2_e_below=1.4426950408889632,
-        ln2_high=0.693147180559663, ln2_low=2.8235290563031577e-13,
-        exp_is_zero=-709.0, exp_is_infinite=710.0, exp_vanishes=-746.0, expm1_is_minus_one=-38.0,
-        logistic_is_zero=-709.4, logistic_is_one=38.0, tanh_is_one=19.5,
+        ln2_high=0.693147180559663,
+        ln2_low=2.8235290563031577e-13,
+        exp_is_zero=-709.0,
+        exp_is_infinite=710.0,
+        exp_vanishes=-746.0,
+        expm1_is_minus_one=-38.0,
+        logistic_is_zero=-709.4,
+        logistic_is_one=38.0,
+        tanh_is_one=19.5,
         quotient_exponent=64,
         # errors 3.2e-18, 2.1e-17, 2.5e-19
-        exp=(1.0, 1.0000000000000009, 0.4999999999999224, 0.16666666666900556,
-             0.04166666663172944, 0.008333333634938192, 0.0013888872597216271,
-             0.00019841843480595048, 2.478823197060165e-05, 2.7760664416425847e-06,
-             2.5622653019669643e-07, 3.5295843263221226e-08),
-        expm1=(0.5000000000000007, 0.16666666666666696, 0.041666666666560645,
-               0.008333333333297931, 0.0013888888936270927, 0.00019841269952137526,
-               2.4801500311376125e-05, 2.755718404834765e-06, 2.7627771434833653e-07,
-               2.5125760172428822e-08),
-        sinh=(0.16666666666666669, 0.008333333333332912, 0.0001984126984159341,
-              2.7557319106756304e-06, 2.5052130998905673e-08, 1.6056659134674806e-10,
-              7.776602161175906e-13)),
+        exp=(
+            1.0,
+            1.0000000000000009,
+            0.4999999999999224,
+            0.16666666666900556,
+            0.04166666663172944,
+            0.008333333634938192,
+            0.0013888872597216271,
+            0.00019841843480595048,
+            2.478823197060165e-05,
+            2.7760664416425847e-06,
+            2.5622653019669643e-07,
+            3.5295843263221226e-08,
+        ),
+        expm1=(
+            0.5000000000000007,
+            0.16666666666666696,
+            0.041666666666560645,
+            0.008333333333297931,
+            0.0013888888936270927,
+            0.00019841269952137526,
+            2.4801500311376125e-05,
+            2.755718404834765e-06,
+            2.7627771434833653e-07,
+            2.5125760172428822e-08,
+        ),
+        sinh=(
+            0.16666666666666669,
+            0.008333333333332912,
+            0.0001984126984159341,
+            2.7557319106756304e-06,
+            2.5052130998905673e-08,
+            1.6056659134674806e-10,
+            7.776602161175906e-13,
+        ),
+    ),
 }
 
 
@@ -143,8 +188,9 @@ def _exp_in_range(x: Expr, exponent: int = 0) -> Expr:
     return mul(polynomial(r, c.exp), scale)
 
 
-def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0,
-            in_one_step: bool = False) -> tuple[Expr, Expr]:
+def _reduce(
+    x: Expr, factor: float = 1.0, exponent: int = 0, in_one_step: bool = False
+) -> tuple[Expr, Expr]:
     """(n + exponent + rounding_bias, r) with factor * x = n ln 2 + factor * r, n the nearest.
 
     `in_one_step`: r is off by n times the rounding error of ln 2, an ULP of 1 at n = 32 (f32).
@@ -158,8 +204,9 @@ def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0,
     return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
 
 
-def expm1_parts(x: Expr, factor: float, exponent: int = 0, low: Expr | None = None
-                ) -> tuple[Expr, Expr]:
+def expm1_parts(
+    x: Expr, factor: float, exponent: int = 0, low: Expr | None = None
+) -> tuple[Expr, Expr]:
     """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0.
 
     `low` is added to x where x has no digits left for it.

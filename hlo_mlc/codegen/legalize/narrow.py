@@ -21,8 +21,9 @@ def concerns(args: tuple[Expr, ...], dtype: DType) -> bool:
     return dtype.is_narrow_float or any(a.dtype.is_narrow_float for a in args)
 
 
-def expand(op: str, args: tuple[Expr, ...], dtype: DType,
-           in_f32: Callable[..., Expr]) -> Expr | None:
+def expand(
+    op: str, args: tuple[Expr, ...], dtype: DType, in_f32: Callable[..., Expr]
+) -> Expr | None:
     """`op` on narrow floats, None if it is legal; in_f32(*operands) builds the op on f32.
 
     Ops that only move values stay in the narrow type; signs change in the bits, which is exact.

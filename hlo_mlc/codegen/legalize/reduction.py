@@ -39,7 +39,9 @@ _TWO_OVER_PI = int(
     "a2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561b7246e3a424dd2e006492eea09d1921c"
     "fe1deb1cb129a73ee88235f52ebb4484e99c7026b45f7e413991d639835339f49c845f8bbdf9283b1ff897ffde05980f"
     "ef2f118b5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d08"
-    "56033046fc7b6bab", 16)
+    "56033046fc7b6bab",
+    16,
+)
 _DIGITS = 1216
 _WORD = 64
 
@@ -72,8 +74,7 @@ def by_digits(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     mantissa = either(both(raw, form.hidden_bit - 1), form.hidden_bit)
     # The first digit that matters has weight 2**(1-e) with e = field - bias - fraction_bits.
     place = sub(field, form.bias + form.fraction_bits + 2 - _WORD)
-    n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(
-        convert(mantissa, U64), place, grid)
+    n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(convert(mantissa, U64), place, grid)
     return convert(n, form.signed), convert(r, magnitude.dtype)
 
 
@@ -86,8 +87,10 @@ def _window(place: Expr, largest_place: int, count: int) -> list[Expr]:
         chosen = compare("eq", index, first)
         words = [select(chosen, _word(first + i), word) for i, word in enumerate(words)]
     rest = sub(const(_WORD, U64), offset)  # shifts by a whole word give 0
-    return [either(shift_left(word, offset), shift_right(following, rest))
-            for word, following in itertools.pairwise(words)]
+    return [
+        either(shift_left(word, offset), shift_right(following, rest))
+        for word, following in itertools.pairwise(words)
+    ]
 
 
 @functools.cache

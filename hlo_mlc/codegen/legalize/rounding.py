@@ -132,10 +132,13 @@ def _less_multiple(x: Expr, count: Expr, y: Expr, has_fma: bool) -> Expr:
 
 def _rare_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
     """The remainder of a huge quotient, of an infinite divisor, or NaN."""
-    result = select(compare("eq", divisor, math.inf), dividend,
-                    _modular_remainder(dividend, divisor, has_fma))
-    defined = both(compare("lt", dividend, math.inf),
-                   compare("ge", divisor, format_of(divisor).smallest_normal))
+    result = select(
+        compare("eq", divisor, math.inf), dividend, _modular_remainder(dividend, divisor, has_fma)
+    )
+    defined = both(
+        compare("lt", dividend, math.inf),
+        compare("ge", divisor, format_of(divisor).smallest_normal),
+    )
     return select(defined, result, invalid(dividend))
 
 
@@ -159,8 +162,7 @@ def _modular_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
         return modulo(mul(add(modulo(high), low), factor))
 
     shift = sub(i, j)  # 0 to 2 * bias
-    power = from_bits(shift_left(add(shift_right(shift, squarings), form.bias),
-                                 form.fraction_bits))
+    power = from_bits(shift_left(add(shift_right(shift, squarings), form.bias), form.fraction_bits))
     for bit in reversed(range(squarings)):
         is_set = compare("ne", both(shift, 1 << bit), 0)
         power = product(power, power, select(is_set, const(2.0, divisor.dtype), 1.0))

@@ -60,15 +60,31 @@ _CONSTANTS = {
         limit=2.0**17,
         # errors 5.3e-9, 1.9e-10
         sin=(-0.166666523, 0.00833200011, -0.000194928318),
-        cos=(1.0, -0.5, 0.0416666418, -0.00138871151, 2.44093189e-05)),
+        cos=(1.0, -0.5, 0.0416666418, -0.00138871151, 2.44093189e-05),
+    ),
     F64: _Constants(
         half_pi=(1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33),
         limit=2.0**20,
         # errors 3.7e-18, 5.7e-20
-        sin=(-0.1666666666666663, 0.00833333333332184, -0.00019841269829358476,
-             2.7557313538479374e-06, -2.5050734381381357e-08, 1.5895432703154084e-10),
-        cos=(1.0, -0.5, 0.041666666666666595, -0.0013888888888873342, 2.4801587289002103e-05,
-             -2.755731421705314e-07, 2.0875705398861324e-09, -1.1358749424646485e-11)),
+        sin=(
+            -0.1666666666666663,
+            0.00833333333332184,
+            -0.00019841269829358476,
+            2.7557313538479374e-06,
+            -2.5050734381381357e-08,
+            1.5895432703154084e-10,
+        ),
+        cos=(
+            1.0,
+            -0.5,
+            0.041666666666666595,
+            -0.0013888888888873342,
+            2.4801587289002103e-05,
+            -2.755731421705314e-07,
+            2.0875705398861324e-09,
+            -1.1358749424646485e-11,
+        ),
+    ),
 }
 # (sin(r) - r) / r**3 in r**2 for f32 on [0, pi/2] and a little beyond; error 1.8e-8.  Chosen among
 # their neighbours: with them, no f32 has a sine above 1, with fma and without.
@@ -104,10 +120,13 @@ def cos(x: Expr, has_fma: bool) -> Expr:
 @functools.lru_cache(maxsize=2)  # who asks for one of them mostly asks for the other next
 def sin_and_cos(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
     """Both of one argument: they share its reduction and the polynomials."""
+
     def finish(n: Expr, r: Expr) -> tuple[Expr, Expr]:
         (sine, cosine), odd = sine_and_cosine(r), _is_odd(n)
-        return (_with_sign(select(odd, cosine, sine), xor(_to_sign(n, bit=1), bits(x))),
-                _with_sign(select(odd, sine, cosine), _to_sign(add(n, 1), bit=1)))
+        return (
+            _with_sign(select(odd, cosine, sine), xor(_to_sign(n, bit=1), bits(x))),
+            _with_sign(select(odd, sine, cosine), _to_sign(add(n, 1), bit=1)),
+        )
 
     sine, cosine = _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)
     return sine, cosine
@@ -156,8 +175,9 @@ def sine_and_cosine_in_parts(r: Expr, rest: Expr) -> tuple[tuple[Expr, Expr], tu
     c = _CONSTANTS[r.dtype]
     square = mul(r, r)
     sine, sine_low = two_sum(r, mul(mul(r, square), polynomial(square, c.sin)))
-    cosine, cosine_low = two_sum(const(c.cos[0], r.dtype),
-                                 mul(square, polynomial(square, c.cos[1:])))
+    cosine, cosine_low = two_sum(
+        const(c.cos[0], r.dtype), mul(square, polynomial(square, c.cos[1:]))
+    )
     return (sine, fma(rest, cosine, sine_low)), (cosine, fma(neg(rest), sine, cosine_low))
 
 
@@ -171,8 +191,12 @@ def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> tupl
     slow = finish(*reduction.by_digits(magnitude, grid))
     invalid = sub(magnitude, magnitude)  # an invalid operation for infinity, else 0
     is_huge = compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit)
-    return tuple([unlikely(is_huge, add(rare, invalid), usual)
-                  for rare, usual in zip(slow, fast, strict=True)])
+    return tuple(
+        [
+            unlikely(is_huge, add(rare, invalid), usual)
+            for rare, usual in zip(slow, fast, strict=True)
+        ]
+    )
 
 
 def _cody_waite(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:

@@ -15,11 +15,13 @@ from hlo_mlc.interop.onnx.node import Node, Operator, along, integers, is_floati
 
 def _reduction(function: Callable[..., Any]) -> Operator:
     """In the type of its input: means of integers are rounded to zero."""
+
     def operator(node: Node, x: Any, axes: Any = None) -> Any:
         given = (node["axes"] if axes is None else integers(axes, "its input axes")) or None
         if given is None and node["noop_with_empty_axes"]:
             given = ()
         return function(x, axis=given, keepdims=bool(node["keepdims"])).astype(x.dtype)
+
     return operator
 
 
@@ -27,27 +29,38 @@ def _extreme(function: Callable[..., Any], least: Callable[[Any], Any]) -> Opera
     def folded(x: Any, **axes: Any) -> Any:
         if x.size:
             return function(x, **axes)
-        ends = (-np.inf, np.inf) if is_floating(x) else (False, True) if x.dtype == bool else \
-            (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max)
+        ends = (
+            (-np.inf, np.inf)
+            if is_floating(x)
+            else (False, True)
+            if x.dtype == bool
+            else (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max)
+        )
         return function(x, initial=np.array(least(ends), x.dtype), **axes)
+
     return _reduction(folded)
 
 
 def _first(function: Callable[..., Any]) -> Operator:
     """Of equal elements the first, or the last."""
+
     def operator(node: Node, x: Any) -> Any:
         axis, keep = node["axis"], bool(node["keepdims"])
         at = function(jnp.flip(x, axis) if node["select_last_index"] else x, axis, keepdims=keep)
         return (x.shape[axis] - 1 - at if node["select_last_index"] else at).astype(
-            jax.dtypes.canonicalize_dtype(np.int64))
+            jax.dtypes.canonicalize_dtype(np.int64)
+        )
+
     return operator
 
 
 def _softmax(function: Callable[..., Any]) -> Operator:
     """Before set 13 over all axes from the given one on."""
+
     def operator(node: Node, x: Any) -> Any:
         axis = node["axis"]
         return function(x, axis if node.version >= 13 else tuple(range(axis % x.ndim, x.ndim)))
+
     return operator
 
 
@@ -68,6 +81,7 @@ def _cumulative(function: Callable[..., Any], unit: int) -> Operator:
             sides[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
             x = lax.pad(jnp.asarray(x), jnp.asarray(unit, x.dtype), sides)
         return function(x, axis, reverse=reverse)
+
     return operator
 
 
@@ -113,8 +127,9 @@ def _group_normalization(node: Node, x: Any, scale: Any, bias: Any) -> Any:
     return (normal * along(scale, 1, len(shape)) + along(bias, 1, len(shape))).reshape(x.shape)
 
 
-def _batch_normalization(node: Node, x: Any, scale: Any, bias: Any, mean: Any, variance: Any
-                         ) -> Any:
+def _batch_normalization(
+    node: Node, x: Any, scale: Any, bias: Any, mean: Any, variance: Any
+) -> Any:
     if node["spatial"] == 0:
         raise NotImplementedError("statistics of each element")
     of_batch = node["training_mode"] or (node.version < 14 and node.results > 1)
@@ -122,8 +137,10 @@ def _batch_normalization(node: Node, x: Any, scale: Any, bias: Any, mean: Any, v
     if of_batch:
         axes = (0, *range(2, x.ndim))
         mean, variance = x.mean(axes), x.var(axes)
-        running = tuple(old * node["momentum"] + new * (1 - node["momentum"])
-                        for old, new in zip(running, (mean, variance), strict=True))
+        running = tuple(
+            old * node["momentum"] + new * (1 - node["momentum"])
+            for old, new in zip(running, (mean, variance), strict=True)
+        )
     factor = scale * lax.rsqrt(variance + node["epsilon"])
     mean, factor, bias = (along(v, 1, x.ndim) for v in (mean, factor, bias))
     out = ((x - mean) * factor + bias).astype(x.dtype)
@@ -133,8 +150,9 @@ def _batch_normalization(node: Node, x: Any, scale: Any, bias: Any, mean: Any, v
 def _mean_variance_normalization(node: Node, x: Any) -> Any:
     """Source: its function, with 1e-9 beside the deviation."""
     axes = tuple(node["axes"])
-    deviation = jnp.sqrt(jnp.square(x).mean(axes, keepdims=True)
-                         - jnp.square(x.mean(axes, keepdims=True)))
+    deviation = jnp.sqrt(
+        jnp.square(x).mean(axes, keepdims=True) - jnp.square(x.mean(axes, keepdims=True))
+    )
     return (x - x.mean(axes, keepdims=True)) / (deviation + 1e-9)
 
 
@@ -161,8 +179,11 @@ def _gemm(node: Node, a: Any, b: Any, c: Any = None) -> Any:
 
 
 def _dropout(node: Node, x: Any, ratio: Any = None, training: Any = None) -> Any:
-    if training is not None and known(training, "its input training_mode").any() and (
-            ratio is None or known(ratio, "its input ratio").any()):
+    if (
+        training is not None
+        and known(training, "its input training_mode").any()
+        and (ratio is None or known(ratio, "its input ratio").any())
+    ):
         raise NotImplementedError("training, which draws random numbers")
     return x, np.ones(x.shape, np.bool_ if node.version >= 10 else x.dtype)
 

@@ -29,8 +29,13 @@ def _if(node: Node, condition: Any) -> Any:
 
     if is_known(condition):
         return tuple(branch("then_branch" if condition.all() else "else_branch"))
-    return tuple(lax.cond(condition.reshape(()), lambda: _arrays(branch("then_branch")),
-                          lambda: _arrays(branch("else_branch"))))
+    return tuple(
+        lax.cond(
+            condition.reshape(()),
+            lambda: _arrays(branch("then_branch")),
+            lambda: _arrays(branch("else_branch")),
+        )
+    )
 
 
 def _loop(node: Node, limit: Any = None, go: Any = None, *state: Any) -> Any:
@@ -43,7 +48,7 @@ def _loop(node: Node, limit: Any = None, go: Any = None, *state: Any) -> Any:
 
     def body(at: Any, go: Any, state: Any) -> tuple[Any, list[Any], list[Any]]:
         go, *outs = node.run(node["body"], at, go, *state)
-        return go, outs[:len(state)], outs[len(state):]
+        return go, outs[: len(state)], outs[len(state) :]
 
     def scanned(state: Any, at: Any) -> Any:
         follows, state, rows = body(at, np.array(True), state)
@@ -51,11 +56,18 @@ def _loop(node: Node, limit: Any = None, go: Any = None, *state: Any) -> Any:
             raise _Varies
         return _arrays(state), _arrays(rows)
 
-    if counted and count is not None and count > 1 and is_known(go) and go.all() and \
-            not (is_known(*state) and is_known(body(np.array(0, np.int64), go, state))):
+    if (
+        counted
+        and count is not None
+        and count > 1
+        and is_known(go)
+        and go.all()
+        and not (is_known(*state) and is_known(body(np.array(0, np.int64), go, state)))
+    ):
         with contextlib.suppress(Exception):  # shapes that grow, or that depend on the iteration
-            last, rows = lax.scan(scanned, _arrays(list(state)),
-                                  jnp.arange(count, dtype=_integer()))
+            last, rows = lax.scan(
+                scanned, _arrays(list(state)), jnp.arange(count, dtype=_integer())
+            )
             return (*last, *rows)
     if counted and is_known(go):
         with contextlib.suppress(_Varies):
@@ -97,8 +109,9 @@ def _integer() -> np.dtype[Any]:
 def _scan(node: Node, *values: Any) -> Any:
     count, body = node["num_scan_inputs"], node["body"]
     if node.version < 9:
-        raise NotImplementedError("Scan of before set 9: convert the model by "
-                                  "onnx.version_converter")
+        raise NotImplementedError(
+            "Scan of before set 9: convert the model by onnx.version_converter"
+        )
     state, rows = values[:-count], values[-count:]
     outs = len(body.output) - len(state)
 
@@ -107,18 +120,28 @@ def _scan(node: Node, *values: Any) -> Any:
 
     given = tuple(
         jnp.flip(jnp.moveaxis(row, axis, 0), 0) if backwards else jnp.moveaxis(row, axis, 0)
-        for row, axis, backwards in zip(rows, each("scan_input_axes", count),
-                                        each("scan_input_directions", count), strict=True))
+        for row, axis, backwards in zip(
+            rows, each("scan_input_axes", count), each("scan_input_directions", count), strict=True
+        )
+    )
 
     def step(state: Any, rows: Any) -> Any:
         found = _arrays(node.run(body, *state, *rows))
-        return tuple(found[:len(state)]), tuple(found[len(state):])
+        return tuple(found[: len(state)]), tuple(found[len(state) :])
 
     last, found = lax.scan(step, _arrays(tuple(state)), given)
-    return (*last, *(
-        jnp.moveaxis(jnp.flip(row, 0) if backwards else row, 0, axis) for row, axis, backwards in
-        zip(found, each("scan_output_axes", outs), each("scan_output_directions", outs),
-            strict=True)))
+    return (
+        *last,
+        *(
+            jnp.moveaxis(jnp.flip(row, 0) if backwards else row, 0, axis)
+            for row, axis, backwards in zip(
+                found,
+                each("scan_output_axes", outs),
+                each("scan_output_directions", outs),
+                strict=True,
+            )
+        ),
+    )
 
 
 def _position(at: Any) -> int:
@@ -127,14 +150,19 @@ def _position(at: Any) -> int:
 
 
 def _insert(node: Node, sequence: list[Any], value: Any, at: Any = None) -> list[Any]:
-    at = len(sequence) if at is None else _position(at) % (len(sequence) + 1) \
-        if _position(at) >= 0 else _position(at) + len(sequence)
+    at = (
+        len(sequence)
+        if at is None
+        else _position(at) % (len(sequence) + 1)
+        if _position(at) >= 0
+        else _position(at) + len(sequence)
+    )
     return [*sequence[:at], value, *sequence[at:]]
 
 
 def _erase(node: Node, sequence: list[Any], at: Any = None) -> list[Any]:
     at = (-1 if at is None else _position(at)) % len(sequence)
-    return [*sequence[:at], *sequence[at + 1:]]
+    return [*sequence[:at], *sequence[at + 1 :]]
 
 
 def _split_to_sequence(node: Node, x: Any, sizes: Any = None) -> list[Any]:
@@ -149,15 +177,21 @@ def _split_to_sequence(node: Node, x: Any, sizes: Any = None) -> list[Any]:
 
 
 def _map(node: Node, sequence: list[Any], *others: Any) -> Any:
-    rows = [node.run(node["body"], value, *(
-        other[n] if isinstance(other, list) else other for other in others))
-        for n, value in enumerate(sequence)]
+    rows = [
+        node.run(
+            node["body"],
+            value,
+            *(other[n] if isinstance(other, list) else other for other in others),
+        )
+        for n, value in enumerate(sequence)
+    ]
     return tuple([row[n] for row in rows] for n in range(node.results))
 
 
 def _from_sequence(node: Node, sequence: list[Any]) -> Any:
     return (node.numpy.stack if node["new_axis"] else node.numpy.concatenate)(
-        sequence, node["axis"])
+        sequence, node["axis"]
+    )
 
 
 def _has_element(node: Node, value: Any = None) -> Any:

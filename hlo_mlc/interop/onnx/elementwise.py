@@ -16,11 +16,13 @@ from hlo_mlc.interop.onnx.node import Node, Operator, is_floating, is_known
 
 def _named(name: str) -> Operator:
     """A function of NumPy and of JAX."""
+
     def operator(node: Node, *xs: Any) -> Any:
         if node["broadcast"] and node["axis"] is not None:  # before set 7
             x, y = xs
             xs = x, y.reshape(*y.shape, *(1,) * (x.ndim - node["axis"] % x.ndim - y.ndim))
         return getattr(node.numpy, name)(*xs)
+
     return operator
 
 
@@ -35,8 +37,7 @@ def _variadic(name: str) -> Operator:
 
 def _divide(node: Node, x: Any, y: Any) -> Any:
     """Integers are rounded to zero."""
-    return _named("divide")(node, x, y) if is_floating(x) else \
-        lax.div(*jnp.broadcast_arrays(x, y))
+    return _named("divide")(node, x, y) if is_floating(x) else lax.div(*jnp.broadcast_arrays(x, y))
 
 
 def _modulo(node: Node, x: Any, y: Any) -> Any:
@@ -44,8 +45,14 @@ def _modulo(node: Node, x: Any, y: Any) -> Any:
 
 
 def _power(node: Node, x: Any, y: Any) -> Any:
-    if is_known(y) and y.size == 1 and y.ndim <= x.ndim and abs(y) <= 8 and y == int(y.item()) \
-            and (is_floating(x) or y >= 0):
+    if (
+        is_known(y)
+        and y.size == 1
+        and y.ndim <= x.ndim
+        and abs(y) <= 8
+        and y == int(y.item())
+        and (is_floating(x) or y >= 0)
+    ):
         return lax.integer_pow(x, int(y.item()))
     power = _named("power")(node, x, y)
     if not is_floating(x) and is_floating(y):  # powers of integers are none only by rounding
@@ -83,8 +90,9 @@ def cast(node: Node, x: Any, dtype: Any) -> Any:
 
 
 def _is_infinite(node: Node, x: Any) -> Any:
-    return (x == np.inf) & bool(node["detect_positive"]) | \
-        (x == -np.inf) & bool(node["detect_negative"])
+    return (x == np.inf) & bool(node["detect_positive"]) | (x == -np.inf) & bool(
+        node["detect_negative"]
+    )
 
 
 def _selu(node: Node, x: Any) -> Any:
@@ -93,8 +101,9 @@ def _selu(node: Node, x: Any) -> Any:
 
 def _shrink(node: Node, x: Any) -> Any:
     zero = jnp.zeros_like(x)
-    return jnp.where(x < -node["lambd"], x + node["bias"],
-                     jnp.where(x > node["lambd"], x - node["bias"], zero))
+    return jnp.where(
+        x < -node["lambd"], x + node["bias"], jnp.where(x > node["lambd"], x - node["bias"], zero)
+    )
 
 
 def _hard_sigmoid(node: Node, x: Any) -> Any:

@@ -21,16 +21,22 @@ from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 _STANDARD = ("", "ai.onnx")  # names of the standard set of operators
 
 # Inputs that bound integers: where JAX has 32 bits of them, any bound beyond is the last of these.
-_BOUNDS = {"Clip": slice(1, None), "Loop": slice(0, 1), "Max": slice(None), "Min": slice(None),
-           "Slice": slice(1, None)}
+_BOUNDS = {
+    "Clip": slice(1, None),
+    "Loop": slice(0, 1),
+    "Max": slice(None),
+    "Min": slice(None),
+    "Slice": slice(1, None),
+}
 
 
 def module() -> ModuleType:
     try:
         return importlib.import_module("onnx")
     except ImportError as error:
-        raise UsageError(f"from_onnx needs onnx, which cannot be imported ({error}): "
-                         "pip install 'hlo-mlc[onnx]'") from error
+        raise UsageError(
+            f"from_onnx needs onnx, which cannot be imported ({error}): pip install 'hlo-mlc[onnx]'"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +53,14 @@ class Scope:
         functions = {(_domain(function), function.name): function for function in model.functions}
         return cls({}, functions, {}).inside(model)
 
-    def inside(self, function: Any, attributes: Mapping[str, Any] | None = None,
-               is_own: bool = True) -> Scope:
+    def inside(
+        self, function: Any, attributes: Mapping[str, Any] | None = None, is_own: bool = True
+    ) -> Scope:
         """That of a function which is called here."""
         opsets = {_domain(opset): opset.version for opset in function.opset_import}
-        return Scope({**self.opsets, **opsets}, self.functions, attributes or {},
-                     self.is_own and is_own)
+        return Scope(
+            {**self.opsets, **opsets}, self.functions, attributes or {}, self.is_own and is_own
+        )
 
     def function_of(self, node: Any) -> Any:
         return self.functions.get((_domain(node), node.op_type))
@@ -74,8 +82,10 @@ def check(nodes: Sequence[Any], scope: Scope) -> None:
             check(function.node, scope.inside(function))
         elif why := _why_not(node, schema):
             raise UnsupportedOpError(
-                _operator(node), f"{_described(number, node)} cannot be imported: {why}; end the "
-                "model before it (onnx.utils.extract_model) and compute the rest by other means")
+                _operator(node),
+                f"{_described(number, node)} cannot be imported: {why}; end the "
+                "model before it (onnx.utils.extract_model) and compute the rest by other means",
+            )
         for attribute in node.attribute:
             check(attribute.g.node, scope)
 
@@ -114,7 +124,7 @@ def _run_nodes(nodes: Sequence[Any], scope: Scope, values: Any) -> None:
             found = _run_node(node, scope, values)
             for name, value in zip(node.output, found, strict=False):
                 values[name] = value
-            missing = [name for name in node.output[len(found):] if name]
+            missing = [name for name in node.output[len(found) :] if name]
             if missing:
                 raise NotImplementedError(f"its output {', '.join(missing)}")
 
@@ -126,8 +136,11 @@ def _run_node(node: Any, scope: Scope, values: Mapping[str, Any]) -> Sequence[An
     if function is not None:
         defaults = {a.name: _value(a, scope) for a in function.attribute_proto}
         return _call(function, scope.inside(function, defaults | given), inputs)
-    attributes = {name: _value(a.default_value, scope) for name, a in schema.attributes.items()
-                  if a.default_value.type} | given
+    attributes = {
+        name: _value(a.default_value, scope)
+        for name, a in schema.attributes.items()
+        if a.default_value.type
+    } | given
     if not _is_here(node):
         body = _body(node, schema, given, inputs)
         return _call(body, scope.inside(body, attributes, is_own=False), inputs)
@@ -136,13 +149,20 @@ def _run_node(node: Any, scope: Scope, values: Mapping[str, Any]) -> Sequence[An
         return run(graph, scope, values, arguments)
 
     constant = is_known(*inputs)
-    seen = Node(schema.since_version, attributes, sum(map(bool, node.output)),
-                np if constant else jnp, run_graph)
+    seen = Node(
+        schema.since_version,
+        attributes,
+        sum(map(bool, node.output)),
+        np if constant else jnp,
+        run_graph,
+    )
     if constant and not any(a.g.node for a in node.attribute):
         with jax.ensure_compile_time_eval(), jax.enable_x64(True), np.errstate(all="ignore"):
             found = OPERATORS[node.op_type](seen, *inputs)
-            found = tuple(jax.tree.map(np.asarray, part)
-                          for part in (found if isinstance(found, tuple) else (found,)))
+            found = tuple(
+                jax.tree.map(np.asarray, part)
+                for part in (found if isinstance(found, tuple) else (found,))
+            )
     else:
         if bounds := _BOUNDS.get(node.op_type):
             inputs[bounds] = [_bounded(value) for value in inputs[bounds]]
@@ -170,8 +190,9 @@ def _check_range(values: Any) -> None:
     """Raises: NotImplementedError for integers that JAX would cut off."""
     for value in jax.tree.leaves(values):
         if (cut := _bounded(value)) is not value and (cut != value).any():
-            raise NotImplementedError("a constant of more than 32 bits: JAX has such only with "
-                                      "jax_enable_x64")
+            raise NotImplementedError(
+                "a constant of more than 32 bits: JAX has such only with jax_enable_x64"
+            )
 
 
 def constants(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -190,10 +211,13 @@ def _body(node: Any, schema: Any, given: Mapping[str, Any], inputs: Sequence[Any
     del plain.attribute[:]
     plain.attribute.extend(
         onnx.helper.make_attribute(a.name, given[a.name]) if a.ref_attr_name else a
-        for a in node.attribute if a.name in given)
+        for a in node.attribute
+        if a.name in given
+    )
     version = schema.context_dependent_function_opset_versions[-1]
     body = schema.get_context_dependent_function_with_opset_version(
-        version, plain.SerializeToString(), [_type(x).SerializeToString() for x in inputs])
+        version, plain.SerializeToString(), [_type(x).SerializeToString() for x in inputs]
+    )
     return onnx.FunctionProto.FromString(body)
 
 

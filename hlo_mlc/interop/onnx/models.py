@@ -17,8 +17,12 @@ from hlo_mlc.interop.onnx import graphs
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 
 
-def from_onnx(model: str | os.PathLike[str] | bytes | Any, *, choose: str | None = None,
-              target: str | None = None) -> MlcFunction[..., tuple[jax.Array, ...]]:
+def from_onnx(
+    model: str | os.PathLike[str] | bytes | Any,
+    *,
+    choose: str | None = None,
+    target: str | None = None,
+) -> MlcFunction[..., tuple[jax.Array, ...]]:
     """An ONNX model, a file or its bytes or an `onnx.ModelProto`, as what `mlc_jit` returns: a
     function of the model's inputs in their order, which returns a tuple of its outputs.
 
@@ -37,33 +41,45 @@ def from_onnx(model: str | os.PathLike[str] | bytes | Any, *, choose: str | None
     graph = proto.graph
     scope = graphs.Scope.of(proto)
     if (asked := scope.opsets.get("", 0)) > (known := onnx.defs.onnx_opset_version()):
-        raise UsageError(f"{graph.name} uses set {asked} of ONNX's operators, and onnx "
-                         f"{onnx.__version__} knows those up to {known}: pip install -U onnx")
+        raise UsageError(
+            f"{graph.name} uses set {asked} of ONNX's operators, and onnx "
+            f"{onnx.__version__} knows those up to {known}: pip install -U onnx"
+        )
     graphs.check(graph.node, scope)
     weights = {tensor.name for tensor in graph.initializer} | {
-        sparse.values.name for sparse in graph.sparse_initializer}
+        sparse.values.name for sparse in graph.sparse_initializer
+    }
     inputs = [given for given in graph.input if given.name not in weights]
     types = [_type(onnx, given) for given in inputs]
 
     def call(*arrays: Any) -> tuple[jax.Array, ...]:
         if len(arrays) != len(inputs):
-            raise UsageError(f"{call.__name__} takes {len(inputs)} arguments "
-                             f"({', '.join(map(_described, inputs))}), got {len(arrays)}")
+            raise UsageError(
+                f"{call.__name__} takes {len(inputs)} arguments "
+                f"({', '.join(map(_described, inputs))}), got {len(arrays)}"
+            )
         for given, kind, array in zip(inputs, types, arrays, strict=True):
             if kind is not None and not _fits(array, *kind):
-                raise UsageError(f"{_described(given)} of {call.__name__} is of type {kind[1]}, "
-                                 f"got {array.dtype}[{', '.join(map(str, array.shape))}]")
+                raise UsageError(
+                    f"{_described(given)} of {call.__name__} is of type {kind[1]}, "
+                    f"got {array.dtype}[{', '.join(map(str, array.shape))}]"
+                )
         return graphs.constants(graphs.run(graph, scope, {}, arrays))
 
-    call.__name__ = call.__qualname__ = "".join(
-        letter if letter.isalnum() else "_" for letter in graph.name) or "model"
-    call.__doc__ = (f"{graph.name}: ({', '.join(map(_described, inputs))}) -> "
-                    f"({', '.join(map(_described, graph.output))}).")
+    call.__name__ = call.__qualname__ = (
+        "".join(letter if letter.isalnum() else "_" for letter in graph.name) or "model"
+    )
+    call.__doc__ = (
+        f"{graph.name}: ({', '.join(map(_described, inputs))}) -> "
+        f"({', '.join(map(_described, graph.output))})."
+    )
     found: Any = jitted(call, options, {})
     if all(kind and kind[0] is not None and None not in kind[0] for kind in types):
         found.example_args = tuple(
             jax.ShapeDtypeStruct(kind[0], jax.dtypes.canonicalize_dtype(kind[1]))
-            for kind in types if kind)
+            for kind in types
+            if kind
+        )
     return found
 
 
@@ -96,8 +112,14 @@ def _type(onnx: ModuleType, given: Any) -> tuple[list[int | None] | None, np.dty
     if not given.type.HasField("tensor_type"):
         return None
     tensor = given.type.tensor_type
-    sizes = [d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None
-             for d in tensor.shape.dim] if tensor.HasField("shape") else None
+    sizes = (
+        [
+            d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else None
+            for d in tensor.shape.dim
+        ]
+        if tensor.HasField("shape")
+        else None
+    )
     dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
     if dtype.kind not in "biufcV":
         raise UnsupportedOpError(given.name, "JAX has no strings, which this input is of")
@@ -106,12 +128,21 @@ def _type(onnx: ModuleType, given: Any) -> tuple[list[int | None] | None, np.dty
 
 def _fits(array: Any, sizes: Sequence[int | None] | None, dtype: np.dtype[Any]) -> bool:
     return array.dtype == jax.dtypes.canonicalize_dtype(dtype) and (
-        sizes is None or (len(sizes) == array.ndim and all(
-            size is None or size == given for size, given in zip(sizes, array.shape, strict=True))))
+        sizes is None
+        or (
+            len(sizes) == array.ndim
+            and all(
+                size is None or size == given
+                for size, given in zip(sizes, array.shape, strict=True)
+            )
+        )
+    )
 
 
 def _described(given: Any) -> str:
     tensor = given.type.tensor_type
-    sizes = (d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
-             for d in tensor.shape.dim)
+    sizes = (
+        d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
+        for d in tensor.shape.dim
+    )
     return f"{given.name}[{', '.join(sizes) if tensor.HasField('shape') else '...'}]"

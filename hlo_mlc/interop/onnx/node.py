@@ -42,8 +42,10 @@ def known(value: Any, what: str) -> Any:
     Raises: NotImplementedError where it depends on what the model is called with.
     """
     if not is_known(value):
-        raise NotImplementedError(f"{what} depends on the values of the model's inputs: it has to "
-                                  "be a constant, or computed from constants and shapes")
+        raise NotImplementedError(
+            f"{what} depends on the values of the model's inputs: it has to "
+            "be a constant, or computed from constants and shapes"
+        )
     return np.asarray(value)
 
 
@@ -54,8 +56,9 @@ def integers(value: Any, what: str) -> tuple[int, ...]:
 
 def along(value: Any, axis: int, rank: int) -> Any:
     """A vector so that it broadcasts along an axis; a scalar as it is."""
-    return value.reshape(-1, *(1,) * (rank - axis % rank - 1)) if value.size > 1 else \
-        value.reshape(())
+    return (
+        value.reshape(-1, *(1,) * (rank - axis % rank - 1)) if value.size > 1 else value.reshape(())
+    )
 
 
 def is_floating(x: Any) -> bool:

@@ -18,8 +18,15 @@ from hlo_mlc.interop.onnx.shapes import SHAPES
 from hlo_mlc.interop.onnx.windows import WINDOWS
 
 OPERATORS: Mapping[str, Operator] = {
-    **ELEMENTWISE, **SHAPES, **CONTRACTIONS, **WINDOWS, **SAMPLING, **RECURRENT, **QUANTIZED,
-    **CONTROL}
+    **ELEMENTWISE,
+    **SHAPES,
+    **CONTRACTIONS,
+    **WINDOWS,
+    **SAMPLING,
+    **RECURRENT,
+    **QUANTIZED,
+    **CONTROL,
+}
 
 NEWEST = 28
 """The set of operators up to which their meanings are known."""
@@ -30,7 +37,7 @@ REFUSED: Mapping[str, str] = {
     "ImageDecoder": "it decodes files",
     "Multinomial": _RANDOM,
     "NonMaxSuppression": "the number of its results depends on the model's inputs, and programs of "
-                         "JAX have only sizes that are known",
+    "JAX have only sizes that are known",
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,
     "RandomUniform": _RANDOM,

@@ -13,13 +13,17 @@ from jax import lax
 from hlo_mlc.interop.onnx.node import Node, Operator
 
 Function = Callable[[Any], Any]
-Cell = Callable[[Node, Sequence[Function], Mapping[str, Any], Any, tuple[Any, ...]],
-                tuple[Any, ...]]
+Cell = Callable[
+    [Node, Sequence[Function], Mapping[str, Any], Any, tuple[Any, ...]], tuple[Any, ...]
+]
 
 # What an activation does, and the usual alpha and beta, of those that it has; None: it has to say.
 _ACTIVATIONS: Mapping[str, tuple[Callable[..., Any], tuple[float | None, ...]]] = {
-    "relu": (jax.nn.relu, ()), "tanh": (jnp.tanh, ()), "sigmoid": (jax.nn.sigmoid, ()),
-    "softsign": (jax.nn.soft_sign, ()), "softplus": (jax.nn.softplus, ()),
+    "relu": (jax.nn.relu, ()),
+    "tanh": (jnp.tanh, ()),
+    "sigmoid": (jax.nn.sigmoid, ()),
+    "softsign": (jax.nn.soft_sign, ()),
+    "softplus": (jax.nn.softplus, ()),
     "elu": (jax.nn.elu, (1.0,)),
     "leakyrelu": (lambda x, a: jnp.where(x < 0, a * x, x), (0.01,)),
     "thresholdedrelu": (lambda x, a: jnp.where(x > a, x, 0), (1.0,)),
@@ -43,29 +47,33 @@ def _activations(node: Node, usual: Sequence[str], directions: int) -> Iterator[
 
     names = list(node["activations"] or [*usual] * directions)
     for first in range(0, len(usual) * directions, len(usual)):
-        yield [function(name) for name in names[first:first + len(usual)]]
+        yield [function(name) for name in names[first : first + len(usual)]]
 
 
-def _simple(node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any,
-            state: tuple[Any, ...]) -> tuple[Any, ...]:
+def _simple(
+    node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any, state: tuple[Any, ...]
+) -> tuple[Any, ...]:
     return (of[0](x @ p["w"].T + state[0] @ p["r"].T + p["wb"] + p["rb"]),)
 
 
-def _gated(node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any,
-           state: tuple[Any, ...]) -> tuple[Any, ...]:
+def _gated(
+    node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any, state: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """Gates in the order z, r, h."""
     (h,), (f, g) = state, of
     xz, xr, xh = jnp.split(x @ p["w"].T + p["wb"], 3, -1)
     rz, rr, rh = jnp.split(p["r"], 3)
     bz, br, bh = jnp.split(p["rb"], 3)
     z, reset = f(xz + h @ rz.T + bz), f(xr + h @ rr.T + br)
-    new = g(xh + (reset * (h @ rh.T + bh) if node["linear_before_reset"] else
-                  (reset * h) @ rh.T + bh))
+    new = g(
+        xh + (reset * (h @ rh.T + bh) if node["linear_before_reset"] else (reset * h) @ rh.T + bh)
+    )
     return ((1 - z) * new + z * h,)
 
 
-def _long_short(node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any,
-                state: tuple[Any, ...]) -> tuple[Any, ...]:
+def _long_short(
+    node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any, state: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """Gates in the order i, o, f, c; peepholes in the order i, o, f."""
     (h, c), (f, g, last) = state, of
     i, o, forget, new = jnp.split(x @ p["w"].T + h @ p["r"].T + p["wb"] + p["rb"], 4, -1)
@@ -78,10 +86,21 @@ def _long_short(node: Node, of: Sequence[Function], p: Mapping[str, Any], x: Any
 
 def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
     """x [t, n, in], w [directions, gates size, in], r [directions, gates size, size]."""
-    def operator(node: Node, x: Any, w: Any, r: Any, b: Any = None, lengths: Any = None,
-                 h: Any = None, c: Any = None, peepholes: Any = None) -> tuple[Any, ...]:
+
+    def operator(
+        node: Node,
+        x: Any,
+        w: Any,
+        r: Any,
+        b: Any = None,
+        lengths: Any = None,
+        h: Any = None,
+        c: Any = None,
+        peepholes: Any = None,
+    ) -> tuple[Any, ...]:
         backwards = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}[
-            node["direction"]]
+            node["direction"]
+        ]
         if node["clip"] is not None and cell is _long_short:
             raise NotImplementedError("clip: runtimes disagree on whether the cell is cut, too")
         size, count = r.shape[-1], len(backwards)
@@ -96,8 +115,13 @@ def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
         rows, finals = [], []
         for d, reverse in enumerate(backwards):
             wb, rb = jnp.split(b[d], 2)
-            p = {"w": w[d], "r": r[d], "wb": wb, "rb": rb,
-                 "peepholes": None if peepholes is None else peepholes[d]}
+            p = {
+                "w": w[d],
+                "r": r[d],
+                "wb": wb,
+                "rb": rb,
+                "peepholes": None if peepholes is None else peepholes[d],
+            }
 
             def step(state: Any, given: Any, d: int = d, p: Any = p) -> Any:
                 at, row = given
@@ -109,8 +133,12 @@ def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
                     out = jnp.where(within, out, 0)
                 return new, out
 
-            final, out = lax.scan(step, tuple(jnp.asarray(s[d]) for s in states),
-                                  (np.arange(x.shape[0], dtype=np.int32), x), reverse=reverse)
+            final, out = lax.scan(
+                step,
+                tuple(jnp.asarray(s[d]) for s in states),
+                (np.arange(x.shape[0], dtype=np.int32), x),
+                reverse=reverse,
+            )
             rows.append(out)
             finals.append(final)
         y, *last = jnp.stack(rows, 1), *map(jnp.stack, zip(*finals, strict=True))

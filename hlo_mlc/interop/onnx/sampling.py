@@ -16,7 +16,8 @@ from hlo_mlc.interop.onnx.node import Node, Operator, along, integers, is_floati
 _NEAREST: Mapping[str, Callable[[Any], Any]] = {
     "round_prefer_floor": lambda at: np.ceil(at - 0.5),
     "round_prefer_ceil": lambda at: np.floor(at + 0.5),
-    "floor": np.floor, "ceil": np.ceil,
+    "floor": np.floor,
+    "ceil": np.ceil,
 }
 _REACH = {"linear": 1, "cubic": 2}  # how many neighbours on each side count
 
@@ -33,16 +34,18 @@ def _weight(mode: str, distance: Any, sharpness: float) -> Any:
 
 def _places(node: Node, old: int, new: int, scale: float, region: Sequence[float]) -> np.ndarray:
     """Where the new elements of an axis lie among the old ones."""
-    at, width, mode = np.arange(new, dtype=np.float64), scale * old, \
-        node["coordinate_transformation_mode"]
+    at, width, mode = (
+        np.arange(new, dtype=np.float64),
+        scale * old,
+        node["coordinate_transformation_mode"],
+    )
     if mode == "align_corners":
         return at * (old - 1) / (width - 1) if width > 1 else at * 0
     if mode == "asymmetric":
         return at / scale
     if mode == "tf_crop_and_resize":
         start, end = (bound * (old - 1) for bound in region)
-        return start + at * (end - start) / (width - 1) if width > 1 else \
-            at * 0 + (start + end) / 2
+        return start + at * (end - start) / (width - 1) if width > 1 else at * 0 + (start + end) / 2
     if mode == "pytorch_half_pixel" and width <= 1:
         return at * 0
     if mode == "half_pixel_symmetric":
@@ -79,8 +82,9 @@ def _resize(node: Node, x: Any, region: Any = None, scales: Any = None, sizes: A
     return out.astype(x.dtype)
 
 
-def _resized(node: Node, x: Any, axis: int, old: int, new: int, scale: float,
-             bounds: Sequence[float]) -> Any:
+def _resized(
+    node: Node, x: Any, axis: int, old: int, new: int, scale: float, bounds: Sequence[float]
+) -> Any:
     cropped = node["coordinate_transformation_mode"] == "tf_crop_and_resize"
     if scale == 1 and tuple(bounds) == (0, 1):
         return x
@@ -98,9 +102,12 @@ def _resized(node: Node, x: Any, axis: int, old: int, new: int, scale: float,
         if node["exclude_outside"] or node["antialias"]:
             weights = weights / weights.sum(1, keepdims=True)
         kind = x.dtype if is_floating(x) else np.dtype(np.float32)
-        x = sum(jnp.take(x, np.clip(i, 0, old - 1).astype(np.int32), axis, mode="clip")
-                * along(w.astype(kind), axis, x.ndim)
-                for i, w in zip(index.T, weights.T, strict=True) if w.any())
+        x = sum(
+            jnp.take(x, np.clip(i, 0, old - 1).astype(np.int32), axis, mode="clip")
+            * along(w.astype(kind), axis, x.ndim)
+            for i, w in zip(index.T, weights.T, strict=True)
+            if w.any()
+        )
     if cropped and ((at < 0) | (at > old - 1)).any():
         outside = along((at < 0) | (at > old - 1), axis, x.ndim)
         x = jnp.where(outside, jnp.asarray(node["extrapolation_value"], x.dtype), x)
@@ -108,8 +115,11 @@ def _resized(node: Node, x: Any, axis: int, old: int, new: int, scale: float,
 
 
 def _upsample(node: Node, x: Any, scales: Any = None) -> Any:
-    how = {"mode": node["mode"], "coordinate_transformation_mode": "asymmetric",
-           "nearest_mode": "floor"}
+    how = {
+        "mode": node["mode"],
+        "coordinate_transformation_mode": "asymmetric",
+        "nearest_mode": "floor",
+    }
     by = np.array(node["scales"]) if scales is None else scales
     return _resize(Node(11, how, 1, node.numpy, node.run), x, None, by)
 
@@ -130,8 +140,11 @@ def _grid_sample(node: Node, x: Any, grid: Any) -> Any:
     taps: list[list[tuple[Any, Any]]] = []  # of each axis: index and weight
     for axis, size in enumerate(sizes):
         at = (grid[..., len(sizes) - 1 - axis] + 1) / 2
-        at, (low, high) = (at * (size - 1), (0.0, size - 1.0)) if node["align_corners"] else \
-            (at * size - 0.5, (-0.5, size - 0.5))
+        at, (low, high) = (
+            (at * (size - 1), (0.0, size - 1.0))
+            if node["align_corners"]
+            else (at * size - 0.5, (-0.5, size - 0.5))
+        )
         at = jnp.round(at) if mode == "nearest" else at
 
         def inside(at: Any, size: int = size, low: float = low, high: float = high) -> Any:
@@ -145,17 +158,20 @@ def _grid_sample(node: Node, x: Any, grid: Any) -> Any:
         each = []
         for step in (0,) if mode == "nearest" else range(1 - reach, 1 + reach):
             index = inside(first + step)
-            weight = jnp.ones_like(at) if mode == "nearest" else \
-                _weight(mode, first + step - at, -0.75)
+            weight = (
+                jnp.ones_like(at) if mode == "nearest" else _weight(mode, first + step - at, -0.75)
+            )
             if padding == "zeros":
                 weight = weight * ((index >= 0) & (index < size))
             each.append((jnp.clip(index, 0, size - 1).astype(np.int32), weight))
         taps.append(each)
 
     def sampled(picture: Any, taps: Any) -> Any:  # of one of the batch, its axes last
-        return sum(picture[(slice(None), *(index for index, _ in corner))]
-                   * math.prod(weight for _, weight in corner)
-                   for corner in itertools.product(*taps))
+        return sum(
+            picture[(slice(None), *(index for index, _ in corner))]
+            * math.prod(weight for _, weight in corner)
+            for corner in itertools.product(*taps)
+        )
 
     return jax.vmap(sampled)(jnp.asarray(x), taps).astype(x.dtype)
 
@@ -176,14 +192,22 @@ def _region_align(node: Node, x: Any, regions: Any, of_batch: Any) -> Any:
         outside = (at < -1) | (at > size)
         at = jnp.clip(at, 0, size - 1)
         low = jnp.floor(at)
-        taps.append([(jnp.clip(low + n, 0, size - 1).astype(np.int32),
-                      jnp.where(outside, 0, _weight("linear", low + n - at, 0)).astype(x.dtype))
-                     for n in (0, 1)])
+        taps.append(
+            [
+                (
+                    jnp.clip(low + n, 0, size - 1).astype(np.int32),
+                    jnp.where(outside, 0, _weight("linear", low + n - at, 0)).astype(x.dtype),
+                )
+                for n in (0, 1)
+            ]
+        )
     pictures = jnp.asarray(x)[of_batch]  # [r, c, h, w]
 
     def sampled(picture: Any, rows: Any, columns: Any) -> Any:
-        parts = [picture[:, y[:, None], z] * (v[:, None] * w)
-                 for (y, v), (z, w) in itertools.product(rows, columns)]
+        parts = [
+            picture[:, y[:, None], z] * (v[:, None] * w)
+            for (y, v), (z, w) in itertools.product(rows, columns)
+        ]
         # The maximum is of the weighted corners, not of the samples.
         sample = sum(parts) if node["mode"] == "avg" else jnp.stack(parts).max(0)
         cells = sample.reshape(-1, shape[0], ratio, shape[1], ratio)

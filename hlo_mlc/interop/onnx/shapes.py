@@ -58,8 +58,9 @@ def split(node: Node, x: Any, sizes: Any = None) -> tuple[Any, ...]:
     return tuple(node.numpy.split(x, ends, axis))
 
 
-def _slice(node: Node, x: Any, starts: Any = None, ends: Any = None, axes: Any = None,
-           steps: Any = None) -> Any:
+def _slice(
+    node: Node, x: Any, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+) -> Any:
     first = node["starts"] if starts is None else integers(starts, "its input starts")
     last = node["ends"] if ends is None else integers(ends, "its input ends")
     along = range(len(first)) if (given := _axes(node, axes)) is None else given
@@ -123,15 +124,17 @@ def _tensor_scatter(node: Node, x: Any, updates: Any, starts: Any = None) -> Any
 
 
 def _shape(node: Node, x: Any) -> Any:
-    sizes = x.shape[node["start"]:node["end"]]
+    sizes = x.shape[node["start"] : node["end"]]
     if symbols := [str(size) for size in sizes if not isinstance(size, int)]:
-        raise NotImplementedError(f"the model computes with the sizes {', '.join(symbols)}, which "
-                                  "have to be numbers: trace or export it for some")
+        raise NotImplementedError(
+            f"the model computes with the sizes {', '.join(symbols)}, which "
+            "have to be numbers: trace or export it for some"
+        )
     return np.array(sizes, np.int64)
 
 
 def _constant(node: Node) -> Any:
-    (name, value), = ((name, node[name]) for name in node.attributes if node[name] is not None)
+    ((name, value),) = ((name, node[name]) for name in node.attributes if node[name] is not None)
     kind = {"i": np.int64, "f": np.float32}.get(name.removeprefix("value_")[0])
     return np.asarray(value, kind if name.startswith("value_") else None)
 
@@ -144,8 +147,13 @@ def _constant_of_shape(node: Node, shape: Any) -> Any:
 def _range(node: Node, start: Any, limit: Any, step: Any) -> Any:
     start, limit, step = (known(value, "its range").reshape(()) for value in (start, limit, step))
     count = max(math.ceil((float(limit) - float(start)) / float(step)), 0)
-    return (start + np.arange(count) * step.astype(np.float32 if step.dtype.itemsize == 2 and
-            step.dtype.kind in "fV" else step.dtype)).astype(start.dtype)
+    return (
+        start
+        + np.arange(count)
+        * step.astype(
+            np.float32 if step.dtype.itemsize == 2 and step.dtype.kind in "fV" else step.dtype
+        )
+    ).astype(start.dtype)
 
 
 def _tile(node: Node, x: Any, repeats: Any) -> Any:
@@ -156,10 +164,12 @@ def _pad(node: Node, x: Any, pads: Any = None, value: Any = None, axes: Any = No
     given = node["pads"] if pads is None else integers(pads, "its input pads")
     which = range(x.ndim) if axes is None else integers(axes, "its input axes")
     sides = [(0, 0)] * x.ndim
-    for axis, *side in zip(which, given[:len(which)], given[len(which):], strict=True):
+    for axis, *side in zip(which, given[: len(which)], given[len(which) :], strict=True):
         sides[axis] = tuple(side)
-    cut = tuple(slice(max(-low, 0), size - max(-high, 0))
-                for (low, high), size in zip(sides, x.shape, strict=True))
+    cut = tuple(
+        slice(max(-low, 0), size - max(-high, 0))
+        for (low, high), size in zip(sides, x.shape, strict=True)
+    )
     more = [(max(low, 0), max(high, 0)) for low, high in sides]
     if (mode := node["mode"]) != "constant":
         return jnp.pad(x[cut], more, mode)
@@ -192,8 +202,9 @@ def _top(node: Node, x: Any, k: Any = None) -> Any:
         at = lax.slice_in_dim(jnp.argsort(x, axis), 0, count, axis=axis)
         values = jnp.take_along_axis(jnp.asarray(x), at, axis)
     else:
-        values, at = (jnp.moveaxis(part, -1, axis)
-                      for part in lax.top_k(jnp.moveaxis(x, axis, -1), count))
+        values, at = (
+            jnp.moveaxis(part, -1, axis) for part in lax.top_k(jnp.moveaxis(x, axis, -1), count)
+        )
     return values, at.astype(jax.dtypes.canonicalize_dtype(np.int64))
 
 

@@ -95,7 +95,8 @@ def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -
         sum(part.operations for part in parts),
         border_bytes(kernel.program),
         sum(part.contraction_flops for part in parts),
-        largest.kind if largest is not None else "nothing")
+        largest.kind if largest is not None else "nothing",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,29 +110,43 @@ class _Part:
     contraction_flops: int
 
 
-def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
-           cached: Set[Buffer] = frozenset(), alone: bool = False,
-           loop: Loop | None = None) -> list[_Part]:
+def _parts(
+    step: Step,
+    target: CpuTarget,
+    trips: int,
+    around: Surroundings,
+    cached: Set[Buffer] = frozenset(),
+    alone: bool = False,
+    loop: Loop | None = None,
+) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
     one thread; `loop`: that whose body it is in."""
     if isinstance(step, Branch):
         around, chosen = replace(around, in_loop=True), _chosen(step.condition, loop)
-        return [replace(part, ours_us=share * part.ours_us, xla_us=share * part.xla_us)
-                for side, share in ((step.then, chosen), (step.otherwise, 1 - chosen))
-                for s in side for part in _parts(s, target, trips, around, cached, alone, loop)]
+        return [
+            replace(part, ours_us=share * part.ours_us, xla_us=share * part.xla_us)
+            for side, share in ((step.then, chosen), (step.otherwise, 1 - chosen))
+            for s in side
+            for part in _parts(s, target, trips, around, cached, alone, loop)
+        ]
     if isinstance(step, Loop):
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
-        around = replace(around, in_loop=True,
-                         in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES)
+        around = replace(
+            around, in_loop=True, in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES
+        )
         alone = alone or is_short(step, target)
-        return [part for s in step.inner
-                for part in _parts(s, target, inner, around, cached, alone, step)]
+        return [
+            part
+            for s in step.inner
+            for part in _parts(s, target, inner, around, cached, alone, step)
+        ]
     template = choose_template(step, target)[0].name
     phases = in_phases(step)
     if len(phases) > 1:  # XLA computes all terms, also those that are nothing
-        ours = [part for one in phases
-                for part in _parts(one, target, trips, around, cached, alone)]
+        ours = [
+            part for one in phases for part in _parts(one, target, trips, around, cached, alone)
+        ]
         whole = _part(step.stages[0], template, target, trips, around, cached, alone)
         return [replace(whole, ours_us=sum(part.ours_us for part in ours))]
     parts = []
@@ -147,9 +162,15 @@ def _chosen(condition: Expr, loop: Loop | None) -> float:
     number; nobody knows that of others."""
     if loop is None or not loop.trip_count:
         return 0.5
-    scalars = {a.buffer: a.value for step in loop.body if isinstance(step, Nest)
-               for stage in step.stages if not stage.axes and is_map(stage) for a in stage.assigns
-               if not a.indices and a.guard is None}
+    scalars = {
+        a.buffer: a.value
+        for step in loop.body
+        if isinstance(step, Nest)
+        for stage in step.stages
+        if not stage.axes and is_map(stage)
+        for a in stage.assigns
+        if not a.indices and a.guard is None
+    }
     trips = np.arange(min(loop.trip_count, _TRIPS_ASKED))
 
     def value(expression: Expr) -> np.ndarray:
@@ -168,8 +189,15 @@ def _touched_bytes(step: Step) -> int:
     return sum(_touched_bytes(inner) for inner in step.inner)
 
 
-def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
-          around: Surroundings, near: Set[Buffer], alone: bool) -> _Part:
+def _part(
+    stage: Stage,
+    template: str,
+    target: CpuTarget,
+    trips: int,
+    around: Surroundings,
+    near: Set[Buffer],
+    alone: bool,
+) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
     work = Work.of(stage)
@@ -195,16 +223,22 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
         if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)
         rows = OurTime(work, False, _vector_us(work, along, rates), threads, scalar_us)
-        ours = replace(rows, alone_us=_vector_us(work, vector, rates)) \
-            if template in _BESIDE else rows
+        ours = (
+            replace(rows, alone_us=_vector_us(work, vector, rates)) if template in _BESIDE else rows
+        )
     kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
     started = xla + (rates.loop_thunk_us if around.in_loop else rates.thunk_us)
     # In a function of many, a loop of its own costs no more than its elements one after the other.
     xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
-    return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
-                 trips * contraction_flops(stage))
+    return _Part(
+        kind,
+        trips * max(ours.computing_us, memory),
+        trips * xla,
+        trips * work.operations,
+        trips * contraction_flops(stage),
+    )
 
 
 def _vector_us(work: Work, vector: int, rates: Rates) -> float:
@@ -238,20 +272,28 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
-    predicted = estimate(cluster.kernel, target, Surroundings(
-        cluster.in_loop, calls_libraries(cluster.nodes)))
+    predicted = estimate(
+        cluster.kernel, target, Surroundings(cluster.in_loop, calls_libraries(cluster.nodes))
+    )
     ours = predicted.ours_us
     xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips)
     copies = _of_all if cluster.in_loop else _of_inner
-    xla += copies(lambda nodes: copying_us(copied_bytes(nodes), target),
-                  cluster.nodes, cluster.trips)
-    xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips),
-              _of_all(libraries_us, cluster.nodes, cluster.trips))
+    xla += copies(
+        lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
+    )
+    xla = max(
+        xla,
+        _of_all(convolutions_us, cluster.nodes, cluster.trips),
+        _of_all(libraries_us, cluster.nodes, cluster.trips),
+    )
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
-        forks = any(xla_threads(stage, target) > 1
-                    for step in cluster.kernel.program.steps for stage in stages(step))
+        forks = any(
+            xla_threads(stage, target) > 1
+            for step in cluster.kernel.program.steps
+            for stage in stages(step)
+        )
         alone_ours, alone_xla = _alone(predicted, starts, forks, target)
         ours, xla = ours + alone_ours, xla + alone_xla
     if copied := 2 * cluster.copied_bytes:  # read and written
@@ -267,8 +309,9 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     return Verdict(take, reason, predicted, ours, xla)
 
 
-def _alone(predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
-           ) -> tuple[float, float]:
+def _alone(
+    predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
+) -> tuple[float, float]:
     """What both sides pay for a program that is nothing else: for threads that sleep till then.
 
     `starts`: XLA runs all of it in another thread; `forks`: it runs some of it in several.
@@ -285,27 +328,38 @@ def _alone(predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
 
 def _transposed_us(given: TensorType, target: CpuTarget) -> float:
     """What XLA needs to lay out an array otherwise."""
-    return figure("across") * max(_APART_NS * given.size / target.cores / 1e3,
-                                  target.rates.pass_us(2 * given.bytes))
+    return figure("across") * max(
+        _APART_NS * given.size / target.cores / 1e3, target.rates.pass_us(2 * given.bytes)
+    )
 
 
-def _of_all(us: Callable[[Sequence[Node]], float], nodes: Sequence[Node],
-            trips: Mapping[Node, int]) -> float:
+def _of_all(
+    us: Callable[[Sequence[Node]], float], nodes: Sequence[Node], trips: Mapping[Node, int]
+) -> float:
     """What operations take, and those in the loops and branches among them as often as they run."""
     return us(nodes) + _of_inner(us, nodes, trips)
 
 
-def _of_inner(us: Callable[[Sequence[Node]], float], nodes: Sequence[Node],
-              trips: Mapping[Node, int]) -> float:
-    return sum(trips.get(node, 1) / (1 if node in trips else len(node.regions))
-               * _of_all(us, region.nodes, trips)
-               for node in nodes if node.op in HOLDING for region in node.regions)
+def _of_inner(
+    us: Callable[[Sequence[Node]], float], nodes: Sequence[Node], trips: Mapping[Node, int]
+) -> float:
+    return sum(
+        trips.get(node, 1)
+        / (1 if node in trips else len(node.regions))
+        * _of_all(us, region.nodes, trips)
+        for node in nodes
+        if node.op in HOLDING
+        for region in node.regions
+    )
 
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:
     """Whether there are products or convolutions among them, or in their regions."""
-    return any(node.op in ("stablehlo.dot_general", "stablehlo.convolution")
-               or any(calls_libraries(region.nodes) for region in node.regions) for node in nodes)
+    return any(
+        node.op in ("stablehlo.dot_general", "stablehlo.convolution")
+        or any(calls_libraries(region.nodes) for region in node.regions)
+        for node in nodes
+    )
 
 
 def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
@@ -317,21 +371,30 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     xla = sum(v.xla_us for v in verdicts)
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
     if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
-        work = sum(v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
-                   for v in verdicts)
+        work = sum(
+            v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
+            for v in verdicts
+        )
         if work > SERIAL_WORK:
             ours += target.rates.fork_us if plan.taken else target.rates.xla_fork_us
             xla += target.rates.xla_fork_us
-    return Prediction(called + ours, called + xla, any(
-        _guesses_trips(step) for cluster, _ in (*plan.taken, *plan.rejected)
-        for step in cluster.kernel.program.steps))
+    return Prediction(
+        called + ours,
+        called + xla,
+        any(
+            _guesses_trips(step)
+            for cluster, _ in (*plan.taken, *plan.rejected)
+            for step in cluster.kernel.program.steps
+        ),
+    )
 
 
 def _guesses_trips(step: Step) -> bool:
     if isinstance(step, Nest):
         return False
-    return (isinstance(step, Loop) and step.trip_count is None) \
-        or any(_guesses_trips(inner) for inner in step.inner)
+    return (isinstance(step, Loop) and step.trip_count is None) or any(
+        _guesses_trips(inner) for inner in step.inner
+    )
 
 
 def predict_rejected(plan: Plan) -> Prediction | None:
@@ -351,17 +414,20 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     larger than it looks here; how often a loop of XLA's repeats its kernels is not known, so those
     count as worth it.
     """
-    if any(cluster.in_loop or verdict.recorded or verdict.fault
-           for cluster, verdict in plan.taken):
+    if any(cluster.in_loop or verdict.recorded or verdict.fault for cluster, verdict in plan.taken):
         return plan
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
-    total = target.rates.dispatch_us + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected)) \
+    total = (
+        target.rates.dispatch_us
+        + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
         + sum(least_arithmetic_us(node, target) for node in plan.left)
+    )
     if saved > (1 - 1 / MARGIN) * total:
         return plan
     reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
-    left = [(cluster, replace(verdict, take=False, reason=reason))
-            for cluster, verdict in plan.taken]
+    left = [
+        (cluster, replace(verdict, take=False, reason=reason)) for cluster, verdict in plan.taken
+    ]
     return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
 
 
@@ -401,10 +467,13 @@ def by_gain(plan: Plan) -> list[Kernel]:
         for kernel, count, share in cluster.kernels:
             fingerprint = kernel.fingerprint
             kernels.setdefault(fingerprint, kernel)
-            saved[fingerprint] = saved.get(fingerprint, 0.0) \
-                - count * share * _lost_us(cluster, verdict)
-    return sorted(kernels.values(),  # by powers of two
-                  key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1])
+            saved[fingerprint] = saved.get(fingerprint, 0.0) - count * share * _lost_us(
+                cluster, verdict
+            )
+    return sorted(
+        kernels.values(),  # by powers of two
+        key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1],
+    )
 
 
 def is_small_unit(unit: Unit, target: CpuTarget, rows: int | None = None) -> bool:
@@ -426,10 +495,15 @@ def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
     work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
     axis = None if rows is None else _row_axis(stage)
     share = 1.0 if axis is None else rows / max(1, axis.extent)
-    moved = sum(size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
-                for buffer, size in work.moved.items())
-    return max(share * work.operations / (vector * rates.vector_operations),
-               share * points(stage) / (vector * rates.vector_products), rates.pass_us(moved))
+    moved = sum(
+        size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
+        for buffer, size in work.moved.items()
+    )
+    return max(
+        share * work.operations / (vector * rates.vector_operations),
+        share * points(stage) / (vector * rates.vector_products),
+        rates.pass_us(moved),
+    )
 
 
 def _row_axis(stage: Stage) -> Var | None:
@@ -439,9 +513,16 @@ def _row_axis(stage: Stage) -> Var | None:
     for access in (one for group in stage.loads_by_buffer.values() for one in group):
         for d, place in enumerate(access.indices):
             at.setdefault(place, set()).add(d)
-    return next((axis for axis, read in ((axis, at.get(axis, set()))
-                                         for axis in (*stage.axes[:1], *stage.reduce_axes))
-                 if read <= {0} and (read or axis in stage.axes)), None)
+    return next(
+        (
+            axis
+            for axis, read in (
+                (axis, at.get(axis, set())) for axis in (*stage.axes[:1], *stage.reduce_axes)
+            )
+            if read <= {0} and (read or axis in stage.axes)
+        ),
+        None,
+    )
 
 
 def _has_rows(buffer: Buffer, stage: Stage, axis: Var) -> bool:

@@ -53,8 +53,17 @@ MARGIN = 1.5
 # FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
 # of 128 x 128 matrices.
 LARGE_PRODUCT = 2 * 128**3
-_MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
-    "dot_general", "convolution", "convert", "transpose", "reshape", "broadcast_in_dim"))
+_MOVEMENT = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "dot_general",
+        "convolution",
+        "convert",
+        "transpose",
+        "reshape",
+        "broadcast_in_dim",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +79,13 @@ def choose_all(cluster: Cluster, target: CudaTarget) -> Verdict:
     """choose="ours": take whatever can be compiled, but for what cuBLAS and cuDNN are made for."""
     predicted = estimate(cluster.kernel, target)
     plain = predicted.contraction_flops > LARGE_PRODUCT and _MOVEMENT.issuperset(
-        node.op for node in cluster.nodes)
-    reason = "large matrix products with nothing around are left to cuBLAS and cuDNN" if plain \
+        node.op for node in cluster.nodes
+    )
+    reason = (
+        "large matrix products with nothing around are left to cuBLAS and cuDNN"
+        if plain
         else 'choose="ours"'
+    )
     return Verdict(not plain, reason, predicted, predicted.ours_us, predicted.xla_us)
 
 
@@ -83,8 +96,9 @@ def choose_predicted(cluster: Cluster, target: CudaTarget) -> Verdict:
     passed = 2 * (cluster.border_bytes + cluster.copied_bytes) / target.memory_bytes_per_us
     ours, xla = predicted.ours_us + passed, predicted.xla_us
     take = MARGIN * ours < xla
-    expected = "ours is expected to be much faster" if take else \
-        "XLA is expected to be about as fast"
+    expected = (
+        "ours is expected to be much faster" if take else "XLA is expected to be about as fast"
+    )
     reason = f"{predicted.kind}: {expected}, by a model"
     return Verdict(take, reason, predicted, ours, xla)
 
@@ -96,18 +110,24 @@ def estimate(kernel: Kernel, target: CudaTarget) -> Estimate:
     gain = max(parts, key=lambda part: part.xla_us - part.ours_us, default=None)
     stages = [found for step in program.steps for found in _stages(step, 1)]
     return Estimate(
-        sum(part.ours_us for part in parts), sum(part.xla_us for part in parts),
-        sum(trips * Work.of(stage).operations for trips, stage in stages), border_bytes(program),
+        sum(part.ours_us for part in parts),
+        sum(part.xla_us for part in parts),
+        sum(trips * Work.of(stage).operations for trips, stage in stages),
+        border_bytes(program),
         sum(trips * contraction_flops(stage) for trips, stage in stages),
-        gain.kind if gain is not None else "nothing")
+        gain.kind if gain is not None else "nothing",
+    )
 
 
 def _stages(step: Step, trips: int) -> list[tuple[int, Stage]]:
     """The stages of a step, and how often each runs."""
     if isinstance(step, Nest):
         return [(trips, stage) for stage in step.stages]
-    return [found for inner in (*step.body, *step.test)
-            for found in _stages(inner, trips * step.likely_trips)]
+    return [
+        found
+        for inner in (*step.body, *step.test)
+        for found in _stages(inner, trips * step.likely_trips)
+    ]
 
 
 def _top(step: Step, target: CudaTarget) -> _Part:
@@ -125,21 +145,28 @@ def _rounds_by_xla(loop: Loop, target: CudaTarget) -> float:
     """XLA's time for a loop; that it launches several kernels in a round is not held against it."""
     round_us = 0.0
     for inner in (*loop.body, *loop.test):
-        round_us += _rounds_by_xla(inner, target) if isinstance(inner, Loop) \
+        round_us += (
+            _rounds_by_xla(inner, target)
+            if isinstance(inner, Loop)
             else _nest(inner, target).xla_us - KERNEL_US
+        )
     return loop.likely_trips * max(ROUND_US, round_us)
 
 
 def _in_block(step: Step, target: CudaTarget) -> float:
     """A step inside of a kernel of one block."""
     if isinstance(step, Loop):
-        return step.likely_trips * sum(_in_block(inner, target)
-                                       for inner in (*step.body, *step.test))
+        return step.likely_trips * sum(
+            _in_block(inner, target) for inner in (*step.body, *step.test)
+        )
     total = 0.0
     for stage in step.stages:
         work = Work.of(stage)
-        total += STAGE_US + (work.operations + work.products) / BLOCK_OPERATIONS \
+        total += (
+            STAGE_US
+            + (work.operations + work.products) / BLOCK_OPERATIONS
             + work.moved_bytes / BLOCK_BYTES
+        )
         if _is_serial(step, target):
             total += points(stage) * POINT_US
     return total
@@ -153,18 +180,30 @@ def _nest(nest: Nest, target: CudaTarget) -> _Part:
     common = KERNEL_US + max(moved / rate, products / (PRODUCTS * target.multiprocessors))
     if any(stage.scan is not None for stage in nest.stages):
         # In chunks, ours are two kernels.
-        return _Part("a scan", KERNEL_US + common + _serial_us(nest, target),
-                     _scan_by_xla(nest, target))
+        return _Part(
+            "a scan", KERNEL_US + common + _serial_us(nest, target), _scan_by_xla(nest, target)
+        )
     if any(contraction(stage) is not None for stage in nest.stages):
         return _Part("a product", PRODUCTS_BEHIND * common, common)
     passes = _passes(nest)
     if passes > 1:
-        read = sum(size for buffer, size in _moved(nest).items()
-                   if not any(buffer in stage.outputs for stage in nest.stages))
-        return _Part("a chain along rows", common + _serial_us(nest, target),
-                     common + (passes - 1) * (KERNEL_US + read / rate))
-    kind = "a map" if all(map(is_map, nest.stages)) else \
-        "a reduction" if len(nest.stages) == 1 else "a chain along rows"
+        read = sum(
+            size
+            for buffer, size in _moved(nest).items()
+            if not any(buffer in stage.outputs for stage in nest.stages)
+        )
+        return _Part(
+            "a chain along rows",
+            common + _serial_us(nest, target),
+            common + (passes - 1) * (KERNEL_US + read / rate),
+        )
+    kind = (
+        "a map"
+        if all(map(is_map, nest.stages))
+        else "a reduction"
+        if len(nest.stages) == 1
+        else "a chain along rows"
+    )
     return _Part(kind, common + _serial_us(nest, target), common)
 
 
@@ -219,5 +258,3 @@ def _passes(nest: Nest) -> int:
         passes = max(passes, waits + 1)
         depth.update(dict.fromkeys(stage.outputs, waits + (not is_map(stage))))
     return passes
-
-

@@ -36,8 +36,7 @@ def runs(graph: Graph) -> Mapping[Node, int]:
 
 
 def least_arithmetic_us(node: Node, target: CpuTarget) -> float:
-    """What the arithmetic of an operation takes on one thread, in vectors; 0 if that is not known.
-    """
+    """What the arithmetic of an operation takes on one thread, in vectors; 0 if that is unknown."""
     types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
     if node.op in HOLDING or moves(node) or not types:
         return 0.0

@@ -31,8 +31,13 @@ def _counted(node: Node) -> int:
     if node.op in HOLDING:
         return sum(counted_operations(region.nodes) for region in node.regions)
     values = (*node.operands, *node.results)
-    if node.op in _UNCOUNTED or node.op.startswith(DIALECT) or moves(node) or _is_function(node) \
-            or any(value.type is None for value in values):
+    if (
+        node.op in _UNCOUNTED
+        or node.op.startswith(DIALECT)
+        or moves(node)
+        or _is_function(node)
+        or any(value.type is None for value in values)
+    ):
         return 0
     if node.op == "stablehlo.dot_general":
         left = node.operands[0].type.shape
@@ -43,5 +48,9 @@ def _counted(node: Node) -> int:
 
 def _is_function(node: Node) -> bool:
     definition = lookup(node.op)
-    return definition is not None and definition.kind is OpKind.ELEMENTWISE \
-        and not definition.is_exact and node.op.startswith("stablehlo.")
+    return (
+        definition is not None
+        and definition.kind is OpKind.ELEMENTWISE
+        and not definition.is_exact
+        and node.op.startswith("stablehlo.")
+    )

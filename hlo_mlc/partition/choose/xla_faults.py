@@ -25,11 +25,16 @@ def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
 def fault(nodes: Sequence[Node], version: str = jaxlib.__version__) -> str:
     """Why XLA may fail at some of them; "" if it does not."""
     makers = {node.results[0]: node for node in nodes if len(node.results) == 1}
-    if any(is_faulty(len(node.operands[0].type.shape), version) and _sums_products(node, makers)
-           for node in nodes if node.op == "stablehlo.reduce"):
+    if any(
+        is_faulty(len(node.operands[0].type.shape), version) and _sums_products(node, makers)
+        for node in nodes
+        if node.op == "stablehlo.reduce"
+    ):
         return f"XLA of jaxlib {version} may crash at sums of products of {_RANK} dimensions"
-    return next(filter(None, (fault(region.nodes, version)
-                              for node in nodes for region in node.regions)), "")
+    return next(
+        filter(None, (fault(region.nodes, version) for node in nodes for region in node.regions)),
+        "",
+    )
 
 
 def _sums_products(reduce: Node, makers: Mapping[Value, Node]) -> bool:
@@ -37,6 +42,10 @@ def _sums_products(reduce: Node, makers: Mapping[Value, Node]) -> bool:
     term = makers.get(reduce.operands[0])
     if term is not None and term.op == "stablehlo.convert":
         term = makers.get(term.operands[0])
-    return term is not None and term.op == "stablehlo.multiply" \
-        and reduce.operands[0].type.dtype is F32 and len(reduce.attributes["dimensions"]) == 1 \
+    return (
+        term is not None
+        and term.op == "stablehlo.multiply"
+        and reduce.operands[0].type.dtype is F32
+        and len(reduce.attributes["dimensions"]) == 1
         and [node.op for node in reduce.regions[0].nodes] == ["stablehlo.add"]
+    )

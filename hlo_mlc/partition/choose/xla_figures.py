@@ -49,8 +49,10 @@ def read(path: Path = PATH) -> Figures:
     document = json.loads(path.read_text())
     if document["schema"] != SCHEMA:
         raise ValueError(f"{path} has schema {document['schema']}, expected {SCHEMA}")
-    return Figures({name: Run(**one) for name, one in document["runs"].items()},
-                   {name: Figure(**one) for name, one in document["figures"].items()})
+    return Figures(
+        {name: Run(**one) for name, one in document["runs"].items()},
+        {name: Figure(**one) for name, one in document["figures"].items()},
+    )
 
 
 _FIGURES = read()

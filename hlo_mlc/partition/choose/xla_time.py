@@ -115,8 +115,12 @@ def xla_threads(stage: Stage, target: CpuTarget) -> int:
 
 def _counted(node: Expr) -> int:
     """How many operations XLA takes a part of an expression for."""
-    if not isinstance(node, Apply) or node.dtype is INDEX \
-            or OPS[node.op].accuracy is Accuracy.APPROXIMATE or node.op == "sqrt":
+    if (
+        not isinstance(node, Apply)
+        or node.dtype is INDEX
+        or OPS[node.op].accuracy is Accuracy.APPROXIMATE
+        or node.op == "sqrt"
+    ):
         return 0
     return 2 if node.op == "fma" else 1
 
@@ -124,8 +128,10 @@ def _counted(node: Expr) -> int:
 def _is_polynomial(stage: Stage) -> bool:
     """Whether its results are sums of products, as those of Fourier transforms are: there is
     nothing to choose, to divide, or to take a root of."""
-    return not any(isinstance(node, Apply) and node.op in ("div", "rsqrt", "select", "sqrt")
-                   for node in walk(*stage.expressions))
+    return not any(
+        isinstance(node, Apply) and node.op in ("div", "rsqrt", "select", "sqrt")
+        for node in walk(*stage.expressions)
+    )
 
 
 def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
@@ -134,8 +140,9 @@ def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
     return xla_threads(stage, target)
 
 
-def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
-           ) -> tuple[str, float]:
+def xla_us(
+    stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
+) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
@@ -143,8 +150,11 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
         # Rows of transforms are shared out among the threads, one is not.
         rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
         wide = any(b.dtype is F64 for b in stage.procedure.arrays)
-        each = figure("row_transform_wide_operation_ns") if wide \
+        each = (
+            figure("row_transform_wide_operation_ns")
+            if wide
             else figure("row_transform_operation_ns")
+        )
         each = figure("transform_ns") + operations * each
         return "transforms", max(rows * each / 1e3, memory)
     if stage.procedure is not None:
@@ -167,12 +177,16 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
         return "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         work = ours.alone_us
-        return "scatter", work * figure("scatter") if ours.is_serial \
-            else max(work, memory) * figure("scatter_rows")
+        return "scatter", work * figure("scatter") if ours.is_serial else max(
+            work, memory
+        ) * figure("scatter_rows")
     if ours.is_serial:
         return "serial", ours.alone_us * figure("serial")
-    if stage.combiner is not None and len(stage.accumulators) > 1 \
-            and not is_several(stage.combiner):
+    if (
+        stage.combiner is not None
+        and len(stage.accumulators) > 1
+        and not is_several(stage.combiner)
+    ):
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("several_narrow_ns") if narrow else figure("several_ns")
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
@@ -191,13 +205,17 @@ def _terms_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundin
         return 0.0
     share = min(1.0, term_operations(stage) / ours.work.operations)
     vectors = share * ours.alone_us * _computing_ratio(stage, target.rates)
-    called = points(stage) * sum(called_ns(node) for node in walk(*stage.terms)
-                                 if isinstance(node, Apply)) / 1e3
+    called = (
+        points(stage)
+        * sum(called_ns(node) for node in walk(*stage.terms) if isinstance(node, Apply))
+        / 1e3
+    )
     return (vectors + called) / _threads(stage, target, around)
 
 
-def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Rates,
-             around: Surroundings) -> tuple[str, float]:
+def _loop_us(
+    stage: Stage, ours: OurTime, memory: float, threads: int, rates: Rates, around: Surroundings
+) -> tuple[str, float]:
     """The same of what it computes in loops over all points, on so many threads."""
     work = ours.alone_us / threads
     if multiplies(stage) and slides(stage) and around.by_library:
@@ -211,16 +229,22 @@ def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Ra
         return _map_us(stage, ours, work, memory, threads, rates)
     if terms := window(stage):
         results = math.prod(v.extent for v in stage.axes)
-        each = terms * figure("overlap_ns") if slides(stage) else min(
-            terms * figure("window_ns"), figure("longest_window_ns"))
+        each = (
+            terms * figure("overlap_ns")
+            if slides(stage)
+            else min(terms * figure("window_ns"), figure("longest_window_ns"))
+        )
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
         factors = _factors_us(stage.terms[0].args, rates) if around.by_library else 0.0
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
-    if points(stage) < _LIBRARY_ELEMENTS and stage.terms[0].dtype.is_float \
-            and not walks_columns(stage):
+    if (
+        points(stage) < _LIBRARY_ELEMENTS
+        and stage.terms[0].dtype.is_float
+        and not walks_columns(stage)
+    ):
         us = max(us, points(stage) * figure("fold_ns") / 1e3)
     return "reduction", us + _one_by_one_us(stage) / threads
 
@@ -230,14 +254,21 @@ def _sort_us(stage: Stage) -> float:
     doublings = max(1.0, math.log2(max(1, n)))
     moved = stage.accumulators
     key = stage.sort.keys[0]
-    is_top_k = stage.sort.at is stage.sort.place and len(moved) == 2 \
-        and isinstance(key, Apply) and key.op == "not"  # XLA finds it in sorts, too
+    is_top_k = (
+        stage.sort.at is stage.sort.place
+        and len(moved) == 2
+        and isinstance(key, Apply)
+        and key.op == "not"
+    )  # XLA finds it in sorts, too
     if kept < n and moved[0].dtype is F32 and is_top_k:
         each = figure("first_ns") + figure("first_result_ns") * kept / n * doublings
         return points(stage) * each / 1e3
     alone = len(moved) == 1 and not moved[0].dtype.is_float
-    each = figure("sort_integers_ns") if alone \
+    each = (
+        figure("sort_integers_ns")
+        if alone
         else figure("sort_ns") + figure("sort_more_ns") * (len(moved) - 1)
+    )
     return points(stage) * each * doublings / 1e3
 
 
@@ -255,8 +286,10 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
         if node.op == "stablehlo.convolution":
             kernel, a = node.operands[1].type.shape, node.attributes
             groups = a.get("feature_group_count", 1)
-            if kernel[a["kernel_input_feature_dimension"]] == 1 \
-                    and kernel[a["kernel_output_feature_dimension"]] == groups:
+            if (
+                kernel[a["kernel_input_feature_dimension"]] == 1
+                and kernel[a["kernel_output_feature_dimension"]] == groups
+            ):
                 terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
                 total += node.results[0].type.size * terms * figure("depthwise_ns") / 1e3
     return total
@@ -282,25 +315,38 @@ def _few_terms_ns(node: Node) -> float:
         terms = math.prod(taken.shape[d] for d in summed)
         return figure("few_products_ns") * node.results[0].type.size * terms
     axes, rank = node.attributes["dimensions"], len(taken.shape)
-    each = figure("few_columns_ns") if rank - 1 in axes \
-        else figure("few_rows_ns") if 0 in axes else figure("few_between_ns")
+    each = (
+        figure("few_columns_ns")
+        if rank - 1 in axes
+        else figure("few_rows_ns")
+        if 0 in axes
+        else figure("few_between_ns")
+    )
     return each * taken.size
 
 
-def _product_us(stage: Stage, work: float, memory: float, rates: Rates, around: Surroundings
-                ) -> float:
+def _product_us(
+    stage: Stage, work: float, memory: float, rates: Rates, around: Surroundings
+) -> float:
     roles = contraction(stage)
-    batch, rows, columns = (math.prod(v.extent for v in axes)
-                            for axes in (roles.batch, roles.rows, roles.columns))
+    batch, rows, columns = (
+        math.prod(v.extent for v in axes) for axes in (roles.batch, roles.rows, roles.columns)
+    )
     size = points(stage) // max(batch, 1)
     is_large = size > _LARGE and min(rows, columns) > _FEW_ROWS
-    ratio = rates.xla_large_product if is_large else rates.xla_medium_product \
-        if size > _MEDIUM else rates.xla_small_product
+    ratio = (
+        rates.xla_large_product
+        if is_large
+        else rates.xla_medium_product
+        if size > _MEDIUM
+        else rates.xla_small_product
+    )
     if size > _LARGE and any(b.dtype is BF16 for b in stage.inputs):
         ratio = rates.xla_narrow_product
     if stage.terms[0].dtype.is_integer:
         of_bytes = stage.terms[0].dtype is I32 and all(
-            load.dtype is I8 for load in loads(stage.terms[0]))
+            load.dtype is I8 for load in loads(stage.terms[0])
+        )
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
     us = max(work * ratio, memory * ratio)
     depth = size // max(rows * columns, 1)
@@ -308,8 +354,9 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates, around: 
         return max(us, points(stage) * figure("naive_product_ns") / 1e3)
     called = 0.0 if around.in_function else batch * figure("each_product_us")
     if around.by_library and not around.in_function:
-        us = max(us, batch * _rows_us(stage, rows, depth)) \
-            + _factors_us((roles.lhs, roles.rhs), rates)
+        us = max(us, batch * _rows_us(stage, rows, depth)) + _factors_us(
+            (roles.lhs, roles.rhs), rates
+        )
     return max(us, called)
 
 
@@ -321,8 +368,11 @@ def _is_naive(rows: int, depth: int, columns: int) -> bool:
 
 def _factors_us(factors: Sequence[Expr], rates: Rates) -> float:
     """What it takes to write what the factors of a product are computed as, and to read it."""
-    return sum(rates.pass_us(2 * factor.dtype.bytes * math.prod(v.extent for v in factor.free))
-               for factor in factors if cost(factor))
+    return sum(
+        rates.pass_us(2 * factor.dtype.bytes * math.prod(v.extent for v in factor.free))
+        for factor in factors
+        if cost(factor)
+    )
 
 
 def _rows_us(stage: Stage, rows: int, depth: int) -> float:
@@ -334,11 +384,19 @@ def _rows_us(stage: Stage, rows: int, depth: int) -> float:
     return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
 
 
-def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
-            ) -> tuple[str, float]:
+def _map_us(
+    stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
+) -> tuple[str, float]:
     moves = not ours.work.operations
-    ratio = figure("across") if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
-        if not moves else figure("looked_up") if _looked_up(stage, stage.axes) else figure("move")
+    ratio = (
+        figure("across")
+        if _walks_across(stage)
+        else rates.xla_pass(ours.work.moved_bytes)
+        if not moves
+        else figure("looked_up")
+        if _looked_up(stage, stage.axes)
+        else figure("move")
+    )
     computing = work * (ratio if moves else _computing_ratio(stage, rates))
     one_by_one = _one_by_one_us(stage) / threads
     if threads == 2 and _is_masked(stage):
@@ -358,12 +416,16 @@ def _is_masked(stage: Stage) -> bool:
     """
     if len(stage.axes) != 1 or stage.axes[0].extent % 2 == 0:
         return False
-    applied = [node for node in walk(*stage.expressions)
-               if isinstance(node, Apply) and node.dtype is not INDEX]
+    applied = [
+        node
+        for node in walk(*stage.expressions)
+        if isinstance(node, Apply) and node.dtype is not INDEX
+    ]
     if len(applied) == 1 and not called_ns(applied[0]):
         return False
-    return any(rotates(node) or OPS[_there(node)].xla_unmasked[node.dtype is F64]
-               for node in applied)
+    return any(
+        rotates(node) or OPS[_there(node)].xla_unmasked[node.dtype is F64] for node in applied
+    )
 
 
 def _there(node: Apply) -> str:
@@ -395,14 +457,20 @@ def _walks_across(stage: Stage) -> bool:
         return False
     last = stage.axes[-1]
     apart = {load: abs(stride(load, last) or 0) for load in read}
-    return any(step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))
-               for load, step in apart.items())
+    return any(
+        step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))
+        for load, step in apart.items()
+    )
 
 
 def _looked_up(stage: Stage, axes: Sequence[Var]) -> set[Load]:
     """What is read at places that are themselves read, for each point along these axes anew."""
-    return {load for e in stage.expressions for load in loads(e) if any(
-        not found.free.isdisjoint(axes) for i in load.indices for found in loads(i))}
+    return {
+        load
+        for e in stage.expressions
+        for load in loads(e)
+        if any(not found.free.isdisjoint(axes) for i in load.indices for found in loads(i))
+    }
 
 
 def _computing_ratio(stage: Stage, rates: Rates) -> float:
@@ -421,8 +489,7 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
             theirs += op.cost + op.xla_extra
         elif divides_integers(node):
             division += cost_of_node(node)
-            division_there += cost_of_node(node) \
-                * figure(f"integer_division_{node.dtype.bytes}")
+            division_there += cost_of_node(node) * figure(f"integer_division_{node.dtype.bytes}")
     if not each:
         return rates.xla_arithmetic
     exp = OPS["exp"]
@@ -441,8 +508,12 @@ def called_ns(node: Apply) -> float:
 def _convolution_us(stage: Stage, work: float, memory: float) -> float:
     """Of many channels, as a matrix product; else term by term."""
     read = {load for term in stage.terms for load in loads(term)}
-    grouped = any(isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] in stage.axes
-                  for load in read for i in load.indices for atom in index.affine(i)[0])
+    grouped = any(
+        isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] in stage.axes
+        for load in read
+        for i in load.indices
+        for atom in index.affine(i)[0]
+    )
     if contraction(stage) is not None or grouped:
         return max(work, memory) * figure("convolution")
     return max(points(stage) * figure("depthwise_ns") / 1e3, memory)

@@ -42,34 +42,51 @@ def matrices(stage: Stage) -> list[Buffer]:
     return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes >= _FROM_MEMORY]
 
 
-def both_ways(rows: Stage, columns: Stage, wanted: frozenset[Buffer],
-              fresh: Callable[[str], str]) -> list[Step] | None:
+def both_ways(
+    rows: Stage, columns: Stage, wanted: frozenset[Buffer], fresh: Callable[[str], str]
+) -> list[Step] | None:
     """The steps that fold the rows, and then the columns, of the same matrix; None where there are
     no such, or they would not pay.  Of what the rows give, only `wanted` buffers are stored."""
     for stage in (rows, columns):
-        if len(stage.axes) != 1 or len(stage.reduce_axes) != 1 or stage.along or stage.overwrites \
-                or stage.scan is not None or stage.sort is not None:
+        if (
+            len(stage.axes) != 1
+            or len(stage.reduce_axes) != 1
+            or stage.along
+            or stage.overwrites
+            or stage.scan is not None
+            or stage.sort is not None
+        ):
             return None
-    if len(columns.accumulators) != 1 or columns.combiner.identity is None \
-            or cost(*columns.terms) > _MOST_OPERATIONS:
+    if (
+        len(columns.accumulators) != 1
+        or columns.combiner.identity is None
+        or cost(*columns.terms) > _MOST_OPERATIONS
+    ):
         return None
     (row,), (column,) = rows.axes, rows.reduce_axes
     turned = (*columns.reduce_axes, *columns.axes)
-    shared = [b for b in matrices(rows) if b.shape == (row.extent, column.extent)
-              and b in columns.inputs and _is_read_at(rows, b, (row, column))
-              and _is_read_at(columns, b, turned)]
+    shared = [
+        b
+        for b in matrices(rows)
+        if b.shape == (row.extent, column.extent)
+        and b in columns.inputs
+        and _is_read_at(rows, b, (row, column))
+        and _is_read_at(columns, b, turned)
+    ]
     if not shared:
         return None
     handed = tuple(a.buffer for a in rows.assigns if a.buffer in columns.inputs)
-    if any(a.guard is not None or a.indices != (row,) for a in rows.assigns) \
-            or not all(_is_read_at(columns, b, columns.reduce_axes) for b in handed):
+    if any(a.guard is not None or a.indices != (row,) for a in rows.assigns) or not all(
+        _is_read_at(columns, b, columns.reduce_axes) for b in handed
+    ):
         return None
     bytes_of_row = sum(b.bytes for b in shared) // row.extent
     size = min(_MOST, _BLOCK_BYTES // bytes_of_row)
     if size < _FEWEST:
         return None
-    size = max((n for n in range(_FEWEST, size + 1) if row.extent % n == 0 and 2 * n > size),
-               default=size)
+    size = max(
+        (n for n in range(_FEWEST, size + 1) if row.extent % n == 0 and 2 * n > size), default=size
+    )
     blocks, rest = divmod(row.extent, size)
     number = blocks + (rest > 0)
     dtype = columns.accumulators[0].dtype
@@ -85,8 +102,12 @@ def both_ways(rows: Stage, columns: Stage, wanted: frozenset[Buffer],
     chunk = Var(fresh("i"), INDEX, chunks)
     begin = index.multiply(chunk, index.constant(most))
     loop = Loop((*folds.nests(begin, most, 0), folds.partial(most, sums, chunk)), chunk, chunks)
-    return [loop, *last, folds.partial(number - done, sums, index.constant(chunks)),
-            folds.total(sums, chunks + 1)]
+    return [
+        loop,
+        *last,
+        folds.partial(number - done, sums, index.constant(chunks)),
+        folds.total(sums, chunks + 1),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +135,40 @@ class _Blocks:
         columns, (along,) = self.columns, self._along(self.columns.axes)
         folded = tuple(Var(self.fresh("i"), v.dtype) for v in columns.accumulators)
         number = Var(self.fresh("i"), INDEX, count)
-        return Nest((Stage(
-            self.fresh("s"), (along,), (Assign(sums, (place, along), folded[0]),), (number,),
-            columns.combiner, (load(self.parts, (number, along)),), columns.combiner.identity,
-            folded),), 1)
+        return Nest(
+            (
+                Stage(
+                    self.fresh("s"),
+                    (along,),
+                    (Assign(sums, (place, along), folded[0]),),
+                    (number,),
+                    columns.combiner,
+                    (load(self.parts, (number, along)),),
+                    columns.combiner.identity,
+                    folded,
+                ),
+            ),
+            1,
+        )
 
     def total(self, partial: Buffer, count: int) -> Nest:
         """What the columns give, of the first `count` rows of partial results."""
         columns, number = self.columns, Var(self.fresh("i"), INDEX, count)
-        return Nest((Stage(
-            self.fresh("s"), columns.axes, columns.assigns, (number,), columns.combiner,
-            (load(partial, (number, *columns.axes)),), columns.initial,
-            columns.accumulators),), 1)
+        return Nest(
+            (
+                Stage(
+                    self.fresh("s"),
+                    columns.axes,
+                    columns.assigns,
+                    (number,),
+                    columns.combiner,
+                    (load(partial, (number, *columns.axes)),),
+                    columns.initial,
+                    columns.accumulators,
+                ),
+            ),
+            1,
+        )
 
     def _along(self, axes: tuple[Var, ...]) -> tuple[Var, ...]:
         return tuple(Var(self.fresh("i"), INDEX, v.extent) for v in axes)
@@ -136,45 +179,64 @@ class _Blocks:
         number = index.add(block, index.constant(done))
         start = index.multiply(index.add(first, number), index.constant(self.size))
         handed = {b: Buffer(self.fresh("b"), b.dtype, (count, height)) for b in self.handed}
-        stages = (self._rows(block, within, index.add(start, within), handed),
-                  self._columns(block, number, start, height, handed))
+        stages = (
+            self._rows(block, within, index.add(start, within), handed),
+            self._columns(block, number, start, height, handed),
+        )
         return Nest(stages, 1, tuple(handed.values()))
 
     def _rows(self, block: Var, within: Var, row: Expr, handed: Mapping[Buffer, Buffer]) -> Stage:
         rows = self.rows
         (along,) = self._along(rows.reduce_axes)
         folded = tuple(Var(self.fresh("i"), v.dtype) for v in rows.accumulators)
-        here = {rows.axes[0]: row, rows.reduce_axes[0]: along,
-                **dict(zip(rows.accumulators, folded, strict=True))}
+        here = {
+            rows.axes[0]: row,
+            rows.reduce_axes[0]: along,
+            **dict(zip(rows.accumulators, folded, strict=True)),
+        }
         stage = map_expressions(rows, lambda e: substitute(e, here))
         kept = tuple(a for a in stage.assigns if a.buffer in self.wanted)
-        passed = tuple(Assign(handed[a.buffer], (block, within), a.value)
-                       for a in stage.assigns if a.buffer in handed)
-        return replace(stage, name=self.fresh("s"), axes=(block, within), assigns=(*kept, *passed),
-                       reduce_axes=(along,), accumulators=folded)
+        passed = tuple(
+            Assign(handed[a.buffer], (block, within), a.value)
+            for a in stage.assigns
+            if a.buffer in handed
+        )
+        return replace(
+            stage,
+            name=self.fresh("s"),
+            axes=(block, within),
+            assigns=(*kept, *passed),
+            reduce_axes=(along,),
+            accumulators=folded,
+        )
 
-    def _columns(self, block: Var, number: Expr, start: Expr, height: int,
-                 handed: Mapping[Buffer, Buffer]) -> Stage:
+    def _columns(
+        self, block: Var, number: Expr, start: Expr, height: int, handed: Mapping[Buffer, Buffer]
+    ) -> Stage:
         columns, combiner = self.columns, self.columns.combiner
         (row,), (column,) = columns.reduce_axes, columns.axes
         (along,) = self._along(columns.axes)
         terms = []
         for n in map(index.constant, range(height)):
+
             def passed(node: Expr, n: Expr = n) -> Expr | None:
                 if isinstance(node, Load) and node.source in handed:
                     return load(handed[node.source], (block, n))
                 return None
 
-            terms.append(substitute(transform(columns.terms[0], passed, {}),
-                                    {row: index.add(start, n), column: along}))
+            terms.append(
+                substitute(
+                    transform(columns.terms[0], passed, {}),
+                    {row: index.add(start, n), column: along},
+                )
+            )
         value = terms[0]
         for term in terms[1:]:
-            value = substitute(combiner.results[0], {combiner.lhs[0]: value,
-                                                     combiner.rhs[0]: term})
-        return Stage(self.fresh("s"), (block, along),
-                     (Assign(self.parts, (number, along), value),))
+            value = substitute(combiner.results[0], {combiner.lhs[0]: value, combiner.rhs[0]: term})
+        return Stage(self.fresh("s"), (block, along), (Assign(self.parts, (number, along), value),))
 
 
 def _is_read_at(stage: Stage, buffer: Buffer, indices: tuple[Var, ...]) -> bool:
-    return all(read.indices == indices and read.guard is None
-               for read in stage.loads_by_buffer[buffer])
+    return all(
+        read.indices == indices and read.guard is None for read in stage.loads_by_buffer[buffer]
+    )

@@ -19,8 +19,9 @@ Aliases = tuple[tuple[Buffer, Buffer], ...]
 """(result, operand) pairs that are to be the same memory."""
 
 
-def in_place(steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
-             ) -> tuple[list[Step], Aliases]:
+def in_place(
+    steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
+) -> tuple[list[Step], Aliases]:
     """The steps in which results may share the memory of operands, and the pairs that do.
 
     A pair is granted where one elementwise stage writes the result, each point of it reads the
@@ -39,12 +40,14 @@ def in_place(steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
         stage = _elementwise(steps[first])
         if result in granted or operand in granted.values():
             continue
-        if more or stage is None or last_read.get(operand, first) > first \
-                or result in stage.inputs:
+        if more or stage is None or last_read.get(operand, first) > first or result in stage.inputs:
             continue
         own = [a for a in stage.assigns if a.buffer == result]
-        if len(own) > 1 or not is_plain(own[0], stage.axes) \
-                or not _reads_own_point(stage, operand, own[0]):
+        if (
+            len(own) > 1
+            or not is_plain(own[0], stage.axes)
+            or not _reads_own_point(stage, operand, own[0])
+        ):
             continue
         ordered = _ordered(stage, {**granted, result: operand})
         if ordered is not None:
@@ -61,8 +64,7 @@ def _elementwise(step: Step) -> Stage | None:
 
 
 def _reads_own_point(stage: Stage, operand: Buffer, own: Assign) -> bool:
-    return all(load.guard is None and load.indices == own.indices
-               for load in reads(stage, operand))
+    return all(load.guard is None and load.indices == own.indices for load in reads(stage, operand))
 
 
 def _ordered(stage: Stage, operands: dict[Buffer, Buffer]) -> Stage | None:
@@ -71,8 +73,14 @@ def _ordered(stage: Stage, operands: dict[Buffer, Buffer]) -> Stage | None:
     waiting, ordered = list(stage.assigns), []
     used = {a: _uses(a) & set(operands.values()) for a in waiting}
     while waiting:
-        free = next((a for a in waiting if not any(
-            operands.get(a.buffer) in used[b] for b in waiting if b is not a)), None)
+        free = next(
+            (
+                a
+                for a in waiting
+                if not any(operands.get(a.buffer) in used[b] for b in waiting if b is not a)
+            ),
+            None,
+        )
         if free is None:
             return None
         waiting.remove(free)

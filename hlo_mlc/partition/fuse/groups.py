@@ -70,8 +70,9 @@ class Unit:
         """The fold of a matrix that this unit is, to a vector."""
         alone = self.joined is not None and len(self.joined.stages) == 1 and not self.beside
         stage = self.joined.stages[0] if alone else None
-        return stage if stage is not None and len(stage.axes) == len(stage.reduce_axes) == 1 \
-            else None
+        return (
+            stage if stage is not None and len(stage.axes) == len(stage.reduce_axes) == 1 else None
+        )
 
     @property
     def is_outside(self) -> bool:
@@ -93,8 +94,9 @@ class Fuser:
         """An operation that stays as it is."""
         self._new(Unit(len(self.units), [node]), set(reads), set(writes))
 
-    def add_steps(self, node: Node, steps: list[Step], before: Iterable[Buffer] = (),
-                  after_all: bool = False) -> None:
+    def add_steps(
+        self, node: Node, steps: list[Step], before: Iterable[Buffer] = (), after_all: bool = False
+    ) -> None:
         """Steps that are a unit of their own: a loop, an update with the copy before it. They come
         after what computes the buffers `before`, whether they read those or not."""
         unit = Unit(len(self.units), [node], steps=steps)
@@ -135,8 +137,11 @@ class Fuser:
         """Producers of its inputs, latest first, then other readers of its inputs."""
         producers = {u.number: u for b in stage.inputs if (u := self._producer.get(b))}
         latest = (producers[number] for number in sorted(producers, reverse=True))
-        others = (unit for buffer in stage.inputs
-                  for unit in reversed(self._readers.get(buffer, {}).values()))
+        others = (
+            unit
+            for buffer in stage.inputs
+            for unit in reversed(self._readers.get(buffer, {}).values())
+        )
         found: dict[int, Unit] = {}
         for unit in itertools.chain(latest, others):
             if len(found) == CANDIDATE_LIMIT:
@@ -220,8 +225,11 @@ class Fuser:
             reasons = []
             for first in self._leaders(last):
                 parts = self._between(first, last, read_by, needed)
-                result = parts if isinstance(parts, str) else chained(
-                    first.joined, [part.joined for part in parts], last.joined)
+                result = (
+                    parts
+                    if isinstance(parts, str)
+                    else chained(first.joined, [part.joined for part in parts], last.joined)
+                )
                 if isinstance(result, str):
                     reasons.append(result)
                     continue
@@ -243,10 +251,14 @@ class Fuser:
             refused: set[int] = set()
             while (first := self._maker(last, refused)) is not None:
                 own = {first.number, last.number}
-                saved = [b for b in first.writes & last.reads
-                         if b not in needed and read_by[b] <= own]
-                result = handed_over(first.joined, last.joined, self.row_limit, len(saved)) \
-                    if saved else ""
+                saved = [
+                    b for b in first.writes & last.reads if b not in needed and read_by[b] <= own
+                ]
+                result = (
+                    handed_over(first.joined, last.joined, self.row_limit, len(saved))
+                    if saved
+                    else ""
+                )
                 if isinstance(result, str):
                     refused.add(first.number)
                     continue
@@ -260,9 +272,15 @@ class Fuser:
         parents = {n: self._at(n) for n in last.parents}
         for parent in sorted({p.number for p in parents.values()} - refused, reverse=True):
             unit = self.units[parent]
-            if unit.joined is not None and not unit.beside and unit is not last and not any(
+            if (
+                unit.joined is not None
+                and not unit.beside
+                and unit is not last
+                and not any(
                     p is not unit and p is not last and p.ancestors & unit.members
-                    for p in parents.values()):
+                    for p in parents.values()
+                )
+            ):
                 return unit
         return None
 
@@ -273,8 +291,9 @@ class Fuser:
             product = None if unit.number in self._merged else unit.product
             if product is None:
                 continue
-            found = (u for factor in factors(product)
-                     for u in reversed(known.get(factor, {}).values()))
+            found = (
+                u for factor in factors(product) for u in reversed(known.get(factor, {}).values())
+            )
             leader = unit
             for other in itertools.islice(found, CANDIDATE_LIMIT):
                 if other.ancestors & unit.members or unit.ancestors & other.members:
@@ -302,19 +321,29 @@ class Fuser:
                 continue
             large = matrices(fold)
             for other in itertools.chain.from_iterable(known.get(b, ()) for b in large):
-                if self._fold_both(other, unit, read_by, needed, fresh) \
-                        or self._fold_both(unit, other, read_by, needed, fresh):
+                if self._fold_both(other, unit, read_by, needed, fresh) or self._fold_both(
+                    unit, other, read_by, needed, fresh
+                ):
                     break
             else:
                 for matrix in large:
                     known.setdefault(matrix, []).append(unit)
 
-    def _fold_both(self, rows: Unit, columns: Unit, read_by: Mapping[Buffer, set[int]],
-                   needed: frozenset[Buffer], fresh: Callable[[str], str]) -> bool:
+    def _fold_both(
+        self,
+        rows: Unit,
+        columns: Unit,
+        read_by: Mapping[Buffer, set[int]],
+        needed: frozenset[Buffer],
+        fresh: Callable[[str], str],
+    ) -> bool:
         """Make one unit of the two, if that can be: says whether it is."""
-        waits = (p for unit, other in ((rows, columns), (columns, rows))
-                 for n in unit.parents if (p := self._at(n)) is not other
-                 and p.ancestors & other.members)
+        waits = (
+            p
+            for unit, other in ((rows, columns), (columns, rows))
+            for n in unit.parents
+            if (p := self._at(n)) is not other and p.ancestors & other.members
+        )
         if rows.steps or columns.steps or rows.ancestors & columns.members or any(waits):
             return False
         own = {rows.number, columns.number}
@@ -332,18 +361,29 @@ class Fuser:
         else: in one kernel, the copy goes away (tensor/merging.py)."""
         read_by = readers(u for u in self.units if u.number not in self._merged)
         for last in self.units:
-            copied = {source for step in last.steps if isinstance(step, Nest)
-                      for _, source in copies(step)} - last.writes - needed
+            copied = (
+                {
+                    source
+                    for step in last.steps
+                    if isinstance(step, Nest)
+                    for _, source in copies(step)
+                }
+                - last.writes
+                - needed
+            )
             for source in sorted(copied, key=lambda b: b.name):
                 maker = self._producer.get(source)
                 if maker is None:
                     continue
                 first = self._at(maker.number)
                 others = (self._at(n) for n in last.parents)
-                if first is not last and first.steps and read_by[source] == {last.number} \
-                        and len(first.steps) + len(last.steps) <= MOST_STEPS \
-                        and not any(p is not first and p.ancestors & first.members
-                                    for p in others):
+                if (
+                    first is not last
+                    and first.steps
+                    and read_by[source] == {last.number}
+                    and len(first.steps) + len(last.steps) <= MOST_STEPS
+                    and not any(p is not first and p.ancestors & first.members for p in others)
+                ):
                     last.steps = [*first.steps, *last.steps]
                     self._absorb(last, (first,))
 
@@ -372,8 +412,9 @@ class Fuser:
                     waiting.append(parent)
         return sorted(found.values(), key=lambda u: -max(b.size for b in u.writes))
 
-    def _between(self, first: Unit, last: Unit, read_by: Mapping[Buffer, set[int]],
-                 needed: frozenset[Buffer]) -> list[Unit] | str:
+    def _between(
+        self, first: Unit, last: Unit, read_by: Mapping[Buffer, set[int]], needed: frozenset[Buffer]
+    ) -> list[Unit] | str:
         """The units that run after `first` and before `last`, or why they cannot become one."""
         bit = 1 << first.number
         numbers: set[int] = set()
@@ -391,8 +432,11 @@ class Fuser:
             return "another operation runs between the two products"
         if any(number in self._merged for number in inside):
             return "a part of it belongs to another chain of products"
-        if any(b in needed or not read_by.get(b, inside) <= inside
-               for part in (first, *parts) for b in part.writes):
+        if any(
+            b in needed or not read_by.get(b, inside) <= inside
+            for part in (first, *parts)
+            for b in part.writes
+        ):
             return "what is between the two products is needed elsewhere"
         return parts
 
@@ -406,8 +450,9 @@ def readers(units: Iterable[Unit]) -> dict[Buffer, set[int]]:
     return result
 
 
-def finished(unit: Unit, read_by: Mapping[Buffer, set[int]], needed: frozenset[Buffer]
-             ) -> list[Step]:
+def finished(
+    unit: Unit, read_by: Mapping[Buffer, set[int]], needed: frozenset[Buffer]
+) -> list[Step]:
     """The unit's steps without stores that neither another unit nor `needed` reads."""
     if unit.joined is None:
         return unit.steps
@@ -451,5 +496,5 @@ def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]
     for number in sorted(levels):
         run = levels[number]
         most = MOST_TOGETHER if number % 2 else 1
-        runs += [run[first:first + most] for first in range(0, len(run), most)]
+        runs += [run[first : first + most] for first in range(0, len(run), most)]
     return runs

@@ -28,11 +28,17 @@ def factors(stage: Stage) -> tuple[Expr, ...]:
     if roles is None:
         return ()
     return tuple(
-        substitute(factor, {
-            axis: Var(f"{role}{n}", axis.dtype, axis.extent)
-            for role, axes in (("batch", roles.batch), ("own", own), ("summed", roles.summed))
-            for n, axis in enumerate(axes)})
-        for factor, own in ((roles.lhs, roles.rows), (roles.rhs, roles.columns)) if loads(factor))
+        substitute(
+            factor,
+            {
+                axis: Var(f"{role}{n}", axis.dtype, axis.extent)
+                for role, axes in (("batch", roles.batch), ("own", own), ("summed", roles.summed))
+                for n, axis in enumerate(axes)
+            },
+        )
+        for factor, own in ((roles.lhs, roles.rows), (roles.rhs, roles.columns))
+        if loads(factor)
+    )
 
 
 def together_refusal(one: Stage, other: Stage) -> str:

@@ -65,8 +65,11 @@ def lower_branch(node: Node, outer: StageLowering) -> list[Step]:
     steps = sides.pop()  # numbers that no branch has choose the last one
     for number, side in reversed(list(enumerate(sides))):
         chosen = outer.read(choice, ())
-        wanted = apply("not", chosen) if choice.type.dtype is BOOL \
+        wanted = (
+            apply("not", chosen)
+            if choice.type.dtype is BOOL
             else apply("eq", chosen, const(number, choice.type.dtype))
+        )
         if loads(wanted):
             verdict = Buffer(outer.fresh("b"), BOOL, ())
             outer.store_into(node, verdict, lambda _, e=wanted: e)
@@ -75,12 +78,14 @@ def lower_branch(node: Node, outer: StageLowering) -> list[Step]:
     return steps
 
 
-def _branch_steps(node: Node, branch: Graph, buffers: Mapping[int, Buffer], outer: StageLowering
-                  ) -> list[Step]:
+def _branch_steps(
+    node: Node, branch: Graph, buffers: Mapping[int, Buffer], outer: StageLowering
+) -> list[Step]:
     """The steps of one branch, which fill the buffers of what is chosen, by position."""
     results = {k: branch.results[k] for k in buffers}
-    lowering = StageLowering(branch, frozenset(results.values()), outer.read, outer.fresh,
-                             around=outer)
+    lowering = StageLowering(
+        branch, frozenset(results.values()), outer.read, outer.fresh, around=outer
+    )
     own = {value for inner in branch.nodes for value in inner.results}
     for k, value in results.items():
         if value in own:
@@ -123,8 +128,11 @@ class _WhileLoop:
         self.counters = {} if found is None else found.carried(self.body)
         self.progressions = {} if found is None else found.progressions
         self.iteration = Var(outer.fresh("n"), INDEX, self.trip_count)
-        self.invariant = {k for k, v in enumerate(self.body.results)
-                          if v is self.body.parameters[k] or self.trip_count == 0}
+        self.invariant = {
+            k
+            for k, v in enumerate(self.body.results)
+            if v is self.body.parameters[k] or self.trip_count == 0
+        }
         self.carried: dict[int, Buffer] = {}
 
     def initialized(self) -> list[Step]:
@@ -179,10 +187,14 @@ class _WhileLoop:
                 return self.outer.read(self.node.operands[k], indices)
             return _counted(self.counters[k], self.iteration, value)
 
-        wanted = (value for k, value in enumerate(region.results)
-                  if region is self.condition or k in self.carried)
-        lowering = StageLowering(region, frozenset(wanted), outside, self.outer.fresh,
-                                 around=self.outer)
+        wanted = (
+            value
+            for k, value in enumerate(region.results)
+            if region is self.condition or k in self.carried
+        )
+        lowering = StageLowering(
+            region, frozenset(wanted), outside, self.outer.fresh, around=self.outer
+        )
         for k, buffer in self.carried.items():
             lowering.buffers[region.parameters[k]] = buffer
         return lowering
@@ -190,8 +202,11 @@ class _WhileLoop:
     def _known(self) -> dict[Value, Expr]:
         """What is computed in the body from the number of the iteration alone."""
         parameters = set(self.body.parameters)
-        return {value: _counted(progression, self.iteration, value)
-                for value, progression in self.progressions.items() if value not in parameters}
+        return {
+            value: _counted(progression, self.iteration, value)
+            for value, progression in self.progressions.items()
+            if value not in parameters
+        }
 
 
 def _counted(progression: Progression, iteration: Var, value: Value) -> Expr:
@@ -208,8 +223,9 @@ def _literal(value: Value, outer: StageLowering) -> int | None:
     return int(node.literal) if node.literal.dtype.kind in "iu" else None
 
 
-def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Expr]
-                ) -> list[Segment]:
+def _lower_body(
+    graph: Graph, lowering: StageLowering, known: Mapping[Value, Expr]
+) -> list[Segment]:
     """`known`: scalars that are expressions of the loop's counter."""
     uses = uses_among(graph.nodes)
     segments: list[Segment] = []
@@ -217,8 +233,9 @@ def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Exp
         if node.results and (number := known.get(node.results[0])) is not None:
             lowering.compute(node, node.results[0], lambda _, e=number: e)
         elif node.op == WHILE or node.op in BRANCHES:
-            steps = lower_while(node, lowering) if node.op == WHILE \
-                else lower_branch(node, lowering)
+            steps = (
+                lower_while(node, lowering) if node.op == WHILE else lower_branch(node, lowering)
+            )
             if steps is not None:
                 segments += [list(lowering.items), *steps]
                 lowering.items.clear()

@@ -92,8 +92,9 @@ def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str
 
     `row_limit`: elements of a row that the target keeps between passes.
     """
-    return _joined(nest, stage, row_limit, lambda joined: _too_large(
-        joined, COST_LIMIT, BUFFER_LIMIT))
+    return _joined(
+        nest, stage, row_limit, lambda joined: _too_large(joined, COST_LIMIT, BUFFER_LIMIT)
+    )
 
 
 def handed_over(first: Joined, last: Joined, row_limit: int, saved: int) -> Joined | str:
@@ -130,8 +131,9 @@ def _walked(joined: Joined) -> set[Buffer]:
     return {b for s in joined.stages for b in (*s.inputs, *s.outputs)} - joined.handed
 
 
-def _joined(nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined], str]
-            ) -> Joined | str:
+def _joined(
+    nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined], str]
+) -> Joined | str:
     """As `join`; `limit` says why what it comes to is too large."""
     if any(s.procedure is not None for s in (*nest.stages, stage)):
         return "a procedure has its own loops"
@@ -167,21 +169,39 @@ def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
     """
     first, count = nest.stages[0], len(nest.stages[0].accumulators) + len(stage.accumulators)
     for fold in (first, stage):
-        if fold.combiner is None or fold.combiner.identity is None or fold.along or fold.scan \
-                or contraction(fold) is not None or (fold.axes and not walks_columns(fold)):
+        if (
+            fold.combiner is None
+            or fold.combiner.identity is None
+            or fold.along
+            or fold.scan
+            or contraction(fold) is not None
+            or (fold.axes and not walks_columns(fold))
+        ):
             return None
     extents = [[v.extent for v in (*s.axes, *s.reduce_axes)] for s in (first, stage)]
-    if len(nest.stages) > 1 or count > FOLDS_LIMIT or len(first.axes) != len(stage.axes) \
-            or extents[0] != extents[1] or {*first.outputs} & {*stage.inputs} \
-            or not {*first.inputs} & {*stage.inputs}:
+    if (
+        len(nest.stages) > 1
+        or count > FOLDS_LIMIT
+        or len(first.axes) != len(stage.axes)
+        or extents[0] != extents[1]
+        or {*first.outputs} & {*stage.inputs}
+        or not {*first.inputs} & {*stage.inputs}
+    ):
         return None
-    stage = rename_axes(stage, dict(zip((*stage.axes, *stage.reduce_axes),
-                                        (*first.axes, *first.reduce_axes), strict=True)))
+    stage = rename_axes(
+        stage,
+        dict(
+            zip((*stage.axes, *stage.reduce_axes), (*first.axes, *first.reduce_axes), strict=True)
+        ),
+    )
     return replace(
-        first, assigns=first.assigns + stage.assigns, terms=first.terms + stage.terms,
+        first,
+        assigns=first.assigns + stage.assigns,
+        terms=first.terms + stage.terms,
         combiner=side_by_side(first.combiner, stage.combiner),
         initial=first.initial + stage.initial,
-        accumulators=first.accumulators + stage.accumulators)
+        accumulators=first.accumulators + stage.accumulators,
+    )
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
@@ -193,8 +213,11 @@ def _follow(nest: Joined, stage: Stage) -> Stage:
     Heads split off or axes swapped behind a product become a way of storing its result.
     """
     producer = nest.stages[0]
-    if len(nest.stages) > 1 or not is_map(stage) \
-            or (contraction(producer) is None and not walks_columns(producer)):
+    if (
+        len(nest.stages) > 1
+        or not is_map(stage)
+        or (contraction(producer) is None and not walks_columns(producer))
+    ):
         return stage
     for assign in producer.assigns:
         found = reads(stage, assign.buffer)
@@ -231,8 +254,12 @@ def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Ex
         if quotient.op == "floormod":
             continue
         low = halves.get(index.floormod(axis, by.value))
-        if low is None or axis not in axes or axis in result \
-                or (low.extent, high.extent * by.value) != (by.value, axis.extent):
+        if (
+            low is None
+            or axis not in axes
+            or axis in result
+            or (low.extent, high.extent * by.value) != (by.value, axis.extent)
+        ):
             return None
         result[axis] = index.add(index.multiply(high, by), low)
     return result if len(result) == len(axes) and load.guard is None else None
@@ -293,12 +320,18 @@ def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
         return "a fold for all pairs of rows starts its own loops"
     first = nest.stages[0]
     pointwise = is_map(stage) and len(stage.axes) == shared
-    if contraction(first) is not None or walks_columns(first) or slides(first) \
-            or is_pairwise(first):
+    if (
+        contraction(first) is not None
+        or walks_columns(first)
+        or slides(first)
+        or is_pairwise(first)
+    ):
         if pointwise and shared == len(first.axes) and len(nest.stages) == 1:
             return ""
-        return "only elementwise consumers join a matrix product, windows, a reduction over " \
+        return (
+            "only elementwise consumers join a matrix product, windows, a reduction over "
             "leading axes or one for all pairs of rows"
+        )
     if not pointwise and any(is_map(s) and crosses(s) for s in nest.stages):
         return "it goes along rows of what is read along columns, which is transposed first"
     if walks_columns(stage) or slides(stage):
@@ -349,8 +382,11 @@ def _forward(assign: Assign, load: Load) -> Expr | None:
     """
     if load.indices != assign.indices:
         return None
-    return assign.value if load.guard is None else \
-        apply("select", load.guard, assign.value, load.default)
+    return (
+        assign.value
+        if load.guard is None
+        else apply("select", load.guard, assign.value, load.default)
+    )
 
 
 def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
@@ -360,8 +396,11 @@ def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
             continue
         wanted = set(stage.inputs)
         for assign in writer.assigns:
-            if assign.buffer in wanted and cost(assign.value) <= CHEAP \
-                    and is_plain(assign, writer.axes):
+            if (
+                assign.buffer in wanted
+                and cost(assign.value) <= CHEAP
+                and is_plain(assign, writer.axes)
+            ):
                 stage = replace_loads(stage, {assign.buffer: partial(_value_at, assign)})
     return stage
 
@@ -385,8 +424,11 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
         for load in reads(fold, assign.buffer):
             at = dict(zip(assign.indices, load.indices, strict=True))
             found = {v: at.get(v) for v in writer.axes}
-            if set(found.values()) != set(points) or (mapping is not None and found != mapping) \
-                    or any(theirs.extent != ours.extent for ours, theirs in found.items()):
+            if (
+                set(found.values()) != set(points)
+                or (mapping is not None and found != mapping)
+                or any(theirs.extent != ours.extent for ours, theirs in found.items())
+            ):
                 return None
             mapping = found
     if mapping is None:
@@ -408,8 +450,10 @@ def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | 
     found = chain(finish(joined, frozenset(result.outputs)))
     if isinstance(found, str):
         return found
-    if math.prod(v.extent for v in found.first.reduce_axes) > HEAD_LIMIT \
-            or found.column.extent > HEAD_LIMIT:
+    if (
+        math.prod(v.extent for v in found.first.reduce_axes) > HEAD_LIMIT
+        or found.column.extent > HEAD_LIMIT
+    ):
         return f"more than {HEAD_LIMIT} terms or columns in a product"
     if found.row.extent < ROWS_LEAST:
         return f"fewer than {ROWS_LEAST} rows with the same keys"

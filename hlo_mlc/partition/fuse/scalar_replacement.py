@@ -32,13 +32,23 @@ _MOST_ALONE = 3900
 def with_written_out(first: Stage, stage: Stage) -> Stage | None:
     """Both stages as one, if one of them is written out over the axes that they have in common and
     the other can be; None where that is not so."""
-    if not is_map(first) or not is_map(stage) or first.overwrites or stage.overwrites \
-            or not (is_written_out(first, 3) or is_written_out(stage, 3)) \
-            or not set(stage.inputs) & set(first.outputs):
+    if (
+        not is_map(first)
+        or not is_map(stage)
+        or first.overwrites
+        or stage.overwrites
+        or not (is_written_out(first, 3) or is_written_out(stage, 3))
+        or not set(stage.inputs) & set(first.outputs)
+    ):
         return None
     batch = min((s for s in (first, stage) if is_written_out(s, 3)), key=lambda s: len(s.axes)).axes
-    if sum(stage_cost(s) * math.prod(v.extent for v in s.axes[len(batch):])
-           for s in (first, stage)) > _MOST_ALONE:
+    if (
+        sum(
+            stage_cost(s) * math.prod(v.extent for v in s.axes[len(batch) :])
+            for s in (first, stage)
+        )
+        > _MOST_ALONE
+    ):
         return None
     found = [_over(s, batch) for s in (first, stage)]
     if None in found:
@@ -62,13 +72,15 @@ def with_written_out(first: Stage, stage: Stage) -> Stage | None:
 
 def _over(stage: Stage, batch: tuple[Var, ...]) -> Stage | None:
     """The stage with the axes behind the first ones written out, and those named as `batch`."""
-    axes, rest = stage.axes[:len(batch)], stage.axes[len(batch):]
+    axes, rest = stage.axes[: len(batch)], stage.axes[len(batch) :]
     extents = [v.extent for v in axes]
     if extents != [v.extent for v in batch] or math.prod(v.extent for v in rest) > _MOST_POINTS:
         return None
     stage = rename_axes(stage, dict(zip(axes, batch, strict=True)))
-    points = [dict(zip(rest, map(index.constant, at), strict=True))
-              for at in product(*(range(v.extent) for v in rest))]
+    points = [
+        dict(zip(rest, map(index.constant, at), strict=True))
+        for at in product(*(range(v.extent) for v in rest))
+    ]
     assigns = []
     for point in points:
         memo: dict[Expr, Expr] = {}
@@ -87,13 +99,18 @@ def _with_places(stage: Stage, known: Mapping[Buffer, object]) -> Stage:
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Load) or node.guard is not None:
             return None
-        found = [k for k, i in enumerate(node.indices)
-                 if any(inner.source in known for inner in loads(i))]
+        found = [
+            k
+            for k, i in enumerate(node.indices)
+            if any(inner.source in known for inner in loads(i))
+        ]
         if len(found) != 1 or node.source.shape[found[0]] > _MOST_PLACES:
             return None
-        k, = found
-        every = [load(node.source, (*node.indices[:k], index.constant(n), *node.indices[k + 1:]))
-                 for n in range(node.source.shape[k])]
+        (k,) = found
+        every = [
+            load(node.source, (*node.indices[:k], index.constant(n), *node.indices[k + 1 :]))
+            for n in range(node.source.shape[k])
+        ]
         return picked(every, node.indices[k])
 
     memo: dict[Expr, Expr] = {}

@@ -56,16 +56,24 @@ def stated_orders(graph: Graph, left: Collection[Node]) -> dict[Value, Order]:
         for values, name in ((node.operands, "operand_layouts"), (node.results, "result_layouts")):
             for value, layout in zip(values, node.attributes.get(name, ()), strict=False):
                 order = tuple(reversed(layout))
-                if order != tuple(range(len(order))) and value.type is not None \
-                        and value.type.is_static and len(value.type.shape) == len(order):
+                if (
+                    order != tuple(range(len(order)))
+                    and value.type is not None
+                    and value.type.is_static
+                    and len(value.type.shape) == len(order)
+                ):
                     found.setdefault(value, order)
     for value in (*graph.parameters, *graph.captures, *graph.results):
         found.pop(value, None)
     return found
 
 
-def lay_out(steps: Sequence[Step], wanted: Mapping[Buffer, Order], results: Collection[Buffer],
-            free: Set[Buffer] = frozenset()) -> LaidOut:
+def lay_out(
+    steps: Sequence[Step],
+    wanted: Mapping[Buffer, Order],
+    results: Collection[Buffer],
+    free: Set[Buffer] = frozenset(),
+) -> LaidOut:
     """The steps with buffers, some of which are `results`, in the orders that are wanted of them,
     as far as that costs less than copies; `free` results, which only kernels read, may be in any,
     as may temporaries."""
@@ -73,50 +81,78 @@ def lay_out(steps: Sequence[Step], wanted: Mapping[Buffer, Order], results: Coll
         return LaidOut(steps)
     stored = frozenset[Buffer]().union(*map(step_writes, steps))
     free = free | stored.difference(results)
-    best = _straight(steps, {b: order for b, order in {
-        **wanted, **_beside(steps, wanted, free)}.items()
-        if b not in stored or _is_stored_simply(steps, b)}, stored)
+    best = _straight(
+        steps,
+        {
+            b: order
+            for b, order in {**wanted, **_beside(steps, wanted, free)}.items()
+            if b not in stored or _is_stored_simply(steps, b)
+        },
+        stored,
+    )
     for buffer in tuple(best.orders):
         if buffer not in best.orders:
             continue
-        other = _straight(steps, {b: order for b, order in best.orders.items()
-                                  if b is not buffer}, stored)
-        copies = sum(_copy_bytes(b, order) for b, order in best.orders.items()
-                     if b not in other.orders and b not in free)
+        other = _straight(
+            steps, {b: order for b, order in best.orders.items() if b is not buffer}, stored
+        )
+        copies = sum(
+            _copy_bytes(b, order)
+            for b, order in best.orders.items()
+            if b not in other.orders and b not in free
+        )
         if _bytes(other.steps) + copies < _bytes(best.steps):
             best = other
     return best
 
 
-def _straight(steps: Sequence[Step], orders: Mapping[Buffer, Order], stored: Set[Buffer]
-              ) -> LaidOut:
+def _straight(
+    steps: Sequence[Step], orders: Mapping[Buffer, Order], stored: Set[Buffer]
+) -> LaidOut:
     """The steps with buffers in these orders, but for `stored` ones that would be against the
     grain."""
     while orders:
         found = _with_orders(steps, orders)
-        crossed = {b for step in found.steps for stage in stages(step)
-                   if is_map(stage) and not _is_straight(stage) for b in stage.outputs}
-        straight = {b: order for b, order in orders.items()
-                    if b not in stored or found.made[b] not in crossed}
+        crossed = {
+            b
+            for step in found.steps
+            for stage in stages(step)
+            if is_map(stage) and not _is_straight(stage)
+            for b in stage.outputs
+        }
+        straight = {
+            b: order
+            for b, order in orders.items()
+            if b not in stored or found.made[b] not in crossed
+        }
         if len(straight) == len(orders):
             return found
         orders = straight
     return LaidOut(steps)
 
 
-def _beside(steps: Sequence[Step], wanted: Mapping[Buffer, Order], free: Set[Buffer]
-            ) -> dict[Buffer, Order]:
+def _beside(
+    steps: Sequence[Step], wanted: Mapping[Buffer, Order], free: Set[Buffer]
+) -> dict[Buffer, Order]:
     """The orders in which buffers would have to be that maps store together with others."""
-    return {other: order for step in steps if isinstance(step, Nest) and _is_alone(step)
-            for buffer, order in wanted.items() if buffer in step.stages[0].outputs
-            for other in step.stages[0].outputs
-            if other in free and other.shape == buffer.shape}
+    return {
+        other: order
+        for step in steps
+        if isinstance(step, Nest) and _is_alone(step)
+        for buffer, order in wanted.items()
+        if buffer in step.stages[0].outputs
+        for other in step.stages[0].outputs
+        if other in free and other.shape == buffer.shape
+    }
 
 
 def _is_stored_simply(steps: Sequence[Step], buffer: Buffer) -> bool:
     """Whether only nests write a buffer that are nothing but a map or a fold."""
-    return all(isinstance(step, Nest) and _is_alone(step) and _is_simple(step.stages[0])
-               for step in steps if buffer in step_writes(step))
+    return all(
+        isinstance(step, Nest) and _is_alone(step) and _is_simple(step.stages[0])
+        for step in steps
+        if buffer in step_writes(step)
+    )
 
 
 def _is_alone(nest: Nest) -> bool:
@@ -124,8 +160,7 @@ def _is_alone(nest: Nest) -> bool:
 
 
 def _is_simple(stage: Stage) -> bool:
-    return not stage.along and stage.scan is None and stage.sort is None \
-        and stage.procedure is None
+    return not stage.along and stage.scan is None and stage.sort is None and stage.procedure is None
 
 
 def _is_straight(stage: Stage) -> bool:
@@ -138,8 +173,10 @@ def _is_straight(stage: Stage) -> bool:
 def _with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOut:
     # The parts of complex numbers, which only buffers have a dimension for, stay side by side.
     full = {b: (*order, *range(len(order), len(b.shape))) for b, order in orders.items()}
-    made = {b: replace(b, name=f"{b.name}_laid_out", shape=tuple(b.shape[d] for d in order))
-            for b, order in full.items()}
+    made = {
+        b: replace(b, name=f"{b.name}_laid_out", shape=tuple(b.shape[d] for d in order))
+        for b, order in full.items()
+    }
     memo: dict[Expr, Expr] = {}
 
     def rule(node: Expr) -> Expr | None:
@@ -153,10 +190,17 @@ def _with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidO
 
     def in_stage(stage: Stage) -> Stage:
         stage = map_expressions(stage, rewrite)
-        assigns, along = (tuple(
-            replace(a, buffer=made[a.buffer],
-                    indices=tuple(a.indices[d] for d in full[a.buffer]))
-            if a.buffer in made else a for a in group) for group in (stage.assigns, stage.along))
+        assigns, along = (
+            tuple(
+                replace(
+                    a, buffer=made[a.buffer], indices=tuple(a.indices[d] for d in full[a.buffer])
+                )
+                if a.buffer in made
+                else a
+                for a in group
+            )
+            for group in (stage.assigns, stage.along)
+        )
         return replace(stage, assigns=assigns, along=along)
 
     def in_step(step: Step) -> Step:
@@ -193,8 +237,9 @@ def _bytes(steps: Iterable[Step]) -> int:
     total = 0
     for step in steps:
         if isinstance(step, Nest):
-            total += sum(Work.of(stage).moved_bytes + _apart_bytes(stage, step)
-                         for stage in step.stages)
+            total += sum(
+                Work.of(stage).moved_bytes + _apart_bytes(stage, step) for stage in step.stages
+            )
         else:
             total += step.likely_trips * _bytes(step.inner)
     return total
@@ -211,9 +256,15 @@ def _factor_bytes(roles: Contraction) -> int:
     each panel of columns anew, and where it stays in no cache near by, not along the depth, each
     element brings a line each time: 1000 x 1000 f64 took 1.2 to 3 times as long, 500 x 500 1."""
     panels, depth = -(-roles.columns[-1].extent // _PANEL), roles.summed[-1]
-    return panels * _LINE * sum(
-        read.source.size for read in set(loads(roles.lhs))
-        if read.source.bytes > _NEAR and stride(read, depth) not in (0, 1, -1, None))
+    return (
+        panels
+        * _LINE
+        * sum(
+            read.source.size
+            for read in set(loads(roles.lhs))
+            if read.source.bytes > _NEAR and stride(read, depth) not in (0, 1, -1, None)
+        )
+    )
 
 
 def _apart_bytes(stage: Stage, nest: Nest) -> int:
@@ -225,8 +276,15 @@ def _apart_bytes(stage: Stage, nest: Nest) -> int:
             return _factor_bytes(roles)
         own = stage.axes if walks_columns(stage) else stage.reduce_axes
     else:
-        own = (*stage.axes[nest.shared:], *stage.reduce_axes)
+        own = (*stage.axes[nest.shared :], *stage.reduce_axes)
     lanes = (*stage.axes, *own)[-1:]
-    return _LINE * points(stage) * sum(
-        stride(read, axis) not in (0, 1, -1, None) for axis in lanes
-        for group in stage.loads_by_buffer.values() for read in group)
+    return (
+        _LINE
+        * points(stage)
+        * sum(
+            stride(read, axis) not in (0, 1, -1, None)
+            for axis in lanes
+            for group in stage.loads_by_buffer.values()
+            for read in group
+        )
+    )

@@ -45,9 +45,13 @@ class Carried:
         found = {}
         for k in self.buffers:
             source = self.inner.buffers.get(body.results[k])
-            if source is not None and source not in carried and counts[body.results[k]] == 1 \
-                    and self.inner.definition(body.results[k]) is not None \
-                    and not counts[body.parameters[k]]:
+            if (
+                source is not None
+                and source not in carried
+                and counts[body.results[k]] == 1
+                and self.inner.definition(body.results[k]) is not None
+                and not counts[body.parameters[k]]
+            ):
                 found[k] = source
         return found
 
@@ -108,7 +112,7 @@ def read_first(carried: Carried, segments: list[Segment]) -> list[Segment]:
                 if reads(item.stage, target):
                     first = _moved_up(items, place, first)
             elif updated and reads(item.stage, target) and _always_reads(item.stage):
-                items[place:place + 1] = put_aside = _put_aside(item, target, carried.inner.fresh)
+                items[place : place + 1] = put_aside = _put_aside(item, target, carried.inner.fresh)
                 for number in range(len(put_aside) - 1):
                     first = _moved_up(items, place + number, first)
                 place += len(put_aside) - 1
@@ -188,12 +192,14 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
         target = carried.buffers[k]
         writers = [(place, i) for place, i in run.around(source) if source in i.stage.outputs]
         (place, filler), updates = writers[0], [i.stage for _, i in writers[1:]]
-        if _in_place(run, source, target, carried.inner.fresh) is not None \
-                and not any(_depends_on(u, target) for u in updates):
+        if _in_place(run, source, target, carried.inner.fresh) is not None and not any(
+            _depends_on(u, target) for u in updates
+        ):
             continue
         if updates and _copied(filler.stage) == target:
-            if not all(_is_steady(u, source, changing) for u in updates) \
-                    or not _pays(carried.trip_count, target, updates):
+            if not all(_is_steady(u, source, changing) for u in updates) or not _pays(
+                carried.trip_count, target, updates
+            ):
                 continue
             run.put({place: []})
         elif filler.update or not filler.stage.axes:
@@ -204,8 +210,12 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
 
 def _copied(filler: Stage) -> Buffer | None:
     """The buffer that the stage does nothing but copy."""
-    sources = {a.value.source if isinstance(a.value, Load) and a.value.guard is None
-               and a.value.indices == a.indices else None for a in filler.assigns}
+    sources = {
+        a.value.source
+        if isinstance(a.value, Load) and a.value.guard is None and a.value.indices == a.indices
+        else None
+        for a in filler.assigns
+    }
     return sources.pop() if len(sources) == 1 else None
 
 
@@ -223,11 +233,17 @@ def _is_steady(update: Stage, target: Buffer, changing: set[Buffer]) -> bool:
     places = [i for a in update.assigns for i in a.indices]
     return all(a.guard is None for a in update.assigns) and all(
         i.free <= set(update.axes) and changing.isdisjoint(e.source for e in loads(i))
-        for i in places)
+        for i in places
+    )
 
 
-def alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[Buffer, Buffer],
-                 outer: StageLowering) -> list[Step]:
+def alternating(
+    body: list[Step],
+    iteration: Var,
+    trip_count: int,
+    twins: dict[Buffer, Buffer],
+    outer: StageLowering,
+) -> list[Step]:
     """A loop over pairs of iterations, the first writing the twins and the second reading them."""
     pairs = Var(outer.fresh("n"), INDEX, trip_count // 2)
     swap = {**twins, **{second: first for first, second in twins.items()}}
@@ -235,8 +251,10 @@ def alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[B
     odd = index.add(even, index.constant(1))
     first = _at(body, iteration, even)
     second = _at([replace_buffers(s, swap) for s in body], iteration, odd)
-    fill = [_copy(source, target, outer.fresh) for target, source in
-            ((second_, first_) for first_, second_ in twins.items())]
+    fill = [
+        _copy(source, target, outer.fresh)
+        for target, source in ((second_, first_) for first_, second_ in twins.items())
+    ]
     steps: list[Step] = [*fill, Loop((*first, *second), pairs, trip_count // 2)]
     if trip_count % 2:
         last = index.constant(trip_count - 1)
@@ -292,8 +310,9 @@ def write_back(carried: Carried, segments: list[Segment]) -> list[Segment]:
     return result
 
 
-def _in_place(run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], str]
-              ) -> dict[int, list[Item]] | None:
+def _in_place(
+    run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], str]
+) -> dict[int, list[Item]] | None:
     """What to put in which places so that all write into `target` instead of `source`; None where
     some old value is read too late."""
     touching = run.around(source, target)
@@ -313,25 +332,34 @@ def _in_place(run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], 
             if any(r.indices != own.indices or r.guard is not None for r in old):
                 return None
             is_copy = own.value is load(target, own.indices)
-            edits[place] = [] if is_copy else [
-                replace(item, stage=_retarget(item.stage, source, target), closed=True)]
+            edits[place] = (
+                []
+                if is_copy
+                else [replace(item, stage=_retarget(item.stage, source, target), closed=True)]
+            )
         elif place not in writers:
             if old:
                 return None
             edits.setdefault(place, []).append(
-                replace(item, stage=_read_from(item.stage, source, target)))
+                replace(item, stage=_read_from(item.stage, source, target))
+            )
         elif old and not (is_copy and _is_separable(item.stage, source, target)):
             return None
         else:
             edits.setdefault(place, []).extend(
-                _update_in_place(item, source, target, _depends_on(item.stage, target), fresh))
+                _update_in_place(item, source, target, _depends_on(item.stage, target), fresh)
+            )
     return edits
 
 
 def _retarget(stage: Stage, source: Buffer, target: Buffer) -> Stage:
     stage = _read_from(stage, source, target)
-    return replace(stage, assigns=tuple(
-        replace(a, buffer=target if a.buffer == source else a.buffer) for a in stage.assigns))
+    return replace(
+        stage,
+        assigns=tuple(
+            replace(a, buffer=target if a.buffer == source else a.buffer) for a in stage.assigns
+        ),
+    )
 
 
 def _read_from(stage: Stage, source: Buffer, target: Buffer) -> Stage:
@@ -346,17 +374,22 @@ def _is_separable(update: Stage, source: Buffer, target: Buffer) -> bool:
     on each other, and where they go does not depend on `target`."""
     places = [e for a in update.assigns for e in (*a.indices, a.guard) if e is not None]
     return not reads(update, source) and all(
-        access.source != target for e in places for access in loads(e))
+        access.source != target for e in places for access in loads(e)
+    )
 
 
 def _depends_on(update: Stage, target: Buffer) -> bool:
     """Whether the update reads of `target` what another of its points may overwrite."""
-    return not all(is_apart(access, assign, update)
-                   for access in reads(update, target) for assign in update.assigns)
+    return not all(
+        is_apart(access, assign, update)
+        for access in reads(update, target)
+        for assign in update.assigns
+    )
 
 
-def _update_in_place(item: Item, source: Buffer, target: Buffer, depends: bool,
-                     fresh: Callable[[str], str]) -> list[Item]:
+def _update_in_place(
+    item: Item, source: Buffer, target: Buffer, depends: bool, fresh: Callable[[str], str]
+) -> list[Item]:
     """An update of `target`; if its new values depend on old ones, all are computed first."""
     (assign,) = item.stage.assigns
     if not depends:
@@ -367,6 +400,7 @@ def _update_in_place(item: Item, source: Buffer, target: Buffer, depends: bool,
     compute = Stage(fresh("s"), point, (Assign(fetched, point, assign.value),))
     other = tuple(Var(fresh("i"), INDEX, v.extent) for v in point)
     assigns = (replace(assign, buffer=target, value=load(fetched, point)),)
-    writing = rename_axes(replace(item.stage, assigns=assigns),
-                          dict(zip(point, other, strict=True)))
+    writing = rename_axes(
+        replace(item.stage, assigns=assigns), dict(zip(point, other, strict=True))
+    )
     return [Item(compute, item.node), Item(writing, item.node, update=True, closed=True)]

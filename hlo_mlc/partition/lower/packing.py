@@ -50,34 +50,43 @@ class Panels:
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of the panels of a constant."""
         pieces = shape[self.column] // self.width
-        return (*(shape[d] for d in self.before), *((pieces,) if pieces > 1 else ()),
-                *(shape[d] for d in self.after), self.width)
+        return (
+            *(shape[d] for d in self.before),
+            *((pieces,) if pieces > 1 else ()),
+            *(shape[d] for d in self.after),
+            self.width,
+        )
 
     def of(self, constant: np.ndarray) -> np.ndarray:
         """The panels of a constant, as a view of it."""
         shape, c = constant.shape, self.column
-        pieces = constant.reshape(*shape[:c], shape[c] // self.width, self.width, *shape[c + 1:])
+        pieces = constant.reshape(*shape[:c], shape[c] // self.width, self.width, *shape[c + 1 :])
         order = [d + (d > c) for d in (*self.before, *self.after)]
         order.insert(len(self.before), c)
         return pieces.transpose(*order, c + 1).reshape(self.shape(shape))
 
-    def place(self, indices: Sequence[Expr], piece: Expr | None, within: Expr
-              ) -> tuple[Expr, ...]:
+    def place(self, indices: Sequence[Expr], piece: Expr | None, within: Expr) -> tuple[Expr, ...]:
         """Where an element is: in which piece of the columns, at which of its columns."""
-        return (*(indices[d] for d in self.before), *(() if piece is None else (piece,)),
-                *(indices[d] for d in self.after), within)
+        return (
+            *(indices[d] for d in self.before),
+            *(() if piece is None else (piece,)),
+            *(indices[d] for d in self.after),
+            within,
+        )
 
 
-def pack(steps: Sequence[Step], constants: Collection[Buffer]
-         ) -> tuple[list[Step], dict[Buffer, tuple[Buffer, Panels]]]:
+def pack(
+    steps: Sequence[Step], constants: Collection[Buffer]
+) -> tuple[list[Step], dict[Buffer, tuple[Buffer, Panels]]]:
     """The steps reading panels where those are worth it: new buffers, and what of which constant
     is in each.  Other readers of a constant find it as it was."""
     made: dict[tuple[Buffer, Panels], Buffer] = {}
 
     def buffer(constant: Buffer, panels: Panels) -> Buffer:
         name, shape = f"{constant.name}_panels{len(made)}", panels.shape(constant.shape)
-        return made.setdefault((constant, panels),
-                               Buffer(name, constant.dtype, shape, constant.scope))
+        return made.setdefault(
+            (constant, panels), Buffer(name, constant.dtype, shape, constant.scope)
+        )
 
     def in_step(step: Step) -> Step:
         if not isinstance(step, Nest):
@@ -142,5 +151,5 @@ def _reading(nest: Nest, read: Load, panels: Panels, buffer: Buffer) -> Nest:
     memo: dict[Expr, Expr] = {}
     stage = map_expressions(stage, lambda e: substitute(e, {column: whole}, memo))
     at = stage.axes.index(column)
-    axes = (*stage.axes[:at], piece, within, *stage.axes[at + 1:])
+    axes = (*stage.axes[:at], piece, within, *stage.axes[at + 1 :])
     return replace(nest, stages=(replace(stage, axes=axes),), shared=len(axes))

@@ -27,8 +27,9 @@ class Pick:
     places: Hashable
 
 
-def picks(sort: Node, uses: Mapping[Value, tuple[Node, ...]], wanted: frozenset[Value]
-          ) -> tuple[tuple[Pick, ...], tuple[Node, ...]]:
+def picks(
+    sort: Node, uses: Mapping[Value, tuple[Node, ...]], wanted: frozenset[Value]
+) -> tuple[tuple[Pick, ...], tuple[Node, ...]]:
     """What picks a few elements out of a sort's results, and the nodes on the way there; nothing
     where other elements are read as well."""
     shape = sort.results[0].type.shape
@@ -40,16 +41,26 @@ def picks(sort: Node, uses: Mapping[Value, tuple[Node, ...]], wanted: frozenset[
     found: list[Pick] = []
     between: list[Node] = []
     waiting: list[tuple[Value, int, tuple[Hashable, ...]]] = [
-        (value, position, ()) for position, value in enumerate(sort.results)]
+        (value, position, ()) for position, value in enumerate(sort.results)
+    ]
     for value, position, path in waiting:
         if value in wanted:
             return (), ()
         for user in uses.get(value, ()):
-            if SOURCES.get(user.op) != slice(1) or user.opaque or value in user.operands[1:] \
-                    or not user.results[0].type.is_static:
+            if (
+                SOURCES.get(user.op) != slice(1)
+                or user.opaque
+                or value in user.operands[1:]
+                or not user.results[0].type.is_static
+            ):
                 return (), ()
-            places = (*path, user.op, user.results[0].type.shape, user.operands[1:],
-                      frozenset(user.attributes.items()))
+            places = (
+                *path,
+                user.op,
+                user.results[0].type.shape,
+                user.operands[1:],
+                frozenset(user.attributes.items()),
+            )
             if user.results[0].type.size <= most:
                 found.append(Pick(user, position, places))
                 at_end = _is_at_end(user, sort)
@@ -64,6 +75,11 @@ def _is_at_end(pick: Node, sort: Node) -> bool:
     """Whether a slice begins or ends where the rows of a sort do."""
     axis = sort.attributes.get("dimension", -1)
     whole = pick.operands[0].type.shape
-    return pick.op == "stablehlo.slice" and whole == sort.results[0].type.shape \
-        and (pick.attributes["start_indices"][axis] == 0
-             or pick.attributes["limit_indices"][axis] == whole[axis])
+    return (
+        pick.op == "stablehlo.slice"
+        and whole == sort.results[0].type.shape
+        and (
+            pick.attributes["start_indices"][axis] == 0
+            or pick.attributes["limit_indices"][axis] == whole[axis]
+        )
+    )

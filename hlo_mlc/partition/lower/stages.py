@@ -131,8 +131,9 @@ class StageLowering:
 
     def compute(self, node: Node, value: Value, element: Read) -> None:
         """Let `value` be the given expression of its indices."""
-        self._lowered[node] = Pointwise(tuple(
-            element if v is value else self._elements(node, v) for v in node.results))
+        self._lowered[node] = Pointwise(
+            tuple(element if v is value else self._elements(node, v) for v in node.results)
+        )
         self._producers[value] = (node, node.results.index(value))
         if value in self.wanted:
             self.store(node, value, element)
@@ -203,8 +204,12 @@ class StageLowering:
         if axes and node.op != "stablehlo.iota" and self._counted.isdisjoint(node.operands):
             return False
         e = self.read(value, point)
-        if not isinstance(e, Apply) or e.op != "convert" or e.args[0].dtype is not INDEX \
-                or loads(e):
+        if (
+            not isinstance(e, Apply)
+            or e.op != "convert"
+            or e.args[0].dtype is not INDEX
+            or loads(e)
+        ):
             return False
         return not axes or all(isinstance(atom, Var) for atom in index.affine(e.args[0])[0])
 
@@ -217,14 +222,22 @@ class StageLowering:
     def _store_crossed(self, reduction: Node) -> None:
         """Give what is reduced a buffer where it is read along rows here and columns there."""
         for value in reduction.operands:
-            if value in self.buffers or value not in self._producers \
-                    or value.type.bytes > CROSSED_LIMIT:
+            if (
+                value in self.buffers
+                or value not in self._producers
+                or value.type.bytes > CROSSED_LIMIT
+            ):
                 continue
             axes, indices = self._axes(value.type.shape)
             element = self.read(value, indices)
             rows = [v for v in axes if v.extent >= SHORTEST_ROW]
-            along = {v for one in loads(element) if one.source.size >= CROSSING_LEAST
-                     for v in rows if abs(stride(one, v) or 0) == 1}
+            along = {
+                v
+                for one in loads(element)
+                if one.source.size >= CROSSING_LEAST
+                for v in rows
+                if abs(stride(one, v) or 0) == 1
+            }
             if len(along) > 1:
                 node, position = self._producers[value]
                 self.store(node, value, self.lowered(node).elements[position])
@@ -234,8 +247,11 @@ class StageLowering:
         buffer, axis, start = self.define(value), node.attributes["dimension"], 0
         for part in node.operands:
             axes, point = self._axes(part.type.shape)
-            place = (*point[:axis], index.add(point[axis], index.constant(start)),
-                     *point[axis + 1:])
+            place = (
+                *point[:axis],
+                index.add(point[axis], index.constant(start)),
+                *point[axis + 1 :],
+            )
             assign = Assign(buffer, place, self.read(part, point))
             self._emit(node, Stage(self.fresh("s"), axes, (assign,)), update=start > 0)
             start += part.type.shape[axis]
@@ -245,21 +261,23 @@ class StageLowering:
         parts = ((),)
         if node.op == "stablehlo.complex":
             parts = tuple((index.constant(k),) for k in range(buffer.shape[-1]))
-        axes, point = self._axes(buffer.shape[:len(buffer.shape) - len(parts[0])])
-        assigns = tuple(Assign(buffer, (*point, *part), element((*point, *part)))
-                        for part in parts)
+        axes, point = self._axes(buffer.shape[: len(buffer.shape) - len(parts[0])])
+        assigns = tuple(Assign(buffer, (*point, *part), element((*point, *part))) for part in parts)
         self.items.append(Item(Stage(self.fresh("s"), axes, assigns), node, closed=closed))
 
     def _fold(self, node: Node, fold: Fold) -> None:
         self._fold_into(node, fold, tuple(self.define(value) for value in node.results))
 
-    def _fold_into(self, node: Node, fold: Fold, buffers: tuple[Buffer, ...],
-                   inner: bool = False) -> None:
+    def _fold_into(
+        self, node: Node, fold: Fold, buffers: tuple[Buffer, ...], inner: bool = False
+    ) -> None:
         axes, indices = self._axes(buffers[0].shape)
         reduce_axes, reduce_indices = self._axes(fold.extents)
         if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
-            assigns = tuple(Assign(buffer, indices, element(indices)) for buffer, element in
-                            zip(buffers, _as_terms(fold).elements, strict=True))
+            assigns = tuple(
+                Assign(buffer, indices, element(indices))
+                for buffer, element in zip(buffers, _as_terms(fold).elements, strict=True)
+            )
             self._emit(node, Stage(self.fresh("s"), axes, assigns), inner=inner)
             return
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
@@ -267,10 +285,19 @@ class StageLowering:
         terms = fold.terms(indices, reduce_indices)
         if node.op == "stablehlo.reduce" and commutes(fold.combiner):
             reduce_axes = in_memory_order(reduce_axes, terms)
-        assigns = tuple(Assign(buffer, indices, e)
-                        for buffer, e in zip(buffers, finished, strict=True))
-        stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,
-                      fold.initial, accumulators)
+        assigns = tuple(
+            Assign(buffer, indices, e) for buffer, e in zip(buffers, finished, strict=True)
+        )
+        stage = Stage(
+            self.fresh("s"),
+            axes,
+            assigns,
+            reduce_axes,
+            fold.combiner,
+            terms,
+            fold.initial,
+            accumulators,
+        )
         # sum over i of x[i, k, j] into y[j, k]: rows are of terms, results are stored apart.
         turned = replace(stage, axes=in_memory_order(axes, terms)) if axes else stage
         if walks_columns(turned) and not walks_columns(stage):
@@ -289,9 +316,11 @@ class StageLowering:
         axes, point = self._axes(unrolled.extents)
         found = unrolled.elements(point)
         buffers = [self.define(value) for value in results]
-        assigns = tuple(Assign(buffer, place, element)
-                        for buffer, elements in zip(buffers, found, strict=True)
-                        for place, element in elements)
+        assigns = tuple(
+            Assign(buffer, place, element)
+            for buffer, elements in zip(buffers, found, strict=True)
+            for place, element in elements
+        )
         self._emit(node, Stage(self.fresh("s"), axes, assigns))
 
     def _stepwise(self, node: Node, stepwise: Stepwise) -> None:
@@ -303,17 +332,32 @@ class StageLowering:
             own, place = self._axes(array.shape)
             inner += own
             along.append(Assign(self.define(value), (*point, *place), load(array, place)))
-        self._emit(node, Stage(self.fresh("s"), axes, (), inner, NOTHING, along=tuple(along),
-                               procedure=stepwise.procedure(point, tables)))
+        self._emit(
+            node,
+            Stage(
+                self.fresh("s"),
+                axes,
+                (),
+                inner,
+                NOTHING,
+                along=tuple(along),
+                procedure=stepwise.procedure(point, tables),
+            ),
+        )
 
     def _table(self, array: np.ndarray) -> Read:
         """How to read a constant that is in no graph."""
         outermost = self
         while outermost.around is not None:
             outermost = outermost.around
-        known = next((node for node in outermost.tables
-                      if node.literal.dtype == array.dtype
-                      and np.array_equal(node.literal, array)), None)
+        known = next(
+            (
+                node
+                for node in outermost.tables
+                if node.literal.dtype == array.dtype and np.array_equal(node.literal, array)
+            ),
+            None,
+        )
         if known is None:
             known = constant_node(array)
             outermost.tables.append(known)
@@ -325,30 +369,63 @@ class StageLowering:
         axes, indices = self._axes(node.results[0].type.shape)
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in scan.initial)
         finished = scan.finish(accumulators) if scan.finish else accumulators
-        assigns = tuple(Assign(self.define(value), indices, e)
-                        for value, e in zip(node.results, finished, strict=True))
-        self._emit(node, Stage(
-            self.fresh("s"), axes, assigns, (), scan.combiner, scan.terms(indices), scan.initial,
-            accumulators, scan=tensor.ScanAxis(indices[scan.axis], scan.reverse)))
+        assigns = tuple(
+            Assign(self.define(value), indices, e)
+            for value, e in zip(node.results, finished, strict=True)
+        )
+        self._emit(
+            node,
+            Stage(
+                self.fresh("s"),
+                axes,
+                assigns,
+                (),
+                scan.combiner,
+                scan.terms(indices),
+                scan.initial,
+                accumulators,
+                scan=tensor.ScanAxis(indices[scan.axis], scan.reverse),
+            ),
+        )
 
     def _sorted(self, node: Node, order: Sorted) -> None:
         axes, indices = self._axes(node.results[0].type.shape)
         place = indices[order.axis]
         if not isinstance(place, Var):  # the first alone is an axis of one place
             place = variable(self.fresh("i"), 1)
-            axes, indices = (*axes, place), at_axes((order.axis,), (place,), tuple(
-                i for d, i in enumerate(indices) if d != order.axis))
+            axes, indices = (
+                (*axes, place),
+                at_axes(
+                    (order.axis,),
+                    (place,),
+                    tuple(i for d, i in enumerate(indices) if d != order.axis),
+                ),
+            )
         element = variable(self.fresh("i"), order.extent)
-        terms = order.terms((*indices[:order.axis], element, *indices[order.axis + 1:]))
+        terms = order.terms((*indices[: order.axis], element, *indices[order.axis + 1 :]))
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in terms)
-        assigns = tuple(Assign(self.define(value), indices, e)
-                        for value, e in zip(node.results, accumulators, strict=True))
-        self._emit(node, Stage(
-            self.fresh("s"), axes, assigns, (element,), None, terms, (), accumulators,
-            sort=tensor.Sort(place, order.keys(accumulators), place)))
+        assigns = tuple(
+            Assign(self.define(value), indices, e)
+            for value, e in zip(node.results, accumulators, strict=True)
+        )
+        self._emit(
+            node,
+            Stage(
+                self.fresh("s"),
+                axes,
+                assigns,
+                (element,),
+                None,
+                terms,
+                (),
+                accumulators,
+                sort=tensor.Sort(place, order.keys(accumulators), place),
+            ),
+        )
 
-    def _is_picked_of(self, sort: Node, order: Sorted, uses: Mapping[Value, tuple[Node, ...]]
-                      ) -> bool:
+    def _is_picked_of(
+        self, sort: Node, order: Sorted, uses: Mapping[Value, tuple[Node, ...]]
+    ) -> bool:
         """Whether only a few of its elements are read, which are found when they are."""
         keys = order.keys(tuple(Var(self.fresh("acc"), v.type.dtype) for v in sort.results))
         if len(keys) > 1:  # by which nothing is searched for: its rows are put in order anyway
@@ -356,8 +433,9 @@ class StageLowering:
         found, between = picks(sort, uses, self.wanted)
         if not found:
             return False
-        self._unordered.update((v, Buffer(self.fresh("b"), v.type.dtype, v.type.shape))
-                               for v in sort.results)
+        self._unordered.update(
+            (v, Buffer(self.fresh("b"), v.type.dtype, v.type.shape)) for v in sort.results
+        )
         self._passed.update(between)
         for pick in found:
             same = tuple(p for p in found if p.places == pick.places)
@@ -383,11 +461,23 @@ class StageLowering:
         if place is None:  # an axis of one place
             place = variable(self.fresh("i"), 1)
             axes = (*axes, place)
-        assigns = tuple(Assign(self.define(p.node.results[0]), indices, accumulators[p.position])
-                        for p in same)
-        self._emit(node, Stage(
-            self.fresh("s"), axes, assigns, (row[order.axis],), None, terms, (), accumulators,
-            sort=tensor.Sort(place, order.keys(accumulators), at)))
+        assigns = tuple(
+            Assign(self.define(p.node.results[0]), indices, accumulators[p.position]) for p in same
+        )
+        self._emit(
+            node,
+            Stage(
+                self.fresh("s"),
+                axes,
+                assigns,
+                (row[order.axis],),
+                None,
+                terms,
+                (),
+                accumulators,
+                sort=tensor.Sort(place, order.keys(accumulators), at),
+            ),
+        )
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]
@@ -435,8 +525,9 @@ def _as_terms(fold: Fold) -> Pointwise:
         values = fold.initial
         for point in itertools.product(*map(range, fold.extents)):
             at = tuple(index.constant(i) for i in point)
-            both = zip(fold.combiner.lhs + fold.combiner.rhs,
-                       values + fold.terms(indices, at), strict=True)
+            both = zip(
+                fold.combiner.lhs + fold.combiner.rhs, values + fold.terms(indices, at), strict=True
+            )
             pair = dict(both)
             values = tuple(substitute(e, pair) for e in fold.combiner.results)
         return fold.finished(values)[position]

@@ -82,11 +82,15 @@ class Storing:
 
     def in_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Whether each part of a joined array is to be stored at its place."""
-        return _has_many_parts(node) or self._has_costly_parts(node, uses) \
+        return (
+            _has_many_parts(node)
+            or self._has_costly_parts(node, uses)
             or (node.results[0] in self.wanted and _is_searched_in_short_rows(node))
+        )
 
-    def as_whole(self, node: Node, value: Value, terms: int,
-                 uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    def as_whole(
+        self, node: Node, value: Value, terms: int, uses: Mapping[Value, tuple[Node, ...]]
+    ) -> bool:
         """Whether `value`, one result of a pointwise node, gets a buffer; else what is to be known
         of it is remembered. `terms`: so many elements of its operands each element takes."""
         cost = terms * sum(self.costs.get(v, 0) for v in node.operands)
@@ -103,8 +107,9 @@ class Storing:
         self.costs[value], self.depths[value], self.parts[value] = cost, depth, parts
         return False
 
-    def _is_worth_storing(self, node: Node, value: Value, cost: int,
-                          uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    def _is_worth_storing(
+        self, node: Node, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]
+    ) -> bool:
         if value in self.wanted:
             return True
         users = uses.get(value, ())
@@ -112,18 +117,19 @@ class Storing:
             return False
         if cost > EXPRESSION_LIMIT:
             return True
-        if len(users) > 1 and cost > RECOMPUTE_LIMIT \
-                and not self._is_shifted(value, cost, uses):
+        if len(users) > 1 and cost > RECOMPUTE_LIMIT and not self._is_shifted(value, cost, uses):
             return True
         if _is_scattered_in_pieces(node, uses):
             return True
         if node.op == "stablehlo.concatenate":
-            return self._is_multiplied(value, uses) or _is_cut_across(node, uses) \
+            return (
+                self._is_multiplied(value, uses)
+                or _is_cut_across(node, uses)
                 or _is_searched_in_windows(node, uses)
+            )
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
-        if self._looks_up(node) and (self._is_spread(value, uses)
-                                     or _is_found_again(node, uses)):
+        if self._looks_up(node) and (self._is_spread(value, uses) or _is_found_again(node, uses)):
             return True
         if cost == 0 or moves(node):
             return False  # what was costly in it has been stored before it was moved
@@ -141,8 +147,11 @@ class Storing:
                 break
             waiting.remove(first)
             waiting.update(uses.get(first.results[0], ()))
-        return cost * len(waiting) <= SHIFTED_LIMIT and all(map(_is_shift, waiting)) \
+        return (
+            cost * len(waiting) <= SHIFTED_LIMIT
+            and all(map(_is_shift, waiting))
             and len({part.operands[0] for part in waiting}) == 1
+        )
 
     def _has_costly_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Parts of a joined array that one loop would compute for each element, to pick one."""
@@ -156,19 +165,27 @@ class Storing:
     def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where a product, looking through data movement, reads each element several times,
         or little is to be copied."""
+
         def unjoined(user: Node) -> bool:
             return moves(user) and user.op != "stablehlo.concatenate"
 
         # What is joined again is for the next one to decide.
-        return any(user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
-            read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED))
-            for user, read in users_behind(value, uses, unjoined))
+        return any(
+            user.op == "stablehlo.convolution"
+            or (
+                user.op == "stablehlo.dot_general"
+                and (read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED)
+            )
+            for user, read in users_behind(value, uses, unjoined)
+        )
 
     def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where windows are searched for an element, which goes in vectors only if those of
         neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
-        return any(user.op == "stablehlo.select_and_scatter" for user, _ in users_behind(
-            value, uses, lambda user: user.op == "stablehlo.pad"))
+        return any(
+            user.op == "stablehlo.select_and_scatter"
+            for user, _ in users_behind(value, uses, lambda user: user.op == "stablehlo.pad")
+        )
 
     def _looks_up(self, node: Node) -> bool:
         return node.op == "stablehlo.gather" or not self.looked_up.isdisjoint(node.operands)
@@ -176,19 +193,27 @@ class Storing:
     def _is_spread(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where, looking through data movement, vectors of it are read many times: a lookup
         takes many times as long as to load what it found."""
+
         def is_along(user: Node, read: Value) -> bool:
             shape, wide = read.type.shape, user.results[0].type
-            return wide.size >= REUSED * read.type.size and shape and shape[-1] > 1 \
+            return (
+                wide.size >= REUSED * read.type.size
+                and shape
+                and shape[-1] > 1
                 and user.attributes["broadcast_dimensions"][-1] == len(wide.shape) - 1
+            )
 
-        return any(user.op == "stablehlo.broadcast_in_dim" and is_along(user, read)
-                   for user, read in users_behind(value, uses, moves))
+        return any(
+            user.op == "stablehlo.broadcast_in_dim" and is_along(user, read)
+            for user, read in users_behind(value, uses, moves)
+        )
 
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""
         for user, read in users_behind(value, uses, moves):
             is_factor = user.op == "stablehlo.dot_general" and (
-                cost <= self.prologue or _is_read_by_tiles(user, read, cost))
+                cost <= self.prologue or _is_read_by_tiles(user, read, cost)
+            )
             if not is_factor and _rereads(user, read, cost):
                 return True
         return False
@@ -212,11 +237,15 @@ def _is_scattered_in_pieces(node: Node, uses: Mapping[Value, tuple[Node, ...]]) 
     else:
         return False
     in_place = next((n for n, d in enumerate(reversed(order)) if d != len(order) - 1 - n), None)
-    if in_place is None or math.prod(shape[len(shape) - in_place:]) >= PIECE:
+    if in_place is None or math.prod(shape[len(shape) - in_place :]) >= PIECE:
         return False
-    return any(user.op == "stablehlo.scatter" and len(user.operands) == 3
-               and result is user.operands[2] and _row_of_windows(user) >= PIECE
-               for user in uses.get(result, ()))
+    return any(
+        user.op == "stablehlo.scatter"
+        and len(user.operands) == 3
+        and result is user.operands[2]
+        and _row_of_windows(user) >= PIECE
+        for user in uses.get(result, ())
+    )
 
 
 def _row_of_windows(scatter: Node) -> int:
@@ -234,9 +263,11 @@ def _is_found_again(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     found = node.results[0]
     if node.op != "stablehlo.gather" or len(found.type.shape) - 1 in node.attributes["offset_dims"]:
         return False
-    parts = {user if user.op == "stablehlo.slice" else None: user.results[0].type.size
-             for user, _ in users_behind(found, uses, lambda user: user.op == "stablehlo.reshape")
-             if user.op != "stablehlo.reshape"}
+    parts = {
+        user if user.op == "stablehlo.slice" else None: user.results[0].type.size
+        for user, _ in users_behind(found, uses, lambda user: user.op == "stablehlo.reshape")
+        if user.op != "stablehlo.reshape"
+    }
     if None in parts:
         parts[None] = found.type.size
     return sum(parts.values()) >= FOUND_AGAIN * found.type.size
@@ -262,9 +293,11 @@ def _is_cut_across(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
 def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     """True where windows look for the part of each of their elements, which takes longer than to
     store what is joined; those of scans are read once."""
-    windows = [math.prod(user.attributes["window_dimensions"]) for user, _ in users_behind(
-        node.results[0], uses, moves)
-        if user.op == "stablehlo.reduce_window" and scanned_axis(user) is None]
+    windows = [
+        math.prod(user.attributes["window_dimensions"])
+        for user, _ in users_behind(node.results[0], uses, moves)
+        if user.op == "stablehlo.reduce_window" and scanned_axis(user) is None
+    ]
     return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
 
 
@@ -274,7 +307,7 @@ def _is_searched_in_short_rows(node: Node) -> bool:
     if node.op != "stablehlo.concatenate":
         return False
     whole, dimension = node.results[0].type, node.attributes["dimension"]
-    if math.prod(whole.shape[dimension + 1:]) >= SHORTEST_PART:
+    if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
         return False
     return FINDING * (len(node.operands) - 1) * whole.size >= _cost_of_parts(node)
 
@@ -284,9 +317,15 @@ def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> b
     short that each element is written out: cross products of points."""
     whole, dimension = node.results[0], node.attributes["dimension"]
     users = uses.get(whole, ())
-    return whole.type.shape[dimension] <= SHORTEST_PART and bool(users) and all(
-        user.op == "stablehlo.transpose" and user.attributes["permutation"][-1] == dimension
-        for user in users) and dimension < len(whole.type.shape) - 1
+    return (
+        whole.type.shape[dimension] <= SHORTEST_PART
+        and bool(users)
+        and all(
+            user.op == "stablehlo.transpose" and user.attributes["permutation"][-1] == dimension
+            for user in users
+        )
+        and dimension < len(whole.type.shape) - 1
+    )
 
 
 def _cost_of_parts(node: Node) -> int:
@@ -301,8 +340,9 @@ def _has_many_parts(node: Node) -> bool:
     if node.op != "stablehlo.concatenate" or len(node.operands) < MANY_PARTS:
         return False
     whole = node.results[0].type
-    return math.prod(whole.shape[:node.attributes["dimension"]]) == 1 \
-        and whole.size >= LONG_PART * len(node.operands)
+    return math.prod(
+        whole.shape[: node.attributes["dimension"]]
+    ) == 1 and whole.size >= LONG_PART * len(node.operands)
 
 
 def _is_read_by_tiles(product: Node, factor: Value, cost: int) -> bool:
@@ -311,8 +351,9 @@ def _is_read_by_tiles(product: Node, factor: Value, cost: int) -> bool:
     times = times_read(product, factor)
     if times <= 1:
         return True
-    summed, batch = (set(product.attributes[f"rhs_{kind}_dimensions"])
-                     for kind in ("contracting", "batching"))
+    summed, batch = (
+        set(product.attributes[f"rhs_{kind}_dimensions"]) for kind in ("contracting", "batching")
+    )
     columns = [n for d, n in enumerate(factor.type.shape) if d not in summed | batch]
     if factor is not product.operands[1] or math.prod(columns) < TILE_COLUMNS:
         return False

@@ -40,17 +40,25 @@ def write_out(node: Node, outer: StageLowering, literal: Callable[[Value], int |
     """
     body = node.regions[1]
     found = counting(node, literal)
-    if found is None or not 0 < found.trips <= _MOST_TRIPS \
-            or found.trips * len(body.nodes) > _MOST_NODES \
-            or not any("scatter" in inner.op or inner.op == "stablehlo.dynamic_update_slice"
-                       for inner in body.nodes):
+    if (
+        found is None
+        or not 0 < found.trips <= _MOST_TRIPS
+        or found.trips * len(body.nodes) > _MOST_NODES
+        or not any(
+            "scatter" in inner.op or inner.op == "stablehlo.dynamic_update_slice"
+            for inner in body.nodes
+        )
+    ):
         return False
     counters = found.carried(body)
     same = [k for k, v in enumerate(body.results) if v is body.parameters[k]]
     vectors = [k for k in range(len(body.results)) if k not in counters and k not in same]
     shapes = {node.results[k].type.shape for k in vectors}
-    if not shapes or any(not shape or not 0 < shape[-1] <= _LONGEST for shape in shapes) \
-            or len({shape[:-1] for shape in shapes}) > 1:
+    if (
+        not shapes
+        or any(not shape or not 0 < shape[-1] <= _LONGEST for shape in shapes)
+        or len({shape[:-1] for shape in shapes}) > 1
+    ):
         return False
     batch = next(iter(shapes))[:-1]
     loop = _ShortLoop(node, outer, counters, vectors, found.trips, batch)
@@ -83,22 +91,28 @@ class _ShortLoop:
         Raises: _Refused.
         """
         body = self.node.regions[1]
-        state = {k: _elements(self.outer.reader(self.node.operands[k]), point,
-                              self.node.operands[k]) for k in self.vectors}
+        state = {
+            k: _elements(self.outer.reader(self.node.operands[k]), point, self.node.operands[k])
+            for k in self.vectors
+        }
         for trip in range(self.trips):
-            known = {p: self.outer.reader(self.node.operands[k])
-                     for k, p in enumerate(body.parameters)}
+            known = {
+                p: self.outer.reader(self.node.operands[k]) for k, p in enumerate(body.parameters)
+            }
             for k, progression in self.counters.items():
                 known[body.parameters[k]] = _constant(progression.at(trip), body.parameters[k])
             for k in self.vectors:
                 known[body.parameters[k]] = _selected(state[k], point)
             self._run(body, known, point)
-            state = {k: _elements(known[body.results[k]], point, body.results[k])
-                     for k in self.vectors}
+            state = {
+                k: _elements(known[body.results[k]], point, body.results[k]) for k in self.vectors
+            }
             if cost(*(e for k in self.vectors for e in state[k])) > _MOST_OPERATIONS:
                 raise _Refused
-        return tuple(tuple(((*point, index.constant(i)), e) for i, e in enumerate(state[k]))
-                     for k in self.vectors)
+        return tuple(
+            tuple(((*point, index.constant(i)), e) for i, e in enumerate(state[k]))
+            for k in self.vectors
+        )
 
     def _run(self, body: Graph, known: dict[Value, Read], point: Indices) -> None:
         """Adds what the nodes of the body compute in one trip."""
@@ -113,8 +127,9 @@ class _ShortLoop:
                 target = node.operands[lowered.target]
                 old = _elements(reads[lowered.target], point, target)
                 extents = lowered.extents
-                if extents[:len(point)] != self.batch[:len(extents)] \
-                        or any(n != 1 for n in extents[len(point):]):
+                if extents[: len(point)] != self.batch[: len(extents)] or any(
+                    n != 1 for n in extents[len(point) :]
+                ):
                     raise _Refused
                 known[node.results[0]] = _selected(_updated(lowered, old, point), point)
             else:
@@ -159,7 +174,7 @@ def _selected(elements: list[Expr], point: Indices) -> Read:
 
 def _updated(update: Update, old: list[Expr], point: Indices) -> list[Expr]:
     """The vector in which the element at the update's place is another one."""
-    where = point[:len(update.extents)]
+    where = point[: len(update.extents)]
     where += (index.constant(0),) * (len(update.extents) - len(where))
     *batch, place = update.place(where)
     if tuple(batch) != point:

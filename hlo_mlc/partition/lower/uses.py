@@ -51,8 +51,9 @@ def written_out(nodes: Iterable[Node]) -> frozenset[Node]:
     return frozenset(short)
 
 
-def users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],
-                 through: Callable[[Node], bool]) -> Iterator[tuple[Node, Value]]:
+def users_behind(
+    value: Value, uses: Mapping[Value, tuple[Node, ...]], through: Callable[[Node], bool]
+) -> Iterator[tuple[Node, Value]]:
     """The users of a value, and of the results of those that one looks `through`, each with what
     it reads; no deeper than values are read through one another."""
     seen, front = {value}, [value]
@@ -78,16 +79,20 @@ def _is_short_product(node: Node) -> bool:
     if node.op != "stablehlo.dot_general" or node.opaque:
         return False
     shape, axes = node.operands[0].type.shape, node.attributes["lhs_contracting_dimensions"]
-    return bool(node.attributes["lhs_batching_dimensions"]) \
+    return (
+        bool(node.attributes["lhs_batching_dimensions"])
         and 0 < math.prod(shape[d] for d in axes) <= SHORT_PRODUCT
+    )
 
 
 def _lies_along_matrices(product: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     """Whether neighbours in memory are elements of different matrices at the same place, in what
     becomes of the results and in both factors but for the terms of a sum."""
     users, sides = uses.get(product.results[0], ()), ("lhs", "rhs")
-    last = {user.attributes["permutation"][-1] if user.op == "stablehlo.transpose" else -1
-            for user in users}
+    last = {
+        user.attributes["permutation"][-1] if user.op == "stablehlo.transpose" else -1
+        for user in users
+    }
     batch = [product.attributes[f"{side}_batching_dimensions"] for side in sides]
     if len(last) != 1 or not 0 <= (along := last.pop()) < len(batch[0]):
         return False
@@ -104,9 +109,11 @@ def _lies_along_matrices(product: Node, uses: Mapping[Value, tuple[Node, ...]]) 
 
 def _goes_back(reduction: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     shape = reduction.operands[0].type.shape
-    return any(_is_pointwise(user) and any(value.type.shape == shape for value in user.results)
-               for result in reduction.results
-               for user, _ in users_behind(result, uses, _is_pointwise))
+    return any(
+        _is_pointwise(user) and any(value.type.shape == shape for value in user.results)
+        for result in reduction.results
+        for user, _ in users_behind(result, uses, _is_pointwise)
+    )
 
 
 def _is_pointwise(node: Node) -> bool:

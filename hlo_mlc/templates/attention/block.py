@@ -53,8 +53,18 @@ class _Chunk:
 class RowBlock:
     """`height` rows from `start`, at the point `at` of the outer axes, in chunks of `keys`."""
 
-    def __init__(self, chain: Chain, plan: RowPasses, space: Workspace, target: CpuTarget,
-                 lanes: int, keys: int, at: Mapping[Var, Expr], start: Expr, height: int) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        plan: RowPasses,
+        space: Workspace,
+        target: CpuTarget,
+        lanes: int,
+        keys: int,
+        at: Mapping[Var, Expr],
+        start: Expr,
+        height: int,
+    ) -> None:
         self.chain, self.plan, self.target, self.lanes = chain, plan, target, lanes
         self.keys, self.at, self.start, self.height = keys, at, start, height
         self.name = chain.row.name
@@ -72,14 +82,23 @@ class RowBlock:
         """From packed queries to the sums of all keys."""
         plan, chain = self.plan, self.chain
         body = self._store_rows("before", plan.before, {})
-        body += self._each_sum("z", lambda r, c: (Store(
-            self.sums, (r, c), self._at(chain.last.initial[0], r, column=c)),))
+        body += self._each_sum(
+            "z",
+            lambda r, c: (Store(self.sums, (r, c), self._at(chain.last.initial[0], r, column=c)),),
+        )
         for number, step in enumerate(plan.passes):
             body += self._pass(number, step)
         return body
 
-    def _at(self, e: Expr, row: Expr, *, column: Expr | None = None, key: Expr | None = None,
-            near: Expr | None = None) -> Expr:
+    def _at(
+        self,
+        e: Expr,
+        row: Expr,
+        *,
+        column: Expr | None = None,
+        key: Expr | None = None,
+        near: Expr | None = None,
+    ) -> Expr:
         """An expression at a row of the block, and at a column or a key."""
         chain, places = self.chain, self.plan.places
         where = {**self.at, chain.row: index.add(self.start, row), places.here: row}
@@ -104,10 +123,21 @@ class RowBlock:
 
         if lies_along(self.chain.query, first.reduce_axes):
             (axis,) = first.reduce_axes
-            return in_squares(name, index.constant(axis.extent), axis.extent, self.height,
-                              self.lanes, lambda d, r: element(d, r, {axis: d}))
-        return over(name, first.reduce_axes, lambda d, depth: across(
-            f"{name}r", self.height, self.lanes, lambda r: element(d, r, depth)))
+            return in_squares(
+                name,
+                index.constant(axis.extent),
+                axis.extent,
+                self.height,
+                self.lanes,
+                lambda d, r: element(d, r, {axis: d}),
+            )
+        return over(
+            name,
+            first.reduce_axes,
+            lambda d, depth: across(
+                f"{name}r", self.height, self.lanes, lambda r: element(d, r, depth)
+            ),
+        )
 
     def _pack_keys(self, chunk: _Chunk) -> Body:
         if self.packed_keys is None:
@@ -116,11 +146,22 @@ class RowBlock:
 
         def of_key(near: Expr) -> Body:
             value = substitute(self.chain.keys, {**self.at, self.chain.key: chunk.key(near)})
-            return over(f"{self.name}_kd", outer, lambda d, depth: across(
-                f"{self.name}_kp", inner.extent, self.lanes, lambda c: (Store(
-                    self.packed_keys,
-                    (near, index.add(index.multiply(d, index.constant(inner.extent)), c)),
-                    substitute(value, {**depth, inner: c})),)))
+            return over(
+                f"{self.name}_kd",
+                outer,
+                lambda d, depth: across(
+                    f"{self.name}_kp",
+                    inner.extent,
+                    self.lanes,
+                    lambda c: (
+                        Store(
+                            self.packed_keys,
+                            (near, index.add(index.multiply(d, index.constant(inner.extent)), c)),
+                            substitute(value, {**depth, inner: c}),
+                        ),
+                    ),
+                ),
+            )
 
         return (loop(f"{self.name}_kn", chunk.size, LoopKind.SERIAL, of_key),)
 
@@ -134,21 +175,39 @@ class RowBlock:
             return (Store(self.packed_values, (near, c), substitute(chain.values, where)),)
 
         if lies_along(chain.values, (chain.key,)):
-            return in_squares(name, chunk.size, chunk.most, chain.column.extent, self.lanes,
-                              element)
-        return (loop(f"{name}n", chunk.size, LoopKind.SERIAL, lambda near: across(
-            f"{name}c", chain.column.extent, self.lanes, lambda c: element(near, c))),)
+            return in_squares(
+                name, chunk.size, chunk.most, chain.column.extent, self.lanes, element
+            )
+        return (
+            loop(
+                f"{name}n",
+                chunk.size,
+                LoopKind.SERIAL,
+                lambda near: across(
+                    f"{name}c", chain.column.extent, self.lanes, lambda c: element(near, c)
+                ),
+            ),
+        )
 
     # Passes over the keys
 
     def _pass(self, number: int, step: Pass) -> Body:
         """One pass over all keys, chunk by chunk, and then the values of the rows."""
         plan = self.plan
-        totals = {v: Buffer(f"{v.name}_total", v.dtype, (plan.places.here.extent,), "stack")
-                  for fold in step.folds for v in fold.accumulators}
-        begin = self._store_rows(f"{number}t", [
-            (Load(totals[v], (plan.places.here,), None, None), e) for fold in step.folds
-            for v, e in zip(fold.accumulators, fold.initial, strict=True)], {})
+        totals = {
+            v: Buffer(f"{v.name}_total", v.dtype, (plan.places.here.extent,), "stack")
+            for fold in step.folds
+            for v in fold.accumulators
+        }
+        begin = self._store_rows(
+            f"{number}t",
+            [
+                (Load(totals[v], (plan.places.here,), None, None), e)
+                for fold in step.folds
+                for v, e in zip(fold.accumulators, fold.initial, strict=True)
+            ],
+            {},
+        )
         extent = self.chain.key.extent
         chunks = -(-extent // self.keys)
 
@@ -171,15 +230,20 @@ class RowBlock:
         body = begin + every + self._store_rows(f"{number}e", step.rows, totals)
         return allocated(reversed((*totals.values(),)), body)
 
-    def _store_rows(self, name: str, stored: Iterable[Stored],
-                    totals: Mapping[Var, Buffer]) -> Body:
+    def _store_rows(
+        self, name: str, stored: Iterable[Stored], totals: Mapping[Var, Buffer]
+    ) -> Body:
         """Values of the rows, one after the other."""
         body: Body = ()
         for number, (place, value) in enumerate(stored):
+
             def one(r: Expr, place: Load = place, value: Expr = value) -> Body:
                 folded = {v: load(b, (r,)) for v, b in totals.items()}
-                return (Store(place.source, self._place(place, r),
-                              substitute(self._at(value, r), folded)),)
+                return (
+                    Store(
+                        place.source, self._place(place, r), substitute(self._at(value, r), folded)
+                    ),
+                )
 
             body += across(f"{self.name}_{name}{number}", self.height, self.lanes, one)
         return body
@@ -197,8 +261,9 @@ class RowBlock:
             first_key = bounded(index.add(chunk.first, near), chunk.extent - keys + 1)
 
             def at(e: Expr, k: Expr, r: Expr) -> Expr:
-                return self._at(e, index.add(start, r), key=index.add(first_key, k),
-                                near=index.add(near, k))
+                return self._at(
+                    e, index.add(start, r), key=index.add(first_key, k), near=index.add(near, k)
+                )
 
             def step(d: Expr, depth: Mapping[Var, Expr]) -> Body:
                 def key(k: Expr, r: Expr) -> Expr:
@@ -206,25 +271,52 @@ class RowBlock:
                         return load(self.packed_keys, (index.add(near, k), d))
                     return substitute(at(chain.keys, k, r), depth)
 
-                return sums.multiply_add(f"{name}k", first.combiner, key, lambda k, r: load(
-                    self.queries, (d, index.add(start, r))))
+                return sums.multiply_add(
+                    f"{name}k",
+                    first.combiner,
+                    key,
+                    lambda k, r: load(self.queries, (d, index.add(start, r))),
+                )
 
             def store(k: Expr, r: Expr) -> Body:
                 value = substitute(at(plan.score, k, r), {accumulator: sums.at(k, r)})
-                return (Store(plan.scores.source,
-                              tuple(at(i, k, r) for i in plan.scores.indices), value),)
+                return (
+                    Store(
+                        plan.scores.source, tuple(at(i, k, r) for i in plan.scores.indices), value
+                    ),
+                )
 
-            body: Body = (Allocate(sums.buffer, (
-                *sums.fill(f"{name}z", lambda k, r: at(first.initial[0], k, r)),
-                *over(f"{name}d", first.reduce_axes, step), *sums.each(f"{name}o", store))),)
+            body: Body = (
+                Allocate(
+                    sums.buffer,
+                    (
+                        *sums.fill(f"{name}z", lambda k, r: at(first.initial[0], k, r)),
+                        *over(f"{name}d", first.reduce_axes, step),
+                        *sums.each(f"{name}o", store),
+                    ),
+                ),
+            )
             hidden = self._hidden(index.add(chunk.first, near), keys, start, rows)
             if hidden is FALSE:
                 return body
             # A score that the mask replaces has nothing to do with its product.
             masked = substitute(plan.score, {accumulator: const(0, accumulator.dtype)})
-            return (If(hidden, sums.each(f"{name}h", lambda k, r: (
-                Store(plan.scores.source, tuple(at(i, k, r) for i in plan.scores.indices),
-                      at(masked, k, r)),)), body),)
+            return (
+                If(
+                    hidden,
+                    sums.each(
+                        f"{name}h",
+                        lambda k, r: (
+                            Store(
+                                plan.scores.source,
+                                tuple(at(i, k, r) for i in plan.scores.indices),
+                                at(masked, k, r),
+                            ),
+                        ),
+                    ),
+                    body,
+                ),
+            )
 
         def column(start: Expr, rows: int) -> Body:
             def of_keys(near: Expr, keys: int) -> Body:
@@ -240,8 +332,11 @@ class RowBlock:
         """A condition under which masks replace all scores of a tile."""
         chain, (accumulator,) = self.chain, self.chain.first.accumulators
         k, r = Var(f"{self.name}_k", INDEX, keys), Var(f"{self.name}_r", INDEX, rows)
-        place = {chain.key: index.add(key, k), **self.at,
-                 chain.row: index.add(index.add(self.start, row), r)}
+        place = {
+            chain.key: index.add(key, k),
+            **self.at,
+            chain.row: index.add(index.add(self.start, row), r),
+        }
         result: Expr = TRUE
         for assign in chain.first.assigns:
             nowhere: Expr = FALSE
@@ -251,33 +346,39 @@ class RowBlock:
             result = apply("and", result, nowhere)
         return result
 
-    def _at_keys(self, name: str, step: Pass, totals: Mapping[Var, Buffer], chunk: _Chunk,
-                 final: bool) -> Body:
+    def _at_keys(
+        self, name: str, step: Pass, totals: Mapping[Var, Buffer], chunk: _Chunk, final: bool
+    ) -> Body:
         """Folds, weights and what is kept, at the keys of one chunk: vectors along the rows."""
         places, kept = self.plan.places, list(step.kept)
         if final:
-            kept.insert(0, (Load(self.weights, (places.near, places.here), None, None),
-                            self.plan.weights))
+            kept.insert(
+                0, (Load(self.weights, (places.near, places.here), None, None), self.plan.weights)
+            )
         if not kept and not step.folds:
             return ()
         values = [*(value for _, value in kept), *(t for f in step.folds for t in f.terms)]
         needed = {read for e in values for read in loads(e) if read in self._nearby}
         work = cost(*values)
         stored = [(place, transform(value, self._nearby.get)) for place, value in kept]
-        folds = [replace(f, terms=tuple(transform(t, self._nearby.get) for t in f.terms))
-                 for f in step.folds]
+        folds = [
+            replace(f, terms=tuple(transform(t, self._nearby.get) for t in f.terms))
+            for f in step.folds
+        ]
         abreast = 4 if work <= FOUR_ABREAST else 2 if work <= TWO_ABREAST else 1
 
         def some(start: Expr, rows: int) -> Body:
             padded = -(-rows // self.lanes) * self.lanes
-            partial = {v: Buffer(f"{v.name}_part", v.dtype, (padded,), "register")
-                       for f in folds if f.combiner.identity is not None
-                       for v in f.accumulators}
+            partial = {
+                v: Buffer(f"{v.name}_part", v.dtype, (padded,), "register")
+                for f in folds
+                if f.combiner.identity is not None
+                for v in f.accumulators
+            }
 
             def fold(stage: Stage, near: Expr, r: Expr) -> Stmt:
                 row = index.add(start, r)
-                terms = tuple(self._at(t, row, key=chunk.key(near), near=near)
-                              for t in stage.terms)
+                terms = tuple(self._at(t, row, key=chunk.key(near), near=near) for t in stage.terms)
                 into = tuple(partial.get(v, totals[v]) for v in stage.accumulators)
                 place = r if stage.combiner.identity is not None else row
                 return Accumulate(into, (place,), stage.combiner, terms)
@@ -285,26 +386,52 @@ class RowBlock:
             def at(near: Expr, r: Expr) -> Body:
                 row = index.add(start, r)
                 where = {"key": chunk.key(near), "near": near}
-                return (*(fold(f, near, r) for f in folds),
-                        *(Store(place.source, self._place(place, row, **where),
-                                self._at(value, row, **where)) for place, value in stored))
+                return (
+                    *(fold(f, near, r) for f in folds),
+                    *(
+                        Store(
+                            place.source,
+                            self._place(place, row, **where),
+                            self._at(value, row, **where),
+                        )
+                        for place, value in stored
+                    ),
+                )
 
             def begin(r: Expr) -> Body:
-                return tuple(Store(partial[v], (r,), e) for f in folds
-                             if f.combiner.identity is not None
-                             for v, e in zip(f.accumulators, f.combiner.identity, strict=True))
+                return tuple(
+                    Store(partial[v], (r,), e)
+                    for f in folds
+                    if f.combiner.identity is not None
+                    for v, e in zip(f.accumulators, f.combiner.identity, strict=True)
+                )
 
             def end(r: Expr) -> Body:
-                return tuple(Accumulate(
-                    tuple(totals[v] for v in f.accumulators), (index.add(start, r),), f.combiner,
-                    tuple(load(partial[v], (r,)) for v in f.accumulators))
-                    for f in folds if f.combiner.identity is not None)
+                return tuple(
+                    Accumulate(
+                        tuple(totals[v] for v in f.accumulators),
+                        (index.add(start, r),),
+                        f.combiner,
+                        tuple(load(partial[v], (r,)) for v in f.accumulators),
+                    )
+                    for f in folds
+                    if f.combiner.identity is not None
+                )
 
-            body: Body = (loop(f"{name}n", chunk.size, LoopKind.SERIAL, lambda near: across(
-                f"{name}r", rows, self.lanes, lambda r: at(near, r))),)
+            body: Body = (
+                loop(
+                    f"{name}n",
+                    chunk.size,
+                    LoopKind.SERIAL,
+                    lambda near: across(f"{name}r", rows, self.lanes, lambda r: at(near, r)),
+                ),
+            )
             if partial:
-                body = (*across(f"{name}z", rows, self.lanes, begin), *body,
-                        *across(f"{name}e", rows, self.lanes, end))
+                body = (
+                    *across(f"{name}z", rows, self.lanes, begin),
+                    *body,
+                    *across(f"{name}e", rows, self.lanes, end),
+                )
             return allocated(reversed((*partial.values(),)), body)
 
         across_rows = panels(f"{name}p", self.height, abreast * self.lanes, some)
@@ -316,9 +443,15 @@ class RowBlock:
         for number, (read, buffer) in enumerate(self.crossing.items()):
             if read in needed:
                 body += in_squares(
-                    f"{name}x{number}", chunk.size, chunk.most, self.height, self.lanes,
+                    f"{name}x{number}",
+                    chunk.size,
+                    chunk.most,
+                    self.height,
+                    self.lanes,
                     lambda near, r, read=read, buffer=buffer: (
-                        Store(buffer, (near, r), self._at(read, r, key=chunk.key(near))),))
+                        Store(buffer, (near, r), self._at(read, r, key=chunk.key(near))),
+                    ),
+                )
         return body
 
     def _mix(self, chunk: _Chunk) -> Body:
@@ -339,29 +472,66 @@ class RowBlock:
                 def value(r: Expr, c: Expr) -> Expr:
                     if self.packed_values is not None:
                         return load(self.packed_values, (near, index.add(start, c)))
-                    return substitute(chain.values, {
-                        **self.at, chain.key: chunk.key(near), chain.column: index.add(start, c)})
+                    return substitute(
+                        chain.values,
+                        {**self.at, chain.key: chunk.key(near), chain.column: index.add(start, c)},
+                    )
 
-                return sums.multiply_add(f"{name}k", last.combiner, lambda r, c: load(
-                    self.weights, (near, index.add(row, r))), value)
+                return sums.multiply_add(
+                    f"{name}k",
+                    last.combiner,
+                    lambda r, c: load(self.weights, (near, index.add(row, r))),
+                    value,
+                )
 
-            return (Allocate(sums.buffer, (
-                *sums.fill(f"{name}z", lambda r, c: neutral),
-                loop(f"{name}n", chunk.size, LoopKind.SERIAL, step),
-                *sums.each(f"{name}o", lambda r, c: (Accumulate(
-                    (self.sums,), place(r, c), last.combiner, (sums.at(r, c),)),)))),)
+            return (
+                Allocate(
+                    sums.buffer,
+                    (
+                        *sums.fill(f"{name}z", lambda r, c: neutral),
+                        loop(f"{name}n", chunk.size, LoopKind.SERIAL, step),
+                        *sums.each(
+                            f"{name}o",
+                            lambda r, c: (
+                                Accumulate(
+                                    (self.sums,), place(r, c), last.combiner, (sums.at(r, c),)
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            )
 
         return panels(
-            f"{name}p", chain.column.extent, vectors * self.lanes, lambda start, columns: strips(
-                f"{name}t", index.constant(self.height), self.height, tall,
-                lambda row, rows: tile(row, rows, start, columns)))
+            f"{name}p",
+            chain.column.extent,
+            vectors * self.lanes,
+            lambda start, columns: strips(
+                f"{name}t",
+                index.constant(self.height),
+                self.height,
+                tall,
+                lambda row, rows: tile(row, rows, start, columns),
+            ),
+        )
 
     # Results
 
     def _each_sum(self, name: str, body: Callable[[Expr, Expr], Body]) -> Body:
-        return (loop(f"{self.name}_{name}i", self.height, LoopKind.SERIAL, lambda r: across(
-            f"{self.name}_{name}", self.chain.column.extent, self.lanes, lambda c: body(r, c),
-            LoopKind.SERIAL)),)
+        return (
+            loop(
+                f"{self.name}_{name}i",
+                self.height,
+                LoopKind.SERIAL,
+                lambda r: across(
+                    f"{self.name}_{name}",
+                    self.chain.column.extent,
+                    self.lanes,
+                    lambda c: body(r, c),
+                    LoopKind.SERIAL,
+                ),
+            ),
+        )
 
     def finish(self) -> Body:
         """The epilogue; transposed in registers where the results of the rows lie side by side."""
@@ -369,15 +539,22 @@ class RowBlock:
 
         def store(r: Expr, c: Expr) -> Body:
             def at(e: Expr) -> Expr:
-                return substitute(self._at(e, r, column=c),
-                                  {chain.last.accumulators[0]: load(self.sums, (r, c))})
+                return substitute(
+                    self._at(e, r, column=c), {chain.last.accumulators[0]: load(self.sums, (r, c))}
+                )
 
             return tuple(Store(a.buffer, tuple(map(at, a.indices)), at(a.value)) for a in assigns)
 
         if all(stride(a, chain.row) == 1 for a in assigns):
             extent = chain.column.extent
-            return in_squares(f"{self.name}_o", index.constant(extent), extent, self.height,
-                              self.lanes, lambda c, r: store(r, c))
+            return in_squares(
+                f"{self.name}_o",
+                index.constant(extent),
+                extent,
+                self.height,
+                self.lanes,
+                lambda c, r: store(r, c),
+            )
         return self._each_sum("o", store)
 
 
@@ -392,5 +569,8 @@ def either_block(condition: Expr, one: RowBlock, other: RowBlock, every: RowBloc
     their queries and their results."""
     if every is None:
         return (If(condition, one.build(), other.build()),)
-    return (If(condition, one.begin(), other.begin()), *every.compute(),
-            If(condition, one.finish(), other.finish()))
+    return (
+        If(condition, one.begin(), other.begin()),
+        *every.compute(),
+        If(condition, one.finish(), other.finish()),
+    )

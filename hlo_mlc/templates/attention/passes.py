@@ -71,9 +71,11 @@ def row_passes(chain: Chain, rows: int, keys: int, slots: int | None, direct: bo
     direct: the first product stores its result from registers, not bare sums for the first pass.
     slots: the parts of the arena that hold what is kept; None where it is on the stack.
     """
-    places = Places(Var(f"{chain.row.name}_here", INDEX, rows),
-                    Var(f"{chain.key.name}_near", INDEX, keys),
-                    None if slots is None else Var(f"{chain.row.name}_slot", INDEX, slots))
+    places = Places(
+        Var(f"{chain.row.name}_here", INDEX, rows),
+        Var(f"{chain.key.name}_near", INDEX, keys),
+        None if slots is None else Var(f"{chain.row.name}_slot", INDEX, slots),
+    )
     return _Planner(chain, places, direct and len(chain.first.assigns) == 1).plan()
 
 
@@ -100,13 +102,22 @@ class _Planner:
         for stage, number in zip(chain.between, numbers, strict=True):
             self._add(stage, number, passes, before)
         for each in passes:  # what takes the place of something else is stored after its last use
-            each.kept.sort(key=lambda stored: any(
-                read.source is stored[0].source for read in loads(stored[1])))
+            each.kept.sort(
+                key=lambda stored: any(read.source is stored[0].source for read in loads(stored[1]))
+            )
         return RowPasses(
-            self.places, tuple(before), passes, final, scores, score,
+            self.places,
+            tuple(before),
+            passes,
+            final,
+            scores,
+            score,
             self._local(chain.weights, final),
             map_expressions(replace(chain.last, terms=()), lambda e: self._local(e, len(passes))),
-            tuple(self.small.values()), chunk, tuple(dict.fromkeys(self.kept.values())))
+            tuple(self.small.values()),
+            chunk,
+            tuple(dict.fromkeys(self.kept.values())),
+        )
 
     def _number(self) -> list[int]:
         """The pass of each stage in between; what it writes is used from then or the next one."""
@@ -125,8 +136,10 @@ class _Planner:
     def _earliest(self, expressions: tuple[Expr, ...]) -> int:
         """The first pass in which these can be computed."""
         sources = {read.source for e in expressions for read in loads(e)}
-        return max((table[b] for table in (self.pass_of, self.ready) for b in sources
-                    if b in table), default=0)
+        return max(
+            (table[b] for table in (self.pass_of, self.ready) for b in sources if b in table),
+            default=0,
+        )
 
     def _last_reads(self, numbers: list[int], final: int) -> dict[Buffer, int]:
         """The last pass in which each value at a key is read."""
@@ -150,8 +163,15 @@ class _Planner:
         for buffer, number in sorted(self.pass_of.items(), key=lambda item: item[1]):
             if last_reads.get(buffer, number) <= number:
                 continue
-            place = next((b for b, end in free.items() if b.dtype is buffer.dtype and (
-                end < number or (end == number and number not in taken))), None)
+            place = next(
+                (
+                    b
+                    for b, end in free.items()
+                    if b.dtype is buffer.dtype
+                    and (end < number or (end == number and number not in taken))
+                ),
+                None,
+            )
             if place is None:
                 place = Buffer(f"{buffer.name}_kept", buffer.dtype, shape, scope)
             elif free[place] == number:
@@ -182,8 +202,9 @@ class _Planner:
             self._assign(assign.buffer, substitute(assign.value, {accumulator: scores}), begin)
         return scores, accumulator, chunk
 
-    def _add(self, stage: Stage, number: int, passes: tuple[Pass, ...],
-             before: list[Stored]) -> None:
+    def _add(
+        self, stage: Stage, number: int, passes: tuple[Pass, ...], before: list[Stored]
+    ) -> None:
         local = map_expressions(stage, lambda e: self._local(e, number))
         for assign in local.along:
             self._assign(assign.buffer, assign.value, passes[number])
@@ -197,8 +218,12 @@ class _Planner:
         behind = number if stage.combiner is not None else number - 1
         where = before if behind < 0 else passes[behind].rows
         for assign in local.assigns:
-            small = Buffer(f"{assign.buffer.name}_row", assign.buffer.dtype,
-                           (self.places.here.extent,), "stack")
+            small = Buffer(
+                f"{assign.buffer.name}_row",
+                assign.buffer.dtype,
+                (self.places.here.extent,),
+                "stack",
+            )
             self.small[assign.buffer] = small
             where.append((Load(small, (self.places.here,), None, None), assign.value))
 

@@ -117,8 +117,9 @@ class _Builder:
         rows, columns = self._padded(self.rows), self._padded(found.column.extent)
         self.space = Workspace.of(found, rows, self.keys, columns)
         read = {e for a in found.first.assigns for e in loads(a.value)}
-        direct = epilogue_cost(found.first) <= EPILOGUE_INLINE \
-            and read.isdisjoint(e for e, _ in self.space.crossing)
+        direct = epilogue_cost(found.first) <= EPILOGUE_INLINE and read.isdisjoint(
+            e for e, _ in self.space.crossing
+        )
         self.slots: int | None = None
         self.plan = row_passes(found, rows, self.keys, None, direct)
         if sum(b.bytes for b in self._stack()) > STACK:
@@ -140,18 +141,28 @@ class _Builder:
         work = 2 * self.tasks * self.rows * found.key.extent * found.column.extent
         if work <= PARALLEL_WORK or self.tasks == 1:
             slot = index.constant(0)
-            return (loop(f"{self.name}_task", self.tasks, LoopKind.SERIAL,
-                         lambda t: self._task(t, slot)),)
+            return (
+                loop(
+                    f"{self.name}_task", self.tasks, LoopKind.SERIAL, lambda t: self._task(t, slot)
+                ),
+            )
         each = -(-PARALLEL_WORK * self.tasks // (4 * work))
         if self.slots is not None:
             each = -(-self.tasks // self.slots)
 
         def group(g: Var) -> tuple[Stmt, ...]:
             first = index.multiply(g, index.constant(each))
-            count = index.minimum(index.constant(each),
-                                  index.subtract(index.constant(self.tasks), first))
-            return (loop(f"{self.name}_task", count, LoopKind.SERIAL, lambda t: self._task(
-                bounded(index.add(first, t), self.tasks), g)),)
+            count = index.minimum(
+                index.constant(each), index.subtract(index.constant(self.tasks), first)
+            )
+            return (
+                loop(
+                    f"{self.name}_task",
+                    count,
+                    LoopKind.SERIAL,
+                    lambda t: self._task(bounded(index.add(first, t), self.tasks), g),
+                ),
+            )
 
         return (loop(f"{self.name}_group", -(-self.tasks // each), LoopKind.PARALLEL, group),)
 
@@ -170,8 +181,9 @@ class _Builder:
             inside = self._block(at, bounded(start, (whole - 1) * self.rows + 1), self.rows)
             last = self._block(at, index.constant(whole * self.rows), rest)
             every = self._block(at, start, self.rows) if self._may_pad(rest) else None
-            body = either_block(index.compare("lt", block, index.constant(whole)), inside, last,
-                                every)
+            body = either_block(
+                index.compare("lt", block, index.constant(whole)), inside, last, every
+            )
         return allocated(reversed((*self._stack(),)), body)
 
     def _may_pad(self, rest: int) -> bool:
@@ -180,12 +192,21 @@ class _Builder:
         found, plan = self.chain, self.plan
         folds = [f for step in plan.passes for f in step.folds]
         stored = [*plan.before, *(s for step in plan.passes for s in (*step.kept, *step.rows))]
-        values = [plan.score, plan.weights, *found.first.initial, *found.last.initial,
-                  *(e for _, e in stored), *(e for f in folds for e in (*f.initial, *f.terms))]
+        values = [
+            plan.score,
+            plan.weights,
+            *found.first.initial,
+            *found.last.initial,
+            *(e for _, e in stored),
+            *(e for f in folds for e in (*f.initial, *f.terms)),
+        ]
         return self._padded(rest) == self.rows and not any(
             found.row in read.free or any(map(loads, read.indices))
-            for e in values for read in loads(e))
+            for e in values
+            for read in loads(e)
+        )
 
     def _block(self, at: dict[Var, Expr], start: Expr, height: int) -> RowBlock:
-        return RowBlock(self.chain, self.plan, self.space, self.target, self.lanes, self.keys, at,
-                        start, height)
+        return RowBlock(
+            self.chain, self.plan, self.space, self.target, self.lanes, self.keys, at, start, height
+        )

@@ -32,32 +32,42 @@ class Tile:
     def of(name: str, dtype: DType, height: int, width: int, lanes: int) -> Tile:
         """A tile with registers of its own."""
         padded = -(-width // lanes) * lanes
-        return Tile(Buffer(f"{name}{height}x{width}", dtype, (height, padded), "register"),
-                    width, lanes)
+        return Tile(
+            Buffer(f"{name}{height}x{width}", dtype, (height, padded), "register"), width, lanes
+        )
 
     def each(self, prefix: str, body: Statements) -> Body:
         """`body(row, column)` for every element, written out."""
-        return (loop(f"{prefix}i", self.buffer.shape[0], LoopKind.UNROLL, lambda r: across(
-            f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
+        return (
+            loop(
+                f"{prefix}i",
+                self.buffer.shape[0],
+                LoopKind.UNROLL,
+                lambda r: across(f"{prefix}j", self.width, self.lanes, lambda c: body(r, c)),
+            ),
+        )
 
     def fill(self, prefix: str, value: Element) -> Body:
         """tile[r, c] = value(r, c)"""
         return self.each(prefix, lambda r, c: (Store(self.buffer, (r, c), value(r, c)),))
 
-    def multiply_add(self, prefix: str, combiner: Combiner, left: Element, right: Element
-                     ) -> Body:
+    def multiply_add(self, prefix: str, combiner: Combiner, left: Element, right: Element) -> Body:
         """tile[r, c] += left(r, c) * right(r, c), for one step of the depth."""
-        return self.each(prefix, lambda r, c: (
-            Accumulate((self.buffer,), (r, c), combiner,
-                       (apply("mul", left(r, c), right(r, c)),)),))
+        return self.each(
+            prefix,
+            lambda r, c: (
+                Accumulate(
+                    (self.buffer,), (r, c), combiner, (apply("mul", left(r, c), right(r, c)),)
+                ),
+            ),
+        )
 
     def at(self, r: Expr, c: Expr) -> Expr:
         """The sum of a row and a column."""
         return load(self.buffer, (r, c))
 
 
-def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: Statements
-               ) -> Body:
+def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: Statements) -> Body:
     """`body(row, column)` for `size` rows (at most `most`) of `width` columns, in square blocks of
     `lanes` rows, of which a few at a time are written out.
 
@@ -71,29 +81,64 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
         first = index.multiply(b, index.constant(lanes))
 
         def columns(column: Expr, count: int) -> Body:
-            return (loop(f"{name}g", lanes // tall, LoopKind.SERIAL, lambda g: (
-                loop(f"{name}u", tall, LoopKind.UNROLL, lambda u: (
-                    loop(f"{name}l", count, LoopKind.VECTORIZE, lambda lane: body(
-                        index.add(first, index.add(index.multiply(g, index.constant(tall)), u)),
-                        index.add(column, lane))),)),)),)
+            return (
+                loop(
+                    f"{name}g",
+                    lanes // tall,
+                    LoopKind.SERIAL,
+                    lambda g: (
+                        loop(
+                            f"{name}u",
+                            tall,
+                            LoopKind.UNROLL,
+                            lambda u: (
+                                loop(
+                                    f"{name}l",
+                                    count,
+                                    LoopKind.VECTORIZE,
+                                    lambda lane: body(
+                                        index.add(
+                                            first,
+                                            index.add(index.multiply(g, index.constant(tall)), u),
+                                        ),
+                                        index.add(column, lane),
+                                    ),
+                                ),
+                            ),
+                        ),
+                    ),
+                ),
+            )
 
         whole, few = divmod(width, lanes)
         result: Body = ()
         if whole:
-            result = (loop(f"{name}v", whole, LoopKind.SERIAL, lambda v: columns(
-                index.multiply(v, index.constant(lanes)), lanes)),)
+            result = (
+                loop(
+                    f"{name}v",
+                    whole,
+                    LoopKind.SERIAL,
+                    lambda v: columns(index.multiply(v, index.constant(lanes)), lanes),
+                ),
+            )
         return result + (columns(index.constant(whole * lanes), few) if few else ())
 
     done = index.multiply(blocks, index.constant(lanes))
-    parts = (loop(f"{name}b", blocks, LoopKind.SERIAL, block),
-             loop(f"{name}t", rest, LoopKind.SERIAL, lambda t: across(
-                 f"{name}r", width, lanes, lambda c: body(
-                     bounded(index.add(done, t), most), c))))
+    parts = (
+        loop(f"{name}b", blocks, LoopKind.SERIAL, block),
+        loop(
+            f"{name}t",
+            rest,
+            LoopKind.SERIAL,
+            lambda t: across(
+                f"{name}r", width, lanes, lambda c: body(bounded(index.add(done, t), most), c)
+            ),
+        ),
+    )
     return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
 
 
-def over(name: str, axes: Sequence[Var],
-          body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
+def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
     """`body(position, {axis: index})` at every point of some axes."""
 
     def nest(level: int, position: Expr, at: Mapping[Var, Expr]) -> Body:
@@ -101,8 +146,14 @@ def over(name: str, axes: Sequence[Var],
             return body(position, at)
         axis = axes[level]
         scaled = index.multiply(position, index.constant(axis.extent))
-        return (loop(f"{name}{level}", axis.extent, LoopKind.SERIAL, lambda i: nest(
-            level + 1, index.add(scaled, i), {**at, axis: i})),)
+        return (
+            loop(
+                f"{name}{level}",
+                axis.extent,
+                LoopKind.SERIAL,
+                lambda i: nest(level + 1, index.add(scaled, i), {**at, axis: i}),
+            ),
+        )
 
     return nest(0, index.constant(0), {})
 
@@ -112,25 +163,40 @@ def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) 
     whole, rest = divmod(width, most)
     result: Body = ()
     if whole:
-        result = (loop(name, whole, LoopKind.SERIAL, lambda p: body(
-            index.multiply(p, index.constant(most)), most)),)
+        result = (
+            loop(
+                name,
+                whole,
+                LoopKind.SERIAL,
+                lambda p: body(index.multiply(p, index.constant(most)), most),
+            ),
+        )
     return result + (body(index.constant(whole * most), rest) if rest else ())
 
 
-def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]
-            ) -> Body:
+def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]) -> Body:
     """`body(start, height)` for strips of `tall` elements; a known rest is one strip."""
     whole, rest = index.floordiv(size, tall), index.floormod(size, tall)
     done = index.multiply(whole, index.constant(tall))
     result: Body = ()
     if most >= tall:
-        result = (loop(name, whole, LoopKind.SERIAL, lambda t: body(
-            index.multiply(t, index.constant(tall)), tall)),)
+        result = (
+            loop(
+                name,
+                whole,
+                LoopKind.SERIAL,
+                lambda t: body(index.multiply(t, index.constant(tall)), tall),
+            ),
+        )
     if not rest.free and not loads(rest):
         _, known = index.bounds(rest)
         return result + (body(done, int(known)) if known else ())
-    return (*result, loop(f"{name}r", rest, LoopKind.SERIAL, lambda t: body(
-        bounded(index.add(done, t), most), 1)))
+    return (
+        *result,
+        loop(
+            f"{name}r", rest, LoopKind.SERIAL, lambda t: body(bounded(index.add(done, t), most), 1)
+        ),
+    )
 
 
 def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int], Body]) -> Body:
@@ -140,5 +206,11 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
     """
     last = index.subtract(size, index.constant(tall))
     count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
-    return (loop(name, count, LoopKind.SERIAL, lambda t: body(
-        index.minimum(index.multiply(t, index.constant(tall)), last), tall)),)
+    return (
+        loop(
+            name,
+            count,
+            LoopKind.SERIAL,
+            lambda t: body(index.minimum(index.multiply(t, index.constant(tall)), last), tall),
+        ),
+    )

@@ -39,17 +39,27 @@ class Workspace:
             stack("queries", chain.query, depth, rows),
             None if is_plain(chain.keys) else stack("keys", chain.keys, keys, depth),
             stack("weights", chain.weights, keys, rows),
-            None if is_direct(chain.values, chain.column)
+            None
+            if is_direct(chain.values, chain.column)
             else stack("values", chain.values, keys, columns),
             stack("sums", chain.last.accumulators[0], rows, columns),
-            tuple((read, stack(f"across{n}", read, keys, rows))
-                  for n, read in enumerate(_crossing(chain)[:MOST_CROSSING])))
+            tuple(
+                (read, stack(f"across{n}", read, keys, rows))
+                for n, read in enumerate(_crossing(chain)[:MOST_CROSSING])
+            ),
+        )
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """Those that are needed."""
-        every = (self.queries, self.keys, self.weights, self.values, self.sums,
-                 *(b for _, b in self.crossing))
+        every = (
+            self.queries,
+            self.keys,
+            self.weights,
+            self.values,
+            self.sums,
+            *(b for _, b in self.crossing),
+        )
         return tuple(b for b in every if b is not None)
 
 
@@ -58,9 +68,15 @@ def _crossing(chain: Chain) -> list[Load]:
     values = [a.value for s in (chain.first, *chain.between) for a in (*s.along, *s.assigns)]
     terms = [t for s in chain.between for t in s.terms]
     found = dict.fromkeys(read for e in (*values, *terms, chain.weights) for read in loads(e))
-    return [read for read in found if read.guard is None and read.source not in chain.private
-            and read.dtype is not BOOL and stride(read, chain.key) == 1
-            and stride(read, chain.row) not in (0, 1, None)]
+    return [
+        read
+        for read in found
+        if read.guard is None
+        and read.source not in chain.private
+        and read.dtype is not BOOL
+        and stride(read, chain.key) == 1
+        and stride(read, chain.row) not in (0, 1, None)
+    ]
 
 
 def lies_along(factor: Expr, axes: tuple[Var, ...]) -> bool:

@@ -12,7 +12,15 @@ from hlo_mlc.templates.cuda.transpose import TransposeTemplate
 from hlo_mlc.templates.cuda.window import WindowTemplate
 
 TEMPLATES: tuple[CudaTemplate, ...] = (
-    WindowTemplate(), ContractionTemplate(), ColumnsTemplate(), ScanTemplate(), RowsTemplate(),
-    TransposeTemplate(), ElementwiseTemplate(), ScatterTemplate(), PlainTemplate())
+    WindowTemplate(),
+    ContractionTemplate(),
+    ColumnsTemplate(),
+    ScanTemplate(),
+    RowsTemplate(),
+    TransposeTemplate(),
+    ElementwiseTemplate(),
+    ScatterTemplate(),
+    PlainTemplate(),
+)
 
 __all__ = ["TEMPLATES", "CudaTemplate"]

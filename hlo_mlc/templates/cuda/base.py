@@ -72,8 +72,9 @@ def vector_width(stage: Stage, along: Var) -> int:
     return math.gcd(VECTOR_BYTES // lane_bytes(stage, along), along.extent)
 
 
-def by_threads(schedule: Schedule, name: str, threads: int, outer: LoopKind, unroll: int = 1
-               ) -> tuple[Schedule, tuple[str, ...]]:
+def by_threads(
+    schedule: Schedule, name: str, threads: int, outer: LoopKind, unroll: int = 1
+) -> tuple[Schedule, tuple[str, ...]]:
     """The iterations of a loop, neighbouring ones for neighbouring threads, `unroll` for each, and
     the loops that are to be bound to blocks and threads; or to threads alone where one block does
     it all, round by round."""

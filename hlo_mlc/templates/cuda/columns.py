@@ -68,8 +68,9 @@ class ColumnsTemplate:
         groups = -(-stage.axes[-1].extent // (WARP * width)) * product(stage.axes[:-1])
         chunks = 1
         if groups < FEW_GROUPS and rows >= 2 * CHUNK_ROWS:
-            chunks = min(-(-BLOCKS // groups), stage.reduce_axes[0].extent,
-                         max(1, rows // CHUNK_ROWS))
+            chunks = min(
+                -(-BLOCKS // groups), stage.reduce_axes[0].extent, max(1, rows // CHUNK_ROWS)
+            )
         return {"warps": min(8, power_of_two(-(-rows // (4 * chunks)))), "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
@@ -79,8 +80,9 @@ class ColumnsTemplate:
             return Scheduled.of(_columns(stage, warps, outer))
         first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         last = min(8, power_of_two(-(-chunks // 4)))
-        return Scheduled.of(_columns(first, warps, outer), _columns(second, last, outer),
-                            scratch=partial)
+        return Scheduled.of(
+            _columns(first, warps, outer), _columns(second, last, outer), scratch=partial
+        )
 
 
 def _width(stage: Stage) -> int:
@@ -93,8 +95,12 @@ def _columns(stage: Stage, warps: int, outer: LoopKind) -> Schedule:
     rows, width = [v.name for v in stage.reduce_axes], _width(stage)
     row = ".".join(rows)
     warp = f"{row}.i"
-    schedule = (open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
-                .fuse(*rows).split(row, warps, "guard").privatize(warp))
+    schedule = (
+        open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
+        .fuse(*rows)
+        .split(row, warps, "guard")
+        .privatize(warp)
+    )
     phases = [name for name in schedule.loop_names if name.startswith(warp)]
     own = []  # the loop over a lane's columns, if there is one
     if width > 1:
@@ -108,8 +114,12 @@ def _columns(stage: Stage, warps: int, outer: LoopKind) -> Schedule:
     for phase in phases:
         schedule = schedule.distribute((*own, lane)[0], phase).reorder(phase, lane, *own)
     if own:
-        schedule = schedule.reorder(lane, *own).expand(*own, "register").distribute(
-            *own, f"{row}.o").reorder(f"{row}.o", *own)
+        schedule = (
+            schedule.reorder(lane, *own)
+            .expand(*own, "register")
+            .distribute(*own, f"{row}.o")
+            .reorder(f"{row}.o", *own)
+        )
         if product(stage.reduce_axes) % warps:
             schedule = schedule.unswitch(*own)
         schedule = schedule.vectorize(*own)

@@ -79,8 +79,10 @@ class ContractionTemplate:
         roles = contraction(stage)
         if roles is None:
             return "not a sum of products of two tensors"
-        if min(map(product, (roles.rows, roles.columns, roles.summed))) < 2 or math.prod(map(
-                product, (roles.rows, roles.columns, roles.summed))) < SMALL:
+        if (
+            min(map(product, (roles.rows, roles.columns, roles.summed))) < 2
+            or math.prod(map(product, (roles.rows, roles.columns, roles.summed))) < SMALL
+        ):
             return "too small for tiles"
         if not isinstance(stage.initial[0], Const):
             return "its sums start from values of their own"
@@ -89,8 +91,14 @@ class ContractionTemplate:
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
         are on their way while these are multiplied (2), and chunks of the depth."""
-        return {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
-                "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
+        return {
+            "rows": (16, 32, 64, 128),
+            "columns": (32, 64, 128),
+            "depth": (32, 64, 128),
+            "warps": (1, 2, 4, 8),
+            "buffers": (1, 2),
+            "chunks": (1, 2, 4, 8, 16, 32),
+        }
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """The largest tile of which there are enough to keep the GPU busy."""
@@ -102,15 +110,25 @@ class ContractionTemplate:
             blocks = -(-m // rows) * -(-n // columns) * product(roles.batch)
             warps = max(1, min(8, rows * columns // 1024))
             few = rows * columns // (WARP * warps) * work <= WRITTEN_OUT
-            if blocks >= target.multiprocessors and few and rows <= power_of_two(m) \
-                    and columns <= power_of_two(n):
+            if (
+                blocks >= target.multiprocessors
+                and few
+                and rows <= power_of_two(m)
+                and columns <= power_of_two(n)
+            ):
                 break
         lhs, _, with_tensor_cores = kept_factors(roles, stage.accumulators[0].dtype)
         step = DEPTH_BYTES // lhs.dtype.bytes
         chunks = _chunks(stage, blocks, step)
         steps = product(roles.summed) // (step * chunks)
-        return {"rows": rows, "columns": columns, "depth": DEPTH_BYTES, "warps": warps,
-                "buffers": 2 if with_tensor_cores and steps >= 4 else 1, "chunks": chunks}
+        return {
+            "rows": rows,
+            "columns": columns,
+            "depth": DEPTH_BYTES,
+            "warps": warps,
+            "buffers": 2 if with_tensor_cores and steps >= 4 else 1,
+            "chunks": chunks,
+        }
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
@@ -122,8 +140,11 @@ class ContractionTemplate:
         sums = Nest((second,), len(second.axes))
         template = PlainTemplate() if why_not_columns(sums) else ColumnsTemplate()
         few = {"warps": 1, "chunks": 1, "threads": THREADS}
-        return Scheduled.of(_tiles(first, parameters, outer),
-                            *template.apply(sums, few, outer).schedules, scratch=partial)
+        return Scheduled.of(
+            _tiles(first, parameters, outer),
+            *template.apply(sums, few, outer).schedules,
+            scratch=partial,
+        )
 
 
 def _chunks(stage: Stage, tiles: int, step: int) -> int:
@@ -144,8 +165,9 @@ def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
     roles, accumulator = contraction(stage), stage.accumulators[0]
     lhs, rhs, with_tensor_cores = kept_factors(roles, accumulator.dtype)
     unit = Unit.of(with_tensor_cores)
-    shape = Shape.of(parameters, (unit.rows, unit.columns),
-                     MOST_SUMS * 4 // max(4, accumulator.dtype.bytes))
+    shape = Shape.of(
+        parameters, (unit.rows, unit.columns), MOST_SUMS * 4 // max(4, accumulator.dtype.bytes)
+    )
     depth = parameters["depth"] // lhs.dtype.bytes
     if not with_tensor_cores:
         depth = min(max(depth, FEWEST_STEPS), MOST_STEPS)
@@ -154,36 +176,52 @@ def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
     k = whole.reduce_axes[0].name
     row, column, step, sums = f"{m}.i", f"{n}.i", f"{k}.i", f"{stage.name}.{accumulator.name}"
     # All sums of a tile begin, go along the depth, and are stored, side by side.
-    schedule = (open_schedule(Nest((whole,), len(whole.axes)), lower_stage(whole), checked=False)
-                .split(m, shape.rows).split(n, shape.columns).split(k, depth)
-                .reorder(f"{m}.o", f"{n}.o", row, column)
-                .expand(column, "register").expand(row, "register")
-                .distribute(row, f"{k}.o", "e").distribute(row, f"{k}.o")
-                .reorder(f"{k}.o", row, column, step))
+    schedule = (
+        open_schedule(Nest((whole,), len(whole.axes)), lower_stage(whole), checked=False)
+        .split(m, shape.rows)
+        .split(n, shape.columns)
+        .split(k, depth)
+        .reorder(f"{m}.o", f"{n}.o", row, column)
+        .expand(column, "register")
+        .expand(row, "register")
+        .distribute(row, f"{k}.o", "e")
+        .distribute(row, f"{k}.o")
+        .reorder(f"{k}.o", row, column, step)
+    )
     filling = []
     deep = product(roles.summed) % depth > 0
-    for value, axes, size, own, other in ((lhs, roles.rows, shape.rows, row, column),
-                                          (rhs, roles.columns, shape.columns, column, row)):
+    for value, axes, size, own, other in (
+        (lhs, roles.rows, shape.rows, row, column),
+        (rhs, roles.columns, shape.columns, column, row),
+    ):
         side = side_of(value, axes, roles, with_tensor_cores)
         along_depth = side.along_depth and not side.turned
         schedule = schedule.reorder(other, *((own, step) if along_depth else (step, own))).hoist(
-            other, other, 1, "source")
+            other, other, 1, "source"
+        )
         padding = PADDING // value.dtype.bytes
         if with_tensor_cores and not along_depth:  # four rows of eight f32 at once
             padding = max(8, padding)
         schedule = schedule.pad(f"{other}.h", padding)
         schedule, threads = _filled(
-            schedule, side, f"{other}.h.{own}", f"{other}.h.{step}",
-            WARP * shape.down * shape.across, deep or product(axes) % size > 0)
+            schedule,
+            side,
+            f"{other}.h.{own}",
+            f"{other}.h.{step}",
+            WARP * shape.down * shape.across,
+            deep or product(axes) % size > 0,
+        )
         filling.append(threads)
     for one, two in zip(*filling, strict=True):
         schedule = schedule.fuse_loops(one, two)
     schedule, summing, own = _shared_out(schedule, row, column, shape, unit)
     schedule, storing, stored = _shared_out(schedule, f"{row}.e", f"{column}.e", shape, unit)
     schedule = _stored(
-        schedule.transform_layout(sums, unit.parts(shape), unit.order), stored,
+        schedule.transform_layout(sums, unit.parts(shape), unit.order),
+        stored,
         math.gcd(unit.inner_columns, roles.columns[-1].extent),
-        product(roles.rows) % shape.rows + product(roles.columns) % shape.columns > 0)
+        product(roles.rows) % shape.rows + product(roles.columns) % shape.columns > 0,
+    )
     if with_tensor_cores:
         schedule = _by_tensor_cores(schedule, own, step, matrices.depth_of(lhs.dtype))
     else:
@@ -197,8 +235,9 @@ def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
     return schedule.bind((*filling[0], *summing, *storing), "thread")
 
 
-def _filled(schedule: Schedule, side: Side, own: str, step: str, threads: int, partial: bool
-            ) -> tuple[Schedule, tuple[str, str]]:
+def _filled(
+    schedule: Schedule, side: Side, own: str, step: str, threads: int, partial: bool
+) -> tuple[Schedule, tuple[str, str]]:
     """A tile of a factor, as vectors by all threads; if it is `partial`, there may be zeros."""
     outer, inner = (own, step) if side.along_depth else (step, own)
     if side.turned:
@@ -218,21 +257,27 @@ def _filled(schedule: Schedule, side: Side, own: str, step: str, threads: int, p
     return schedule.split(f"{name}.i", WARP), (f"{name}.i.o", f"{name}.i.i")
 
 
-def _shared_out(schedule: Schedule, row: str, column: str, shape: Shape, unit: Unit
-                ) -> tuple[Schedule, tuple[str, str], tuple[str, ...]]:
+def _shared_out(
+    schedule: Schedule, row: str, column: str, shape: Shape, unit: Unit
+) -> tuple[Schedule, tuple[str, str], tuple[str, ...]]:
     """The loops over a tile's rows and columns as loops over warps and lanes, and those over a
     lane's own: units down and across, rows and columns of its elements in one."""
     loops = []
     for name, size, unit_size, inside in (
-            (row, shape.rows // shape.down, unit.rows, unit.inner_rows),
-            (column, shape.columns // shape.across, unit.columns, unit.inner_columns)):
-        schedule = schedule.split(name, size).split(f"{name}.i", unit_size).split(
-            f"{name}.i.i", inside)
+        (row, shape.rows // shape.down, unit.rows, unit.inner_rows),
+        (column, shape.columns // shape.across, unit.columns, unit.inner_columns),
+    ):
+        schedule = (
+            schedule.split(name, size).split(f"{name}.i", unit_size).split(f"{name}.i.i", inside)
+        )
         loops.append([f"{name}.o", f"{name}.i.o", f"{name}.i.i.o", f"{name}.i.i.i"])
     (down, i, *rows), (across, j, lane_column, e_column) = loops
     lane_row, e_row = rows[::-1] if unit.lanes_inside else rows
-    schedule = schedule.reorder(down, across, lane_row, lane_column, i, j, e_row, e_column).fuse(
-        down, across).fuse(lane_row, lane_column)
+    schedule = (
+        schedule.reorder(down, across, lane_row, lane_column, i, j, e_row, e_column)
+        .fuse(down, across)
+        .fuse(lane_row, lane_column)
+    )
     return schedule, (f"{down}.{across}", f"{lane_row}.{lane_column}"), (i, j, e_row, e_column)
 
 
@@ -248,8 +293,11 @@ def _one_by_one(schedule: Schedule, own: Sequence[str], step: str, *tiles: str) 
     """All sums of a thread, of which the factors are in registers."""
     schedule = schedule.reorder(step, *own)
     for tile, unit, element in zip(tiles, own[:2], own[2:], strict=True):
-        schedule = schedule.cache_read(tile, step, "loops").unroll(
-            f"{tile}.{step}.{unit}").vectorize(f"{tile}.{step}.{element}")
+        schedule = (
+            schedule.cache_read(tile, step, "loops")
+            .unroll(f"{tile}.{step}.{unit}")
+            .vectorize(f"{tile}.{step}.{element}")
+        )
     for name in (step, *own):
         schedule = schedule.unroll(name)
     return schedule

@@ -1,13 +1,13 @@
 """Maps: 16 bytes a thread and step, neighbouring threads side by side.
 
-    naive loops  ->  fuse  ->  split, vectorize  ->  split "guard", unroll  ->  fuse_last  ->  bind
+naive loops  ->  fuse  ->  split, vectorize  ->  split "guard", unroll  ->  fuse_last  ->  bind
 
-    for b block:
-      for t thread:
-        for u unroll:
-          position = (b * unroll + u) * threads + t
-          if position < vectors: for v vectorize: y[position * width + v] = …
-        the last thread of all: the elements behind the last vector
+for b block:
+  for t thread:
+    for u unroll:
+      position = (b * unroll + u) * threads + t
+      if position < vectors: for v vectorize: y[position * width + v] = …
+    the last thread of all: the elements behind the last vector
 """
 
 from __future__ import annotations
@@ -68,13 +68,17 @@ class ElementwiseTemplate:
         stage = coalesce(nest.stages[0])
         if not stage.axes:
             return by_one_thread(nest, stage, outer)
-        schedule, vector = _in_vectors(open_schedule(nest, lower_stage(stage), checked=False),
-                                       [v.name for v in stage.axes], _width(stage))
+        schedule, vector = _in_vectors(
+            open_schedule(nest, lower_stage(stage), checked=False),
+            [v.name for v in stage.axes],
+            _width(stage),
+        )
         count = constant_extent(schedule.loops(vector)[0])
         threads = min(parameters["threads"], power_of_two(count))
         # One block that does it all: its threads need not wait.
-        unroll = 1 if outer is LoopKind.SERIAL else min(parameters["unroll"],
-                                                        max(1, count // threads))
+        unroll = (
+            1 if outer is LoopKind.SERIAL else min(parameters["unroll"], max(1, count // threads))
+        )
         schedule, around = by_threads(schedule, vector, threads, outer, unroll)
         rest = f"{vector.removesuffix('.o')}.t"
         if rest in schedule.loop_names:
@@ -97,9 +101,13 @@ def why_not_apart(stage: Stage) -> str:
         return "several points may write one element"
     written = set(stage.outputs)
     for access in accesses(stage):
-        if isinstance(access, Load) and access.source in written and not any(
-                a.buffer == access.source and a.indices == access.indices
-                for a in stage.assigns):
+        if (
+            isinstance(access, Load)
+            and access.source in written
+            and not any(
+                a.buffer == access.source and a.indices == access.indices for a in stage.assigns
+            )
+        ):
             return "it reads elements that other points overwrite"
     return ""
 

@@ -53,8 +53,11 @@ class PlainTemplate:
         count = constant_extent(schedule.loops(".".join(names))[0])
         threads = parameters["threads"] if in_blocks else 2 * THREADS
         try:
-            return Scheduled.of(bound(*by_threads(
-                schedule, ".".join(names), min(threads, power_of_two(count)), outer)))
+            return Scheduled.of(
+                bound(
+                    *by_threads(schedule, ".".join(names), min(threads, power_of_two(count)), outer)
+                )
+            )
         except ScheduleError:  # what the joined loop does cannot be told apart any more
             return by_one_thread(nest, stage, outer)
 
@@ -65,8 +68,12 @@ def _independent(nest: Nest, stage: Stage) -> tuple[Var, ...]:
     memory = Memory.of(open_schedule(nest, body).program)
     found = []
     for axis in stage.axes:
-        if len(body) != 1 or not isinstance(body[0], For) or body[0].var is not axis \
-                or carried(body[0], memory) is not None:
+        if (
+            len(body) != 1
+            or not isinstance(body[0], For)
+            or body[0].var is not axis
+            or carried(body[0], memory) is not None
+        ):
             break
         found.append(axis)
         body = body[0].body

@@ -32,9 +32,9 @@ GRID = "grid"
 COMMON: Mapping[str, tuple[int, ...]] = {GRID: (0, 1, 4, 8)}
 
 
-def schedule_program(program: TensorProgram, target: CudaTarget,
-                     tuned: Mapping[int, Way] | None = None,
-                     ) -> tuple[LoopProgram, tuple[Decision[CudaTemplate], ...]]:
+def schedule_program(
+    program: TensorProgram, target: CudaTarget, tuned: Mapping[int, Way] | None = None
+) -> tuple[LoopProgram, tuple[Decision[CudaTemplate], ...]]:
     """Loops for the whole kernel, of which the outermost are launches.
 
     tuned: for the position of a nest (in program order), the template and the parameters to use
@@ -49,8 +49,9 @@ def schedule_program(program: TensorProgram, target: CudaTarget,
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
-def choose_template(nest: Nest, target: CudaTarget, wanted: str = ""
-                    ) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
+def choose_template(
+    nest: Nest, target: CudaTarget, wanted: str = ""
+) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not; None where none does: then the stages are computed one after the other."""
     return first_taking(TEMPLATES, wanted, lambda template: template.refusal(nest, target))
@@ -66,16 +67,22 @@ class _Assembler:
         """The launches of one step of the program."""
         scratch = self.extra.setdefault(step, [])
         if isinstance(step, Loop) and not by_launches(step):
-            return (loop("block", 1, LoopKind.BLOCK, lambda b: self._step(
-                step, LoopKind.SERIAL, scratch)),)
+            return (
+                loop(
+                    "block", 1, LoopKind.BLOCK, lambda b: self._step(step, LoopKind.SERIAL, scratch)
+                ),
+            )
         return self._step(step, LoopKind.BLOCK, scratch)
 
     def _step(self, step: Step, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if isinstance(step, Nest):
             return self._nest(step, outer, scratch)
         body = tuple(stmt for inner in step.body for stmt in self._step(inner, outer, scratch))
-        return lower_loop(step, body, tuple(
-            stmt for inner in step.test for stmt in self._step(inner, outer, scratch)))
+        return lower_loop(
+            step,
+            body,
+            tuple(stmt for inner in step.test for stmt in self._step(inner, outer, scratch)),
+        )
 
     def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
@@ -91,12 +98,19 @@ class _Assembler:
             raise CodegenError(f"no template for GPUs takes this: {refused[-1][1]}")
         # One after the other: a stage reads what earlier ones wrote at its own point only, but now
         # it does so from memory.
-        return tuple(stmt for stage in nest.stages for stmt in self._nest(
-            Nest((stage,), 0), outer, scratch))
+        return tuple(
+            stmt for stage in nest.stages for stmt in self._nest(Nest((stage,), 0), outer, scratch)
+        )
 
-    def _apply(self, template: CudaTemplate, nest: Nest, given: Parameters,
-               refused: tuple[tuple[str, str], ...], outer: LoopKind, scratch: list[Buffer]
-               ) -> tuple[Stmt, ...]:
+    def _apply(
+        self,
+        template: CudaTemplate,
+        nest: Nest,
+        given: Parameters,
+        refused: tuple[tuple[str, str], ...],
+        outer: LoopKind,
+        scratch: list[Buffer],
+    ) -> tuple[Stmt, ...]:
         common = {name: values[0] for name, values in COMMON.items()}
         parameters = {**template.default(nest, self.target), **common, **given}
         scheduled = template.apply(nest, parameters, outer)
@@ -119,5 +133,6 @@ def by_launches(step: Loop) -> bool:
     """Whether the host repeats a loop's body, rather than one block."""
     if step.trip_count is None or any(isinstance(s, Loop) for s in step.body):
         return False
-    return step.trip_count * len(step.body) <= MOST_ROUNDS \
-        and sum(map(work, step.body)) > SMALL_ROUND
+    return (
+        step.trip_count * len(step.body) <= MOST_ROUNDS and sum(map(work, step.body)) > SMALL_ROUND
+    )

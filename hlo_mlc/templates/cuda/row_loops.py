@@ -1,14 +1,14 @@
 """The schedule of a row-wise chain: which threads have what of a row, and how they combine it.
 
-    naive loops  ->  inline, contract  ->  split "guard"  ->  fold_apart, reorder  ->  begin_inside
-                 ->  expand, add_loops, replicate, distribute  ->  vectorize, unroll  ->  bind
+naive loops  ->  inline, contract  ->  split "guard"  ->  fold_apart, reorder  ->  begin_inside
+             ->  expand, add_loops, replicate, distribute  ->  vectorize, unroll  ->  bind
 
-    for b block:                             some rows
-      for r thread, w thread, l thread:      warps of a row, and their lanes
-        fold every so manyth vector of the row in registers
-      for r thread, w thread, l thread:  lanes of a warp combined
-      for r thread, w thread:            warps combined
-      for r thread, w thread, l thread:  elements of the row, or by one thread what it has one of
+for b block:                             some rows
+  for r thread, w thread, l thread:      warps of a row, and their lanes
+    fold every so manyth vector of the row in registers
+  for r thread, w thread, l thread:  lanes of a warp combined
+  for r thread, w thread:            warps combined
+  for r thread, w thread, l thread:  elements of the row, or by one thread what it has one of
 """
 
 from __future__ import annotations
@@ -65,8 +65,14 @@ def row_width(nest: Nest) -> int:
     shared = shared_axes(nest)
     stages = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
     # What computes one value of a row has no elements to lie along it.
-    return math.gcd(VECTOR_BYTES, *(vector_width(s, _inner(s, 0)[-1]) for s in stages if
-                                    _inner(s, 0) and (not is_map(s) or row_length(s, 0) > 1)))
+    return math.gcd(
+        VECTOR_BYTES,
+        *(
+            vector_width(s, _inner(s, 0)[-1])
+            for s in stages
+            if _inner(s, 0) and (not is_map(s) or row_length(s, 0) > 1)
+        ),
+    )
 
 
 def most_kept(nest: Nest) -> int:
@@ -99,8 +105,10 @@ class _Rows:
         self.count = max(1, min(parameters["rows"], MOST_THREADS // self.team))
         self.total = product(self.axes)
         inner = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
-        self.stages = [_in_a_row(s, f"{self.name}_k" if self._written_out(s) else f"{self.name}_s")
-                       for s in inner]
+        self.stages = [
+            _in_a_row(s, f"{self.name}_k" if self._written_out(s) else f"{self.name}_s")
+            for s in inner
+        ]
         # The loops along rows, whose vectors are written out or not; those that threads do.
         self.along = tuple(dict.fromkeys(v.name for s in self.stages for v in _inner(s, 0)))
         self.threads = {f"{self.name}_w": self.team // WARP} if self.team > WARP else {}
@@ -125,11 +133,11 @@ class _Rows:
             schedule = self._by_places(schedule, buffer, chunks)
         schedule = schedule.expand(row, "stack")
         if any(isinstance(s, Store) for s in schedule.loops(row)[0].body):
-            schedule = schedule.add_loops(
-                tuple(self.threads), tuple(self.threads.values()), row)
+            schedule = schedule.add_loops(tuple(self.threads), tuple(self.threads.values()), row)
         for buffer in reversed(heavy):
-            schedule = _tried(schedule, lambda s, name=buffer.name: s.replicate(
-                name, tuple(self.threads)))
+            schedule = _tried(
+                schedule, lambda s, name=buffer.name: s.replicate(name, tuple(self.threads))
+            )
         schedule = schedule.distribute(row)
         for along in self.along:
             schedule = self._in_vectors(schedule, along)
@@ -147,12 +155,18 @@ class _Rows:
         heavy = []
         for stage in self.stages:
             for assign in stage.assigns if not is_map(stage) or not stage.axes else ():
-                if assign.buffer not in self.nest.private or assign.guard is not None \
-                        or not self._is_single(assign.buffer):
+                if (
+                    assign.buffer not in self.nest.private
+                    or assign.guard is not None
+                    or not self._is_single(assign.buffer)
+                ):
                     continue
                 name = assign.buffer.name
-                stores = [s for s in walk(schedule.program.body)
-                          if isinstance(s, Store) and s.buffer == assign.buffer]
+                stores = [
+                    s
+                    for s in walk(schedule.program.body)
+                    if isinstance(s, Store) and s.buffer == assign.buffer
+                ]
                 contracted = _tried(schedule, lambda s, name=name: s.contract(name))
                 if contracted is schedule or len(stores) > 1:
                     continue
@@ -172,8 +186,12 @@ class _Rows:
                 continue
             users = [s for s in self.stages if buffer in (*s.inputs, *s.outputs)]
             lengths = {row_length(s, 0) for s in users}
-            if len(lengths) == 1 and lengths != {1} and all(map(self._written_out, users)) \
-                    and all(self._at_own_place(s, buffer) for s in users):
+            if (
+                len(lengths) == 1
+                and lengths != {1}
+                and all(map(self._written_out, users))
+                and all(self._at_own_place(s, buffer) for s in users)
+            ):
                 own[buffer] = self._chunks(users[0])
             elif self._by_rows(buffer):
                 bytes_needed = self.count * (buffer.size // self.total) * buffer.dtype.bytes
@@ -190,18 +208,23 @@ class _Rows:
             shape = _shape(schedule, buffer)
             if len(shape) > 1:
                 schedule = schedule.transform_layout(
-                    buffer.name, shape, (" ".join(map(str, range(len(shape)))),))
+                    buffer.name, shape, (" ".join(map(str, range(len(shape)))),)
+                )
         return schedule, own
 
     def _by_rows(self, buffer: Buffer) -> bool:
         """Whether the stages touch of the buffer what belongs to their own row only."""
         if buffer.size % self.total:
             return False
-        first = index.multiply(flat(*((v, v.extent) for v in self.axes)),
-                               index.constant(buffer.size // self.total))
-        return all(not loads(place) and index.add(first, self._in_row(buffer, indices)) is place
-                   for s in self.stages for indices in _touched(s, buffer)
-                   for place in (offset(buffer, indices),))
+        first = index.multiply(
+            flat(*((v, v.extent) for v in self.axes)), index.constant(buffer.size // self.total)
+        )
+        return all(
+            not loads(place) and index.add(first, self._in_row(buffer, indices)) is place
+            for s in self.stages
+            for indices in _touched(s, buffer)
+            for place in (offset(buffer, indices),)
+        )
 
     def _in_row(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
         """Where in its row an element of the buffer is."""
@@ -210,14 +233,17 @@ class _Rows:
 
     def _at_own_place(self, stage: Stage, buffer: Buffer) -> bool:
         """Whether a stage touches the buffer at its own position of the row only."""
-        if any(load.guard is not None for e in stage.expressions for load in loads(e)
-               if load.source == buffer):
+        if any(
+            load.guard is not None
+            for e in stage.expressions
+            for load in loads(e)
+            if load.source == buffer
+        ):
             return False
         if not is_map(stage) and any(a.buffer == buffer for a in stage.assigns):
             return False
         position = flat(*((v, v.extent) for v in _inner(stage, 0)))
-        return all(self._in_row(buffer, indices) is position
-                   for indices in _touched(stage, buffer))
+        return all(self._in_row(buffer, indices) is position for indices in _touched(stage, buffer))
 
     def _is_single(self, buffer: Buffer) -> bool:
         """Whether a row has one element of this buffer."""
@@ -275,7 +301,8 @@ class _Rows:
         for warp in warps:  # the first threads of each row combine them
             rest = f"{self.name}_z"
             schedule = schedule.add_loops(
-                (rest,), (self.team // self.threads[warp],), warp).reorder(rest, warp)
+                (rest,), (self.team // self.threads[warp],), warp
+            ).reorder(rest, warp)
         return schedule
 
     def _by_places(self, schedule: Schedule, buffer: Buffer, chunks: int) -> Schedule:
@@ -285,12 +312,10 @@ class _Rows:
         if missing:
             schedule = schedule.pad(buffer.name, missing)
         threads = [str(n + 1) for n in range(len(self.threads))]
-        return schedule.transform_layout(
-            buffer.name, parts, (*threads, "0", str(len(parts) - 1)))
+        return schedule.transform_layout(buffer.name, parts, (*threads, "0", str(len(parts) - 1)))
 
     def _in_vectors(self, schedule: Schedule, along: str) -> Schedule:
-        """The elements of a vector as lanes, the vectors of a thread written out where it has few.
-        """
+        """The elements of a vector as lanes, the vectors of a thread written out where few."""
         lanes, chunk = f"{along}.i", self._chunk(along)
         half = self.width // 2
         while half:
@@ -324,5 +349,8 @@ def _tried(schedule: Schedule, rewrite: Callable[[Schedule], Schedule]) -> Sched
 
 def _shape(schedule: Schedule, buffer: Buffer) -> tuple[int, ...]:
     """That of a private buffer by now."""
-    return next(s.buffer.shape for s in walk(schedule.program.body)
-                if isinstance(s, Allocate) and s.buffer.name == buffer.name)
+    return next(
+        s.buffer.shape
+        for s in walk(schedule.program.body)
+        if isinstance(s, Allocate) and s.buffer.name == buffer.name
+    )

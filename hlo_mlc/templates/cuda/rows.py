@@ -61,13 +61,17 @@ class RowsTemplate:
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Threads that share a row, rows of a block, chunks that rows are cut into, KiB of shared
         memory for what is kept of rows besides registers."""
-        return {"team": (8, 32, 128, 512), "rows": (1, 4, 8), "chunks": (1, 16, 64),
-                "kept": (0, 40, min(160, kept_bytes(target) // KIB))}
+        return {
+            "team": (8, 32, 128, 512),
+            "rows": (1, 4, 8),
+            "chunks": (1, 16, 64),
+            "kept": (0, 40, min(160, kept_bytes(target) // KIB)),
+        }
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """A warp for rows whose vectors fit into its registers, else a block."""
         longest = max(row_length(s, shared_axes(nest)) for s in nest.stages)
-        rows = product(nest.stages[0].axes[:shared_axes(nest)])
+        rows = product(nest.stages[0].axes[: shared_axes(nest)])
         chunks = 1
         if _can_be_cut(nest) and rows <= FEW_ROWS and longest >= LONG_ROW:
             chunks = _even(min(-(-BLOCKS // rows), longest // 4096), nest)
@@ -79,8 +83,12 @@ class RowsTemplate:
             team = min(WARP, power_of_two(vectors))
         else:
             team = min(MOST_THREADS, power_of_two(-(-vectors // most)))
-        return {"team": team, "rows": max(1, min(THREADS // team, power_of_two(rows))),
-                "chunks": chunks, "kept": kept_bytes(target) // KIB}
+        return {
+            "team": team,
+            "rows": max(1, min(THREADS // team, power_of_two(rows))),
+            "chunks": chunks,
+            "kept": kept_bytes(target) // KIB,
+        }
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
@@ -89,8 +97,9 @@ class RowsTemplate:
         first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
         few = {"team": min(WARP, power_of_two(chunks)), "rows": 1, "kept": 0}
-        return Scheduled.of(row_schedule(begin, parameters, outer), row_schedule(end, few, outer),
-                            scratch=partial)
+        return Scheduled.of(
+            row_schedule(begin, parameters, outer), row_schedule(end, few, outer), scratch=partial
+        )
 
 
 def kept_bytes(target: CudaTarget) -> int:

@@ -92,8 +92,11 @@ class ScanTemplate:
         if lines <= FEW_LINES and extent >= LONG:
             chunks = min(-(-BLOCKS // lines), extent // CHUNK)
         most = THREADS // (1 if across is None else min(WARP, power_of_two(across.extent)))
-        return {"team": min(most, power_of_two(-(-extent // (OWN * chunks)))), "own": OWN,
-                "chunks": chunks}
+        return {
+            "team": min(most, power_of_two(-(-extent // (OWN * chunks)))),
+            "own": OWN,
+            "chunks": chunks,
+        }
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         stage, chunks = nest.stages[0], parameters["chunks"]
@@ -102,8 +105,13 @@ class ScanTemplate:
             return Scheduled(_Lines(stage, merged, parameters, outer).loops(), ())
         cut = scan_in_chunks(stage, chunks, BLOCK)
         within = cut.totals.scan.axis
-        totals = replace(cut.totals, axes=tuple(v for v in cut.totals.axes if v is not within),
-                         reduce_axes=(within,), scan=None, assigns=cut.last)
+        totals = replace(
+            cut.totals,
+            axes=tuple(v for v in cut.totals.axes if v is not within),
+            reduce_axes=(within,),
+            scan=None,
+            assigns=cut.last,
+        )
         body = [*_folded(totals, merged, outer), *_once(cut.begin, outer)]
         for part in cut.scans:
             body += _Lines(part, merged, parameters, outer).loops()
@@ -111,8 +119,11 @@ class ScanTemplate:
 
 
 def _once(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
-    return ElementwiseTemplate().apply(Nest((stage,), len(stage.axes)),
-                                       {"threads": WARP, "unroll": 1}, outer).body
+    return (
+        ElementwiseTemplate()
+        .apply(Nest((stage,), len(stage.axes)), {"threads": WARP, "unroll": 1}, outer)
+        .body
+    )
 
 
 def _folded(stage: Stage, merged: Combiner, outer: LoopKind) -> tuple[Stmt, ...]:
@@ -120,8 +131,9 @@ def _folded(stage: Stage, merged: Combiner, outer: LoopKind) -> tuple[Stmt, ...]
     nest = Nest((stage,), len(stage.axes))
     if not why_not_columns(nest):
         return ColumnsTemplate().apply(nest, {"warps": 8, "chunks": 1}, outer).body
-    return RowsTemplate().apply(nest, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0},
-                                outer).body
+    return (
+        RowsTemplate().apply(nest, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0}, outer).body
+    )
 
 
 def _across(stage: Stage) -> Var | None:
@@ -129,16 +141,19 @@ def _across(stage: Stage) -> Var | None:
     others = [v for v in stage.axes if v is not stage.scan.axis and v.extent > 1]
     if not others:
         return None
-    votes = sum((stride(a, others[-1]) == 1) - (stride(a, stage.scan.axis) in (1, -1))
-                for a in accesses(stage))
+    votes = sum(
+        (stride(a, others[-1]) == 1) - (stride(a, stage.scan.axis) in (1, -1))
+        for a in accesses(stage)
+    )
     return others[-1] if votes > 0 else None
 
 
 class _Lines:
     """Builds the loops of one scan."""
 
-    def __init__(self, stage: Stage, merged: Combiner, parameters: Parameters,
-                 outer: LoopKind) -> None:
+    def __init__(
+        self, stage: Stage, merged: Combiner, parameters: Parameters, outer: LoopKind
+    ) -> None:
         self.stage, self.merged, self.outer = stage, merged, outer
         self.name, self.extent = stage.name, stage.scan.axis.extent
         self.own, self.team = parameters["own"], parameters["team"]
@@ -164,17 +179,25 @@ class _Lines:
         self.totals = [self._buffers(f"total{n}", (self.team, count), "shared") for n in range(2)]
         self.carry = self._buffers("carry", (count,), "shared")
         self.neutral = stage.combiner.identity
-        widest = max([a.dtype.bytes for a in values] + [
-            buffer_of(a).dtype.bytes for a in accesses(stage)])
+        widest = max(
+            [a.dtype.bytes for a in values] + [buffer_of(a).dtype.bytes for a in accesses(stage)]
+        )
         # Whole vectors of a thread's terms, where they lie side by side.
-        self.width = self.own if self.across is None and self.extent % self.own == 0 \
-            and self.own * widest <= VECTOR_BYTES else 1
+        self.width = (
+            self.own
+            if self.across is None
+            and self.extent % self.own == 0
+            and self.own * widest <= VECTOR_BYTES
+            else 1
+        )
 
     def _buffers(self, name: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
         if scope == "thread":
             shape = (self.team, self.column.extent, *shape)
-        made = tuple(Buffer(f"{self.name}_{n}_{name}", v.dtype, shape, scope)
-                     for n, v in enumerate(self.stage.accumulators))
+        made = tuple(
+            Buffer(f"{self.name}_{n}_{name}", v.dtype, shape, scope)
+            for n, v in enumerate(self.stage.accumulators)
+        )
         self.allocated += made
         return made
 
@@ -182,16 +205,21 @@ class _Lines:
         """All tiles of a line, and the loop over lines."""
         tiles = -(-self.extent // (self.team * self.own))
         start = self._threads(when(equals(self.member, 0), self._begun()))
-        body: tuple[Stmt, ...] = (start, loop(f"{self.name}_o", tiles, LoopKind.SERIAL,
-                                              lambda o: self._tile(o, tiles)))
+        body: tuple[Stmt, ...] = (
+            start,
+            loop(f"{self.name}_o", tiles, LoopKind.SERIAL, lambda o: self._tile(o, tiles)),
+        )
         body = allocated(self.allocated, body)
         return (For(self.block, index.constant(self.block.extent), self.outer, body),)
 
     def _begun(self) -> tuple[Stmt, ...]:
         """What comes before the first term; also of columns that do not exist, which are read."""
+
         def stores(values: Sequence[Expr]) -> tuple[Stmt, ...]:
-            return tuple(Store(b, (self.column,), substitute(e, self.line))
-                         for b, e in zip(self.carry, values, strict=True))
+            return tuple(
+                Store(b, (self.column,), substitute(e, self.line))
+                for b, e in zip(self.carry, values, strict=True)
+            )
 
         if self.exists is build.TRUE:
             return stores(self.stage.initial)
@@ -210,33 +238,51 @@ class _Lines:
             target = self.totals[1] if source is self.totals[0] else self.totals[0]
             rounds.append(self._threads(self._doubled(source, target, distance)))
             source = target
-        last = when(equals(self.member, self.team - 1), self._copied(
-            self.carry, (self.column,), source, self._me))
-        return (self._threads((*self._folded(o), *self._total())), *rounds,
-                self._threads(self._stored(o, source)),
-                *((self._threads(last),) if tiles > 1 else ()))
+        last = when(
+            equals(self.member, self.team - 1),
+            self._copied(self.carry, (self.column,), source, self._me),
+        )
+        return (
+            self._threads((*self._folded(o), *self._total())),
+            *rounds,
+            self._threads(self._stored(o, source)),
+            *((self._threads(last),) if tiles > 1 else ()),
+        )
 
-    def _copied(self, to: tuple[Buffer, ...], place: tuple[Expr, ...], source: tuple[Buffer, ...],
-                indices: tuple[Expr, ...]) -> tuple[Stmt, ...]:
+    def _copied(
+        self,
+        to: tuple[Buffer, ...],
+        place: tuple[Expr, ...],
+        source: tuple[Buffer, ...],
+        indices: tuple[Expr, ...],
+    ) -> tuple[Stmt, ...]:
         return tuple(Store(t, place, Load(s, indices)) for t, s in zip(to, source, strict=True))
 
-    def _each(self, o: Expr, body: Callable[[Expr, Expr], tuple[Stmt, ...]],
-              otherwise: Callable[[Expr], tuple[Stmt, ...]] | None = None) -> tuple[Stmt, ...]:
+    def _each(
+        self,
+        o: Expr,
+        body: Callable[[Expr, Expr], tuple[Stmt, ...]],
+        otherwise: Callable[[Expr], tuple[Stmt, ...]] | None = None,
+    ) -> tuple[Stmt, ...]:
         """body(position, number among the thread's terms) in the order of memory."""
         first = flat((o, 1), (self.member, self.team))
         first = index.multiply(first, index.constant(self.own))
 
         def number(u: Expr) -> Expr:
-            return u if not self.stage.scan.reverse else \
-                index.subtract(index.constant(self.own - 1), u)
+            return (
+                u
+                if not self.stage.scan.reverse
+                else index.subtract(index.constant(self.own - 1), u)
+            )
 
         def position(u: Expr) -> Expr:
             if not self.stage.scan.reverse:
                 return index.add(first, u)
             return index.add(index.subtract(index.constant(self.extent - self.own), first), u)
 
-        def checked(condition: Expr, one: Callable[[Callable], tuple[Stmt, ...]]
-                    ) -> tuple[Stmt, ...]:
+        def checked(
+            condition: Expr, one: Callable[[Callable], tuple[Stmt, ...]]
+        ) -> tuple[Stmt, ...]:
             inside = build.all_of(condition, self.exists)
             whole = one(lambda u: body(position(u), number(u)))
             if otherwise is None or inside is build.TRUE:
@@ -244,71 +290,119 @@ class _Lines:
             return (If(inside, whole, one(lambda u: otherwise(number(u)))),)
 
         if self.width > 1:
-            return checked(below(first, self.extent),
-                           lambda one: _lanes(f"{self.name}_v", self.width, one))
-        return (loop(f"{self.name}_u", self.own, LoopKind.UNROLL, lambda u: checked(
-            below(index.add(first, number(u)), self.extent), lambda one: one(u))),)
+            return checked(
+                below(first, self.extent), lambda one: _lanes(f"{self.name}_v", self.width, one)
+            )
+        return (
+            loop(
+                f"{self.name}_u",
+                self.own,
+                LoopKind.UNROLL,
+                lambda u: checked(
+                    below(index.add(first, number(u)), self.extent), lambda one: one(u)
+                ),
+            ),
+        )
 
     def _folded(self, o: Expr) -> tuple[Stmt, ...]:
         """A thread's terms, and then each with those before it."""
+
         def mapping(position: Expr) -> dict[Var, Expr]:
             return {**self.line, self.stage.scan.axis: position}
 
         loaded = self._each(
-            o, lambda position, v: tuple(
+            o,
+            lambda position, v: tuple(
                 Store(b, (*self._me, v), substitute(t, mapping(position)))
-                for b, t in zip(self.terms, self.stage.terms, strict=True)),
-            lambda v: tuple(Store(b, (*self._me, v), e)
-                            for b, e in zip(self.terms, self.neutral, strict=True)))
+                for b, t in zip(self.terms, self.stage.terms, strict=True)
+            ),
+            lambda v: tuple(
+                Store(b, (*self._me, v), e) for b, e in zip(self.terms, self.neutral, strict=True)
+            ),
+        )
 
         def step(v: Expr) -> tuple[Stmt, ...]:
             terms = tuple(Load(b, (*self._me, v)) for b in self.terms)
-            return (Accumulate(self.running, self._me, self.stage.combiner, terms),
-                    *self._copied(self.terms, (*self._me, v), self.running, self._me))
+            return (
+                Accumulate(self.running, self._me, self.stage.combiner, terms),
+                *self._copied(self.terms, (*self._me, v), self.running, self._me),
+            )
 
-        start = tuple(Store(b, self._me, e)
-                      for b, e in zip(self.running, self.neutral, strict=True))
+        start = tuple(
+            Store(b, self._me, e) for b, e in zip(self.running, self.neutral, strict=True)
+        )
         return (*loaded, *start, loop(f"{self.name}_f", self.own, LoopKind.UNROLL, step))
 
     def _total(self) -> tuple[Stmt, ...]:
         """The first thread's total has in it what comes before."""
         first = equals(self.member, 0)
-        start = tuple(Store(t, self._me, build.apply("select", first, Load(c, (self.column,)), e))
-                      for t, c, e in zip(self.totals[0], self.carry, self.neutral, strict=True))
-        return (*start, Accumulate(self.totals[0], self._me, self.merged, tuple(
-            Load(b, self._me) for b in self.running)))
+        start = tuple(
+            Store(t, self._me, build.apply("select", first, Load(c, (self.column,)), e))
+            for t, c, e in zip(self.totals[0], self.carry, self.neutral, strict=True)
+        )
+        return (
+            *start,
+            Accumulate(
+                self.totals[0],
+                self._me,
+                self.merged,
+                tuple(Load(b, self._me) for b in self.running),
+            ),
+        )
 
-    def _doubled(self, source: tuple[Buffer, ...], target: tuple[Buffer, ...],
-                 distance: int) -> tuple[Stmt, ...]:
+    def _doubled(
+        self, source: tuple[Buffer, ...], target: tuple[Buffer, ...], distance: int
+    ) -> tuple[Stmt, ...]:
         """Each total with that of the thread so many places before it."""
         before = index.subtract(self.member, index.constant(distance))
-        joined = (*self._copied(target, self._me, source, (before, self.column)),
-                  Accumulate(target, self._me, self.merged, tuple(
-                      Load(s, self._me) for s in source)))
-        return (If(index.compare("ge", before, index.constant(0)), joined,
-                   self._copied(target, self._me, source, self._me)),)
+        joined = (
+            *self._copied(target, self._me, source, (before, self.column)),
+            Accumulate(target, self._me, self.merged, tuple(Load(s, self._me) for s in source)),
+        )
+        return (
+            If(
+                index.compare("ge", before, index.constant(0)),
+                joined,
+                self._copied(target, self._me, source, self._me),
+            ),
+        )
 
     def _stored(self, o: Expr, totals: tuple[Buffer, ...]) -> tuple[Stmt, ...]:
         before = index.subtract(self.member, index.constant(1))
         start = self._copied(self.running, self._me, self.carry, (self.column,))
         if self.team > 1:
-            start = (If(index.compare("ge", before, index.constant(0)),
-                        self._copied(self.running, self._me, totals, (before, self.column)),
-                        start),)
+            start = (
+                If(
+                    index.compare("ge", before, index.constant(0)),
+                    self._copied(self.running, self._me, totals, (before, self.column)),
+                    start,
+                ),
+            )
 
         def joined(v: Expr) -> tuple[Stmt, ...]:
-            return (*self._copied(self.results, (*self._me, v), self.running, self._me),
-                    Accumulate(self.results, (*self._me, v), self.merged, tuple(
-                        Load(b, (*self._me, v)) for b in self.terms)))
+            return (
+                *self._copied(self.results, (*self._me, v), self.running, self._me),
+                Accumulate(
+                    self.results,
+                    (*self._me, v),
+                    self.merged,
+                    tuple(Load(b, (*self._me, v)) for b in self.terms),
+                ),
+            )
 
         def finish(position: Expr, v: Expr) -> tuple[Stmt, ...]:
-            values = {a: Load(b, (*self._me, v)) for a, b in
-                      zip(self.stage.accumulators, self.results, strict=True)}
+            values = {
+                a: Load(b, (*self._me, v))
+                for a, b in zip(self.stage.accumulators, self.results, strict=True)
+            }
             mapping = {**self.line, self.stage.scan.axis: position, **values}
             return stores_at(self.stage.assigns, mapping)
 
-        return (*start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
-                *self._each(o, finish))
+        return (
+            *start,
+            loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
+            *self._each(o, finish),
+        )
 
 
 def _thread_loop(var: Var, body: tuple[Stmt, ...]) -> For:

@@ -48,8 +48,11 @@ class ScatterTemplate:
             if _update(assign) is None:
                 return "the last of several updates counts, or each sees those before it"
         written = set(stage.outputs)
-        rest = [e for a in stage.assigns for e in (
-            _update(a)[1], *a.indices, *(() if a.guard is None else (a.guard,)))]
+        rest = [
+            e
+            for a in stage.assigns
+            for e in (_update(a)[1], *a.indices, *(() if a.guard is None else (a.guard,)))
+        ]
         if any(load.source in written for e in rest for load in loads(e)):
             return "it reads elements that other points overwrite"
         return ""

@@ -32,11 +32,14 @@ class Side:
     turned: bool
 
 
-def side_of(value: Expr, axes: tuple[Var, ...], roles: Contraction, with_tensor_cores: bool
-            ) -> Side:
+def side_of(
+    value: Expr, axes: tuple[Var, ...], roles: Contraction, with_tensor_cores: bool
+) -> Side:
     """How to bring in the factor `value` of a product."""
-    votes = sum((stride(access, roles.summed[-1]) == 1) - (stride(access, axes[-1]) == 1)
-                for access in loads(value))
+    votes = sum(
+        (stride(access, roles.summed[-1]) == 1) - (stride(access, axes[-1]) == 1)
+        for access in loads(value)
+    )
     along_depth = votes > 0
     last = roles.summed[-1] if along_depth else axes[-1]
     width = 1
@@ -64,25 +67,47 @@ def in_whole_tiles(stage: Stage, factors: tuple[Expr, Expr], tile: tuple[int, in
     these is not stored."""
     roles = contraction(stage)
     along = (roles.rows, roles.columns, roles.summed)
-    m, n, k = axes = [variable(letter, -(-product(vs) // size) * size)
-                      for letter, vs, size in zip("mnk", along, tile, strict=True)]
+    m, n, k = axes = [
+        variable(letter, -(-product(vs) // size) * size)
+        for letter, vs, size in zip("mnk", along, tile, strict=True)
+    ]
     place, exists = {}, {}
     for axis, vs in zip(axes, along, strict=True):
         place.update(at(axis, vs))
         exists[axis] = below(axis, product(vs))
     accumulator = stage.accumulators[0].dtype
-    term = build.apply("mul", *(build.apply("convert", masked(
-        build.substitute(e, place), build.all_of(exists[axis], exists[k]),
-        build.const(0, e.dtype)), dtype=accumulator)
-        for e, axis in zip(factors, (m, n), strict=True)))
+    term = build.apply(
+        "mul",
+        *(
+            build.apply(
+                "convert",
+                masked(
+                    build.substitute(e, place),
+                    build.all_of(exists[axis], exists[k]),
+                    build.const(0, e.dtype),
+                ),
+                dtype=accumulator,
+            )
+            for e, axis in zip(factors, (m, n), strict=True)
+        ),
+    )
 
     def moved(a: Assign) -> Assign:
         guard = conjunction(exists[m], exists[n], a.guard and build.substitute(a.guard, place))
-        return Assign(a.buffer, tuple(build.substitute(i, place) for i in a.indices),
-                      build.substitute(a.value, place), None if guard is build.TRUE else guard)
+        return Assign(
+            a.buffer,
+            tuple(build.substitute(i, place) for i in a.indices),
+            build.substitute(a.value, place),
+            None if guard is build.TRUE else guard,
+        )
 
-    return replace(stage, axes=(*roles.batch, m, n), reduce_axes=(k,), terms=(term,),
-                   assigns=tuple(map(moved, stage.assigns)))
+    return replace(
+        stage,
+        axes=(*roles.batch, m, n),
+        reduce_axes=(k,),
+        terms=(term,),
+        assigns=tuple(map(moved, stage.assigns)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +131,16 @@ class Unit:
 
     def parts(self, shape: Shape) -> tuple[int, ...]:
         """Those of a tile's rows and columns: warps, units, and what is in these."""
-        return (shape.down, shape.rows // (shape.down * self.rows), self.rows // self.inner_rows,
-                self.inner_rows, shape.across, shape.columns // (shape.across * self.columns),
-                self.columns // self.inner_columns, self.inner_columns)
+        return (
+            shape.down,
+            shape.rows // (shape.down * self.rows),
+            self.rows // self.inner_rows,
+            self.inner_rows,
+            shape.across,
+            shape.columns // (shape.across * self.columns),
+            self.columns // self.inner_columns,
+            self.inner_columns,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +157,13 @@ class Shape:
         """As square parts as `unit` of a warp (rows, columns) and the number of warps allow."""
         rows, columns = parameters["rows"], parameters["columns"]
         warps = max(parameters["warps"], rows * columns // (WARP * most_sums))
-        fitting = [(d, a) for d in (1, 2, 4, 8, 16) for a in (1, 2, 4, 8, 16)
-                   if d * a <= warps and rows % (d * unit[0]) == columns % (a * unit[1]) == 0]
-        down, across = max(fitting, key=lambda f: (
-            f[0] * f[1], -(rows // f[0] + columns // f[1]), f))
+        fitting = [
+            (d, a)
+            for d in (1, 2, 4, 8, 16)
+            for a in (1, 2, 4, 8, 16)
+            if d * a <= warps and rows % (d * unit[0]) == columns % (a * unit[1]) == 0
+        ]
+        down, across = max(
+            fitting, key=lambda f: (f[0] * f[1], -(rows // f[0] + columns // f[1]), f)
+        )
         return Shape(rows, columns, down, across)

@@ -67,9 +67,15 @@ class TransposeTemplate:
         stage = coalesce(nest.stages[0])
         axis, loads = _crossing(stage)
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
-        return Scheduled.of(_in_tiles(
-            schedule, axis.name, tuple(dict.fromkeys(load.source.name for load in loads)),
-            parameters["rows"], outer))
+        return Scheduled.of(
+            _in_tiles(
+                schedule,
+                axis.name,
+                tuple(dict.fromkeys(load.source.name for load in loads)),
+                parameters["rows"],
+                outer,
+            )
+        )
 
 
 def _crossing(stage: Stage) -> tuple[Var | None, tuple[Load, ...]]:
@@ -77,8 +83,9 @@ def _crossing(stage: Stage) -> tuple[Var | None, tuple[Load, ...]]:
     what these read that are nearer to each other along the one than along the other."""
     reads = [a for a in accesses(stage) if isinstance(a, Load)]
     for axis in reversed(stage.axes[:-1]):
-        crossing = tuple(a for a in reads if 0 < abs(stride(a, axis) or 0) < abs(
-            stride(a, stage.axes[-1]) or 0))
+        crossing = tuple(
+            a for a in reads if 0 < abs(stride(a, axis) or 0) < abs(stride(a, stage.axes[-1]) or 0)
+        )
         sources = {a.source for a in crossing if a.guard is None and stride(a, axis) == _step(a)}
         if sources:
             return axis, tuple(a for a in crossing if a.source in sources)
@@ -90,14 +97,18 @@ def _step(access: Load) -> int:
     return 1 if not access.indices or Pair.of(access.source, access.indices) is None else 2
 
 
-def _in_tiles(schedule: Schedule, row: str, read: Sequence[str], rows: int, outer: LoopKind
-              ) -> Schedule:
+def _in_tiles(
+    schedule: Schedule, row: str, read: Sequence[str], rows: int, outer: LoopKind
+) -> Schedule:
     """Tiles of the loop `row` and the last one, each by a block, which reads its part of some
     buffers along the rows first, so many of the last loop's iterations at a time."""
     *others, column = (name for name in schedule.loop_names if name != row)
     tile, inside = f"{column}.o", (f"{row}.i", f"{column}.i")
-    schedule = (schedule.split(column, WARP, "guard").split(row, WARP, "guard")
-                .reorder(*others, f"{row}.o", tile, *reversed(inside)))
+    schedule = (
+        schedule.split(column, WARP, "guard")
+        .split(row, WARP, "guard")
+        .reorder(*others, f"{row}.o", tile, *reversed(inside))
+    )
     for name in reversed(read):
         schedule = schedule.cache_read(name, tile, "loops", along=inside[0])
     schedule = _padded(schedule.reorder(*inside))

@@ -77,9 +77,12 @@ class WindowTemplate:
         if not slides(stage) and not (stage.axes and product(stage.reduce_axes) <= FEW_TERMS):
             return "its terms are used once"
         roles = contraction(stage)
-        if roles is not None and product(roles.columns) >= MANY_FEATURES \
-                and product(roles.rows) >= MANY_FEATURES \
-                and not ContractionTemplate().refusal(nest, target):
+        if (
+            roles is not None
+            and product(roles.columns) >= MANY_FEATURES
+            and product(roles.rows) >= MANY_FEATURES
+            and not ContractionTemplate().refusal(nest, target)
+        ):
             return "features enough for tiles of a matrix product"
         return why_not_apart(stage)
 
@@ -93,12 +96,21 @@ class WindowTemplate:
         axis, vector = _axis(stage), _vector(stage)
         points = product(stage.axes) // vector
         most = SHARE_BYTES // (vector * max(b.dtype.bytes for b in stage.outputs))
-        fits = [u for u in ALONG if axis is not None and axis.extent % u == 0
-                and u <= most and _shares_most(stage, axis)
-                and points // u >= THREADS * target.multiprocessors
-                and u * vector * product(stage.reduce_axes) * cost(*stage.terms) <= WRITTEN_OUT]
-        return {"along": fits[0] if fits else 1, "vector": vector,
-                "threads": min(THREADS, max(32, power_of_two(points)))}
+        fits = [
+            u
+            for u in ALONG
+            if axis is not None
+            and axis.extent % u == 0
+            and u <= most
+            and _shares_most(stage, axis)
+            and points // u >= THREADS * target.multiprocessors
+            and u * vector * product(stage.reduce_axes) * cost(*stage.terms) <= WRITTEN_OUT
+        ]
+        return {
+            "along": fits[0] if fits else 1,
+            "vector": vector,
+            "threads": min(THREADS, max(32, power_of_two(points))),
+        }
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         stage = coalesce(nest.stages[0])
@@ -131,8 +143,7 @@ def _vector(stage: Stage) -> int:
     return vector_width(stage, last)
 
 
-def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: LoopKind
-             ) -> Schedule:
+def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
     """The rewrites of naive loops."""
     axis, last = _axis(stage), stage.axes[-1]
     along = math.gcd(parameters["along"], axis.extent) if axis is not None else 1
@@ -150,8 +161,9 @@ def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: Lo
         schedule = schedule.vectorize(f"{last.name}.i")
     schedule, name = schedule.fuse(*others), ".".join(others)
     number = constant_extent(schedule.loops(name)[0])
-    return bound(*by_threads(
-        schedule, name, min(parameters["threads"], power_of_two(number)), outer))
+    return bound(
+        *by_threads(schedule, name, min(parameters["threads"], power_of_two(number)), outer)
+    )
 
 
 def _over_windows(schedule: Schedule, stage: Stage, own: Sequence[str], outputs: int) -> Schedule:

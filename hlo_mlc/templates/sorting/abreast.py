@@ -43,23 +43,27 @@ def by_networks(coded: Coded, target: CpuTarget) -> Scheduled:
     # What has no place goes behind all: with as much room again, a mask says that it is inside.
     masked = bool(coded.ties) and 2 * padded(n) * target.vector_bytes <= STACK
     shape = (2 * padded(n) if masked else padded(n) + bool(coded.ties), lanes)
-    codes = Buffer(f"{coded.stage.name}_codes", coded.dtype, shape if private
-                   else (groups, *shape), "stack" if private else "scratch")
+    codes = Buffer(
+        f"{coded.stage.name}_codes",
+        coded.dtype,
+        shape if private else (groups, *shape),
+        "stack" if private else "scratch",
+    )
 
     def group(number: Expr) -> Body:
         body = _Group(coded, sorting, codes, target.registers // 2, number).body()
         return allocated((codes,), body) if private else body
 
     work = groups * n * steps(n) * COMPARED
-    return Scheduled(shared_out(coded.stage.name, groups, work, group),
-                     () if private else (codes,))
+    return Scheduled(shared_out(coded.stage.name, groups, work, group), () if private else (codes,))
 
 
 class _Group:
     """A group of rows, of which the last may have fewer."""
 
-    def __init__(self, coded: Coded, sorting: Sorting, codes: Buffer, at_once: int, number: Expr
-                 ) -> None:
+    def __init__(
+        self, coded: Coded, sorting: Sorting, codes: Buffer, at_once: int, number: Expr
+    ) -> None:
         self.coded, self.sorting, self.lanes = coded, sorting, sorting.width
         self.n, self.codes, self.number = sorting.element.extent, codes, number
         self.network = Network(coded.stage.name, codes, self._place, self.n, self.lanes, at_once)
@@ -67,8 +71,12 @@ class _Group:
     def body(self) -> Body:
         """Its results."""
         ordered = self._in_order_with_ties() if self.coded.ties else self.network.in_order()
-        return (*self._either(self._fill), *self.network.pad(self.n), *ordered,
-                *self._either(self._hand_out))
+        return (
+            *self._either(self._fill),
+            *self.network.pad(self.n),
+            *ordered,
+            *self._either(self._hand_out),
+        )
 
     def _place(self, i: Expr, lane: Expr) -> tuple[Expr, ...]:
         return (i, lane) if self.codes.scope == "stack" else (self.number, i, lane)
@@ -81,8 +89,11 @@ class _Group:
             return last
         here = index.minimum(self.number, index.constant(whole - 1))
         full = body(index.multiply(here, index.constant(self.lanes)), self.lanes)
-        return (If(index.compare("lt", self.number, index.constant(whole)), full, last),) if rest \
+        return (
+            (If(index.compare("lt", self.number, index.constant(whole)), full, last),)
+            if rest
             else full
+        )
 
     def _at(self, row: Expr) -> dict[Var, Expr]:
         return decoded(self.sorting.outer, row)
@@ -95,8 +106,16 @@ class _Group:
 
     def _fill(self, first: Expr, rows: int) -> Body:
         def column(i: Expr) -> Body:
-            return (loop("lane", rows, LoopKind.VECTORIZE, lambda r: (Store(
-                self.codes, self._place(i, r), self._given(index.add(first, r), i)),)),)
+            return (
+                loop(
+                    "lane",
+                    rows,
+                    LoopKind.VECTORIZE,
+                    lambda r: (
+                        Store(self.codes, self._place(i, r), self._given(index.add(first, r), i)),
+                    ),
+                ),
+            )
 
         body = in_blocks("column", self.n, TRANSPOSED, column)
         return body if rows == self.lanes else (*self.network.pad(0), *body)
@@ -111,38 +130,75 @@ class _Group:
             return self.sorting.results(at, i, (load(self.codes, self._place(rank, r)),))
 
         if all(place not in a.indices[-1].free for a in self.sorting.stage.assigns):
-            return (loop("place", place.extent, LoopKind.SERIAL, lambda i: (
-                loop("lane", rows, LoopKind.VECTORIZE, lambda r: results(r, i)),)),)
+            return (
+                loop(
+                    "place",
+                    place.extent,
+                    LoopKind.SERIAL,
+                    lambda i: (loop("lane", rows, LoopKind.VECTORIZE, lambda r: results(r, i)),),
+                ),
+            )
 
         def across(begin: Expr, count: int) -> Body:
-            return in_blocks("row", rows, TRANSPOSED, lambda r: (
-                loop("lane", count, LoopKind.VECTORIZE,
-                     lambda i: results(r, index.add(begin, i))),))
+            return in_blocks(
+                "row",
+                rows,
+                TRANSPOSED,
+                lambda r: (
+                    loop(
+                        "lane", count, LoopKind.VECTORIZE, lambda i: results(r, index.add(begin, i))
+                    ),
+                ),
+            )
 
         whole, rest = divmod(place.extent, self.lanes)
         body: Body = ()
         if whole:
-            body += (loop("places", whole, LoopKind.SERIAL, lambda v: across(
-                index.multiply(v, index.constant(self.lanes)), self.lanes)),)
+            body += (
+                loop(
+                    "places",
+                    whole,
+                    LoopKind.SERIAL,
+                    lambda v: across(index.multiply(v, index.constant(self.lanes)), self.lanes),
+                ),
+            )
         return body + (across(index.constant(whole * self.lanes), rest) if rest else ())
 
     def _in_order_with_ties(self) -> Body:
         """What is equal but not the same comes as it came."""
         name, codes = self.coded.stage.name, self.codes
-        seen = [Seen(f"{name}_seen{k}", ties, codes, self.lanes)
-                for k, ties in enumerate(self.coded.ties)]
+        seen = [
+            Seen(f"{name}_seen{k}", ties, codes, self.lanes)
+            for k, ties in enumerate(self.coded.ties)
+        ]
         differ = Buffer(f"{name}_differ", U32, (), "register")
 
         def look(i: Expr) -> Body:
-            return (self._vector(lambda r: tuple(
-                s for one in seen for s in one.look(load(codes, self._place(i, r)), r))),)
+            return (
+                self._vector(
+                    lambda r: tuple(
+                        s for one in seen for s in one.look(load(codes, self._place(i, r)), r)
+                    )
+                ),
+            )
 
-        looked = allocated([b for one in seen for b in one.buffers], (
-            *(one.nothing() for one in seen), loop("seen", self.n, LoopKind.SERIAL, look),
-            *(one.differ(differ) for one in seen)))
-        return allocated((differ,), (
-            Store(differ, (), const(0, U32)), *looked, *self.network.in_order(),
-            If(apply("ne", load(differ, ()), const(0, U32)), self._either(self._again))))
+        looked = allocated(
+            [b for one in seen for b in one.buffers],
+            (
+                *(one.nothing() for one in seen),
+                loop("seen", self.n, LoopKind.SERIAL, look),
+                *(one.differ(differ) for one in seen),
+            ),
+        )
+        return allocated(
+            (differ,),
+            (
+                Store(differ, (), const(0, U32)),
+                *looked,
+                *self.network.in_order(),
+                If(apply("ne", load(differ, ()), const(0, U32)), self._either(self._again)),
+            ),
+        )
 
     def _again(self, first: Expr, rows: int) -> Body:
         """What has codes of a range, as it comes: how many did before is counted in each lane, what
@@ -150,8 +206,9 @@ class _Group:
         name, size = self.coded.stage.name, self.network.size
         dtype = U16 if size < 1 << 15 else U32
         ranges = self.coded.ties
-        places = [Buffer(f"{name}_place{k}", dtype, (self.lanes,), "register")
-                  for k in range(len(ranges))]
+        places = [
+            Buffer(f"{name}_place{k}", dtype, (self.lanes,), "register") for k in range(len(ranges))
+        ]
         again = Buffer(f"{name}_again", self.codes.dtype, (TRANSPOSED, self.lanes), "stack")
         to = Buffer(f"{name}_to", dtype, (TRANSPOSED, self.lanes), "stack")
         add = named_combiner("add", dtype)
@@ -160,40 +217,93 @@ class _Group:
             return loop("lane", rows, LoopKind.VECTORIZE, body)
 
         def before(i: Expr) -> Body:
-            return (lane(lambda r: tuple(
-                Accumulate((place,), (r,), add, (apply("convert", apply(
-                    "lt", load(self.codes, self._place(i, r)), const(ties[0], self.codes.dtype)),
-                    dtype=dtype),)) for place, ties in zip(places, ranges, strict=True))),)
+            return (
+                lane(
+                    lambda r: tuple(
+                        Accumulate(
+                            (place,),
+                            (r,),
+                            add,
+                            (
+                                apply(
+                                    "convert",
+                                    apply(
+                                        "lt",
+                                        load(self.codes, self._place(i, r)),
+                                        const(ties[0], self.codes.dtype),
+                                    ),
+                                    dtype=dtype,
+                                ),
+                            ),
+                        )
+                        for place, ties in zip(places, ranges, strict=True)
+                    )
+                ),
+            )
 
         def found(c: Expr, r: Expr) -> Body:
             is_one = [is_in(load(again, (c, r)), ties) for ties in ranges]
             there = const(size, dtype)
             for place, one in zip(places, is_one, strict=True):
                 there = apply("select", one, load(place, (r,)), there)
-            return (Store(to, (c, r), there), *(
-                Accumulate((place,), (r,), add, (apply("convert", one, dtype=dtype),))
-                for place, one in zip(places, is_one, strict=True)))
+            return (
+                Store(to, (c, r), there),
+                *(
+                    Accumulate((place,), (r,), add, (apply("convert", one, dtype=dtype),))
+                    for place, one in zip(places, is_one, strict=True)
+                ),
+            )
 
         def moved(c: Expr, r: Expr) -> Body:
             place, bits = load(to, (c, r)), const(2 * size - 1, dtype)
-            there = as_index(apply("and", place, bits)) if self.codes.shape[-2] == 2 * size \
+            there = (
+                as_index(apply("and", place, bits))
+                if self.codes.shape[-2] == 2 * size
                 else index.minimum(as_index(place), index.constant(size))
+            )
             return (Store(self.codes, self._place(there, r), load(again, (c, r))),)
 
         def columns(begin: Expr, count: int) -> Body:
             return (
-                loop("column", count, LoopKind.UNROLL, lambda c: (lane(lambda r: (Store(
-                    again, (c, r), self._given(index.add(first, r), index.add(begin, c))),)),)),
+                loop(
+                    "column",
+                    count,
+                    LoopKind.UNROLL,
+                    lambda c: (
+                        lane(
+                            lambda r: (
+                                Store(
+                                    again,
+                                    (c, r),
+                                    self._given(index.add(first, r), index.add(begin, c)),
+                                ),
+                            )
+                        ),
+                    ),
+                ),
                 loop("found", count, LoopKind.SERIAL, lambda c: (lane(lambda r: found(c, r)),)),
-                loop("moved", count, LoopKind.SERIAL, lambda c: (
-                    loop("row", rows, LoopKind.UNROLL, lambda r: moved(c, r)),)))
+                loop(
+                    "moved",
+                    count,
+                    LoopKind.SERIAL,
+                    lambda c: (loop("row", rows, LoopKind.UNROLL, lambda r: moved(c, r)),),
+                ),
+            )
 
         whole, rest = divmod(self.n, TRANSPOSED)
-        body: Body = (lane(lambda r: tuple(Store(b, (r,), const(0, dtype)) for b in places)),
-                      loop("before", size, LoopKind.SERIAL, before))
+        body: Body = (
+            lane(lambda r: tuple(Store(b, (r,), const(0, dtype)) for b in places)),
+            loop("before", size, LoopKind.SERIAL, before),
+        )
         if whole:
-            body += (loop("columns", whole, LoopKind.SERIAL, lambda b: columns(
-                index.multiply(b, index.constant(TRANSPOSED)), TRANSPOSED)),)
+            body += (
+                loop(
+                    "columns",
+                    whole,
+                    LoopKind.SERIAL,
+                    lambda b: columns(index.multiply(b, index.constant(TRANSPOSED)), TRANSPOSED),
+                ),
+            )
         if rest:
             body += columns(index.constant(whole * TRANSPOSED), rest)
         return allocated((*places, again, to), body)

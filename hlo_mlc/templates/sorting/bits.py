@@ -35,8 +35,12 @@ def by_bits(sorting: Sorting) -> Body:
     """Each row in a task of its own."""
     n, (key,) = sorting.element.extent, sorting.stage.sort.keys
     private = n * key.dtype.bytes <= STACK // _AT_ONCE
-    keys = Buffer(f"{sorting.stage.name}_keys", key.dtype,
-                  (n,) if private else (sorting.rows, n), "stack" if private else "scratch")
+    keys = Buffer(
+        f"{sorting.stage.name}_keys",
+        key.dtype,
+        (n,) if private else (sorting.rows, n),
+        "stack" if private else "scratch",
+    )
     if not private:
         sorting.scratch.append(keys)
 
@@ -44,9 +48,16 @@ def by_bits(sorting: Sorting) -> Body:
         at = decoded(sorting.outer, number)
         place = alone if private else functools.partial(in_row, number)
         search = _Search(sorting, keys, place, at)
-        body = (*across("fill", n, sorting.width, lambda i: (
-            Store(keys, place(i), sorting.keys(sorting.given(at, i))[0]),), LoopKind.SERIAL),
-            loop("place", sorting.stage.sort.place.extent, LoopKind.SERIAL, search.one))
+        body = (
+            *across(
+                "fill",
+                n,
+                sorting.width,
+                lambda i: (Store(keys, place(i), sorting.keys(sorting.given(at, i))[0]),),
+                LoopKind.SERIAL,
+            ),
+            loop("place", sorting.stage.sort.place.extent, LoopKind.SERIAL, search.one),
+        )
         return allocated((keys,), body) if private else body
 
     places = sorting.stage.sort.place.extent
@@ -62,10 +73,12 @@ class _Search:
         self.n = sorting.element.extent
         self.low, self.mask, self.trial, self.best = (
             Buffer(f"{sorting.stage.name}_{name}", keys.dtype, (), "register")
-            for name in ("low", "mask", "trial", "best"))
+            for name in ("low", "mask", "trial", "best")
+        )
         self.rank, self.below, self.above, self.count, self.seen, self.earlier = (
             Buffer(f"{sorting.stage.name}_{name}", U32, (), "register")
-            for name in ("rank", "below", "above", "count", "seen", "earlier"))
+            for name in ("rank", "below", "above", "count", "seen", "earlier")
+        )
         self.goes = Buffer(f"{sorting.stage.name}_goes", BOOL, (), "register")
         self.few = Buffer(f"{sorting.stage.name}_few", keys.dtype, (LEFT,), "stack")
 
@@ -73,24 +86,46 @@ class _Search:
         """The results at one place."""
         whole = const(-1, self.keys.dtype)
         rank = apply("convert", self.sorting.rank(self.at, number), dtype=U32)
-        start = (Store(self.rank, (), rank), Store(self.low, (), const(0, self.keys.dtype)),
-                 Store(self.mask, (), whole), Store(self.below, (), _ZERO),
-                 Store(self.above, (), const(self.n, U32)))
+        start = (
+            Store(self.rank, (), rank),
+            Store(self.low, (), const(0, self.keys.dtype)),
+            Store(self.mask, (), whole),
+            Store(self.below, (), _ZERO),
+            Store(self.above, (), const(self.n, U32)),
+        )
         most = LEFT if self.n >= LONG else 1
-        found: Body = (While(self._more_than(most), (
-            Store(self.earlier, (), self._left()),
-            *self._step(self._counted(self.n, self._comes_first)),
-            If(apply("eq", self._left(), load(self.earlier, ())), self._spanned()))),)
+        found: Body = (
+            While(
+                self._more_than(most),
+                (
+                    Store(self.earlier, (), self._left()),
+                    *self._step(self._counted(self.n, self._comes_first)),
+                    If(apply("eq", self._left(), load(self.earlier, ())), self._spanned()),
+                ),
+            ),
+        )
         if most > 1:
             found += (If(self._more_than(1), self._among_few()),)
-        registers = (self.low, self.mask, self.trial, self.rank, self.below, self.above,
-                     self.count, self.goes, self.earlier)
+        registers = (
+            self.low,
+            self.mask,
+            self.trial,
+            self.rank,
+            self.below,
+            self.above,
+            self.count,
+            self.goes,
+            self.earlier,
+        )
         return allocated(registers, (*start, *found, *self._hand_out(number)))
 
     def _more_than(self, most: int) -> Expr:
         """Whether more keys have all bits found so far, and there are bits in which they differ."""
-        return apply("and", apply("ne", load(self.mask, ()), const(0, self.keys.dtype)),
-                     apply("gt", self._left(), const(most, U32)))
+        return apply(
+            "and",
+            apply("ne", load(self.mask, ()), const(0, self.keys.dtype)),
+            apply("gt", self._left(), const(most, U32)),
+        )
 
     def _left(self) -> Expr:
         return apply("sub", load(self.above, ()), load(self.below, ()))
@@ -113,16 +148,19 @@ class _Search:
         half = apply("shr_logical", load(self.mask, ()), const(1, self.keys.dtype))
         bit = apply("xor", load(self.mask, ()), half)
         goes, count = load(self.goes, ()), load(self.count, ())
-        return (Store(self.trial, (), apply("or", load(self.low, ()), bit)), *counted,
-                Store(self.goes, (), apply("le", count, load(self.rank, ()))),
-                Store(self.below, (), apply("select", goes, count, load(self.below, ()))),
-                Store(self.above, (), apply("select", goes, load(self.above, ()), count)),
-                Store(self.low, (), apply("select", goes, load(self.trial, ()),
-                                          load(self.low, ()))),
-                Store(self.mask, (), half))
+        return (
+            Store(self.trial, (), apply("or", load(self.low, ()), bit)),
+            *counted,
+            Store(self.goes, (), apply("le", count, load(self.rank, ()))),
+            Store(self.below, (), apply("select", goes, count, load(self.below, ()))),
+            Store(self.above, (), apply("select", goes, load(self.above, ()), count)),
+            Store(self.low, (), apply("select", goes, load(self.trial, ()), load(self.low, ()))),
+            Store(self.mask, (), half),
+        )
 
-    def _counted(self, n: int, holds: Callable[[Expr], Expr], first: Expr = _NONE,
-                 before: Expr = _ZERO) -> Body:
+    def _counted(
+        self, n: int, holds: Callable[[Expr], Expr], first: Expr = _NONE, before: Expr = _ZERO
+    ) -> Body:
         """In `count`: of how many elements, from the first on, something holds, and so many."""
         width = self.sorting.width
         lanes = Buffer(f"{self.sorting.stage.name}_lanes", U32, (width,), "register")
@@ -137,66 +175,114 @@ class _Search:
             body: list[Stmt] = []
             for v in range(whole + (odd > 0)):
                 here = index.add(begin, index.constant(v * width))
-                body.append(loop("lane", width if v < whole else odd, LoopKind.VECTORIZE,
-                                 lambda i, here=here: each(index.add(here, i), i)))
+                body.append(
+                    loop(
+                        "lane",
+                        width if v < whole else odd,
+                        LoopKind.VECTORIZE,
+                        lambda i, here=here: each(index.add(here, i), i),
+                    )
+                )
             return tuple(body)
 
-        body = (loop("lane", width, LoopKind.VECTORIZE,
-                     lambda i: (Store(lanes, (i,), _ZERO),)),)
+        body = (loop("lane", width, LoopKind.VECTORIZE, lambda i: (Store(lanes, (i,), _ZERO),)),)
         if blocks:
-            body += (loop("block", blocks, LoopKind.SERIAL, lambda b: vectors(
-                index.multiply(b, index.constant(BLOCK)), BLOCK)),)
+            body += (
+                loop(
+                    "block",
+                    blocks,
+                    LoopKind.SERIAL,
+                    lambda b: vectors(index.multiply(b, index.constant(BLOCK)), BLOCK),
+                ),
+            )
         body += vectors(index.constant(blocks * BLOCK), rest)
-        return allocated((lanes,), (*body, Store(self.count, (), before), loop(
-            "lane", width, LoopKind.VECTORIZE, lambda i: (
-                Accumulate((self.count,), (), _ADD, (load(lanes, (i,)),)),))))
+        return allocated(
+            (lanes,),
+            (
+                *body,
+                Store(self.count, (), before),
+                loop(
+                    "lane",
+                    width,
+                    LoopKind.VECTORIZE,
+                    lambda i: (Accumulate((self.count,), (), _ADD, (load(lanes, (i,)),)),),
+                ),
+            ),
+        )
 
     def _spanned(self) -> Body:
         """From the first bit on in which the keys that are left differ."""
         dtype, width = self.keys.dtype, self.sorting.width
-        ends = {name: Buffer(f"{self.sorting.stage.name}_{name}", dtype, (), "register")
-                for name in ("min", "max")}
-        vectors = {name: Buffer(f"{b.name}s", dtype, (width,), "register")
-                   for name, b in ends.items()}
+        ends = {
+            name: Buffer(f"{self.sorting.stage.name}_{name}", dtype, (), "register")
+            for name in ("min", "max")
+        }
+        vectors = {
+            name: Buffer(f"{b.name}s", dtype, (width,), "register") for name, b in ends.items()
+        }
         combiners = {name: named_combiner(name, dtype) for name in ends}
 
         def none(name: str) -> Expr:
             return combiners[name].identity[0]
 
         def look(i: Expr) -> Body:
-            return tuple(Accumulate(
-                (vectors[name],), (index.floormod(i, width),), combiners[name],
-                (apply("select", self._is_left(i), self._key(i), none(name)),)) for name in ends)
+            return tuple(
+                Accumulate(
+                    (vectors[name],),
+                    (index.floormod(i, width),),
+                    combiners[name],
+                    (apply("select", self._is_left(i), self._key(i), none(name)),),
+                )
+                for name in ends
+            )
 
         def every(change: Callable[[str, Expr], Stmt]) -> Stmt:
-            return loop("lane", width, LoopKind.VECTORIZE,
-                        lambda i: tuple(change(name, i) for name in ends))
+            return loop(
+                "lane", width, LoopKind.VECTORIZE, lambda i: tuple(change(name, i) for name in ends)
+            )
 
         least, most = (load(ends[name], ()) for name in ends)
         differs = apply("xor", least, most)
         for power in range(dtype.bits.bit_length() - 1):
             differs = apply("or", differs, apply("shr_logical", differs, const(1 << power, dtype)))
-        return allocated((*ends.values(), *vectors.values()), (
-            every(lambda name, i: Store(vectors[name], (i,), none(name))),
-            *across("look", self.n, width, look, LoopKind.SERIAL),
-            *(Store(b, (), none(name)) for name, b in ends.items()),
-            every(lambda name, i: Accumulate((ends[name],), (), combiners[name],
-                                             (load(vectors[name], (i,)),))),
-            Store(self.mask, (), differs),
-            Store(self.low, (), apply("and", least, apply("not", load(self.mask, ()))))))
+        return allocated(
+            (*ends.values(), *vectors.values()),
+            (
+                every(lambda name, i: Store(vectors[name], (i,), none(name))),
+                *across("look", self.n, width, look, LoopKind.SERIAL),
+                *(Store(b, (), none(name)) for name, b in ends.items()),
+                every(
+                    lambda name, i: Accumulate(
+                        (ends[name],), (), combiners[name], (load(vectors[name], (i,)),)
+                    )
+                ),
+                Store(self.mask, (), differs),
+                Store(self.low, (), apply("and", least, apply("not", load(self.mask, ())))),
+            ),
+        )
 
     def _among_few(self) -> Body:
         """The bits that are left, found among the keys that have all bits found so far."""
         width, few, base = self.sorting.width, self.few, self.seen
         none = const(-1, few.dtype)  # comes before no other
-        cleared = across("few", LEFT, width, lambda i: (Store(few, (i,), none),),
-                         LoopKind.SERIAL)
-        steps = self._step(self._counted(
-            LEFT, lambda i: apply("lt", load(few, (i,)), load(self.trial, ())),
-            before=load(base, ())))
-        return allocated((few, base), (
-            *cleared, Store(self.count, (), _ZERO), *self._collect(),
-            Store(base, (), load(self.below, ())), While(self._more_than(1), steps)))
+        cleared = across("few", LEFT, width, lambda i: (Store(few, (i,), none),), LoopKind.SERIAL)
+        steps = self._step(
+            self._counted(
+                LEFT,
+                lambda i: apply("lt", load(few, (i,)), load(self.trial, ())),
+                before=load(base, ()),
+            )
+        )
+        return allocated(
+            (few, base),
+            (
+                *cleared,
+                Store(self.count, (), _ZERO),
+                *self._collect(),
+                Store(base, (), load(self.below, ())),
+                While(self._more_than(1), steps),
+            ),
+        )
 
     def _collect(self) -> Body:
         """In `few`: the keys that have all bits found so far, `count` of them."""
@@ -208,30 +294,66 @@ class _Search:
             wanted = self._is_left(i)
             to = as_index(load(held, ()))
             fits = apply("and", wanted, index.compare("lt", to, index.constant(LEFT)))
-            return (Store(self.few, (to,), self._key(i), fits), Store(held, (), apply(
-                "add", load(held, ()), apply("convert", wanted, dtype=U32))))
+            return (
+                Store(self.few, (to,), self._key(i), fits),
+                Store(held, (), apply("add", load(held, ()), apply("convert", wanted, dtype=U32))),
+            )
 
         def block(b: Var) -> Body:
             begin = index.multiply(b, index.constant(BLOCK))
             bests = Buffer(f"{self.sorting.stage.name}_bests", best.dtype, (width,), "register")
-            look: list[Stmt] = [loop("lane", width, LoopKind.VECTORIZE, lambda i: (
-                Store(bests, (i,), self._beyond(index.add(begin, i))),))]
+            look: list[Stmt] = [
+                loop(
+                    "lane",
+                    width,
+                    LoopKind.VECTORIZE,
+                    lambda i: (Store(bests, (i,), self._beyond(index.add(begin, i))),),
+                )
+            ]
             for v in range(1, BLOCK // width):
                 here = index.add(begin, index.constant(v * width))
-                look.append(loop("lane", width, LoopKind.VECTORIZE, lambda i, here=here: (
-                    Accumulate((bests,), (i,), least, (self._beyond(index.add(here, i)),)),)))
-            return allocated((bests,), (
-                *look, Store(best, (), least.identity[0]),
-                loop("lane", width, LoopKind.VECTORIZE, lambda i: (
-                    Accumulate((best,), (), least, (load(bests, (i,)),)),)),
-                If(apply("le", load(best, ()), load(self.mask, ())), (
-                    loop("taken", BLOCK, LoopKind.SERIAL,
-                         lambda i: take(index.add(begin, i))),))))
+                look.append(
+                    loop(
+                        "lane",
+                        width,
+                        LoopKind.VECTORIZE,
+                        lambda i, here=here: (
+                            Accumulate((bests,), (i,), least, (self._beyond(index.add(here, i)),)),
+                        ),
+                    )
+                )
+            return allocated(
+                (bests,),
+                (
+                    *look,
+                    Store(best, (), least.identity[0]),
+                    loop(
+                        "lane",
+                        width,
+                        LoopKind.VECTORIZE,
+                        lambda i: (Accumulate((best,), (), least, (load(bests, (i,)),)),),
+                    ),
+                    If(
+                        apply("le", load(best, ()), load(self.mask, ())),
+                        (
+                            loop(
+                                "taken", BLOCK, LoopKind.SERIAL, lambda i: take(index.add(begin, i))
+                            ),
+                        ),
+                    ),
+                ),
+            )
 
         body = allocated((best,), (loop("block", blocks, LoopKind.SERIAL, block),))
         if rest:
-            body += (loop("taken", rest, LoopKind.SERIAL, lambda i: take(
-                index.add(index.constant(blocks * BLOCK), i))),)
+            body += (
+                loop(
+                    "taken",
+                    rest,
+                    LoopKind.SERIAL,
+                    lambda i: take(index.add(index.constant(blocks * BLOCK), i)),
+                ),
+            )
         return body
 
     def _hand_out(self, number: Expr) -> Body:
@@ -239,36 +361,56 @@ class _Search:
         come before it as places are left."""
         s, n, seen = self.sorting, self.n, self.seen
         left = apply("sub", load(self.rank, ()), load(self.below, ()))
-        begin, before, position = (Buffer(f"{s.stage.name}_{name}", U32, (), "register")
-                                   for name in ("begin", "before", "position"))
+        begin, before, position = (
+            Buffer(f"{s.stage.name}_{name}", U32, (), "register")
+            for name in ("begin", "before", "position")
+        )
 
         def unless_behind(count: Buffer, **new: Expr) -> Body:
             """Stored as long as what is looked for is not behind what was counted."""
             not_yet = apply("le", load(count, ()), left)
-            return tuple(Store(b, (), apply("select", not_yet, new[name], load(b, ())))
-                         for name, b in (("begin", begin), ("before", before),
-                                         ("position", position)) if name in new)
+            return tuple(
+                Store(b, (), apply("select", not_yet, new[name], load(b, ())))
+                for name, b in (("begin", begin), ("before", before), ("position", position))
+                if name in new
+            )
 
         def block(first: Expr, count: int) -> Body:
-            return (*unless_behind(seen, begin=apply("convert", first, dtype=U32),
-                                   before=load(seen, ())),
-                    *self._counted(count, self._is_left, first),
-                    Store(seen, (), apply("add", load(seen, ()), load(self.count, ()))))
+            return (
+                *unless_behind(
+                    seen, begin=apply("convert", first, dtype=U32), before=load(seen, ())
+                ),
+                *self._counted(count, self._is_left, first),
+                Store(seen, (), apply("add", load(seen, ()), load(self.count, ()))),
+            )
 
         def one(i: Var) -> Body:
             here = index.minimum(index.add(as_index(load(begin, ())), i), index.constant(n - 1))
             found = apply("convert", self._is_left(here), dtype=U32)
-            return (*unless_behind(before, position=apply("convert", here, dtype=U32)),
-                    Store(before, (), apply("add", load(before, ()), found)))
+            return (
+                *unless_behind(before, position=apply("convert", here, dtype=U32)),
+                Store(before, (), apply("add", load(before, ()), found)),
+            )
 
         body: Body = tuple(Store(b, (), _ZERO) for b in (seen, begin, before, position))
         whole, rest = divmod(n, BLOCK)
         if whole:
-            body += (loop("block", whole, LoopKind.SERIAL, lambda b: block(
-                index.multiply(b, index.constant(BLOCK)), BLOCK)),)
+            body += (
+                loop(
+                    "block",
+                    whole,
+                    LoopKind.SERIAL,
+                    lambda b: block(index.multiply(b, index.constant(BLOCK)), BLOCK),
+                ),
+            )
         if rest:
             body += block(index.constant(whole * BLOCK), rest)
         there = index.minimum(as_index(load(position, ())), index.constant(n - 1))
-        return allocated((seen, begin, before, position), (
-            *body, loop("one", min(n, BLOCK), LoopKind.SERIAL, one),
-            *s.results(self.at, number, s.given(self.at, there))))
+        return allocated(
+            (seen, begin, before, position),
+            (
+                *body,
+                loop("one", min(n, BLOCK), LoopKind.SERIAL, one),
+                *s.results(self.at, number, s.given(self.at, there)),
+            ),
+        )

@@ -78,10 +78,12 @@ class _Candidates:
         self.digits, self.at = digits, at
         self.sorting = sorting = digits.sorting
         name, key = sorting.stage.name, sorting.stage.sort.keys[0].dtype
-        self.held, self.ties = (Buffer(f"{name}_{what}", U32, (), "register")
-                                for what in ("held", "ties"))
-        self.last, self.best = (Buffer(f"{name}_{what}", key, (), "register")
-                                for what in ("last", "best"))
+        self.held, self.ties = (
+            Buffer(f"{name}_{what}", U32, (), "register") for what in ("held", "ties")
+        )
+        self.last, self.best = (
+            Buffer(f"{name}_{what}", key, (), "register") for what in ("last", "best")
+        )
         self.bests = Buffer(f"{name}_bests", key, (sorting.width,), "register")
         self.least = named_combiner("min", key)
 
@@ -92,32 +94,45 @@ class _Candidates:
 
         def block(b: Var) -> Body:
             first = index.multiply(b, index.constant(BLOCK))
-            return self._where_wanted(first, BLOCK, (loop(
-                "part", BLOCK // s.width, LoopKind.SERIAL, lambda v: part(first, v)),))
+            return self._where_wanted(
+                first,
+                BLOCK,
+                (loop("part", BLOCK // s.width, LoopKind.SERIAL, lambda v: part(first, v)),),
+            )
 
         def part(first: Expr, v: Var) -> Body:
             here = index.add(first, index.multiply(v, index.constant(s.width)))
             return self._where_wanted(here, s.width, self._collect(here, s.width))
 
-        body = (Store(self.held, (), const(0, U32)), Store(self.ties, (), const(1, U32)),
-                *self._limit(), loop("block", blocks, LoopKind.SERIAL, block))
+        body = (
+            Store(self.held, (), const(0, U32)),
+            Store(self.ties, (), const(1, U32)),
+            *self._limit(),
+            loop("block", blocks, LoopKind.SERIAL, block),
+        )
         if rest:  # for which there is room in any case, and nothing behind it
             body += self._taken(index.constant(blocks * BLOCK), rest)
         is_few = apply("le", load(self.held, ()), const(FEW, U32))
         in_order = self.digits.sorted(self._length(), in_a_loop=True)  # once a row
-        body += (If(is_few, self._few_in_order(), in_order),
-                 *s.hand_out(self.digits.ordered, self.at))
+        body += (
+            If(is_few, self._few_in_order(), in_order),
+            *s.hand_out(self.digits.ordered, self.at),
+        )
         return allocated((self.held, self.ties, self.last, self.best), body)
 
     def _length(self, most: int | None = None) -> Expr:
-        return index.minimum(as_index(load(self.held, ())),
-                             index.constant(most or self.digits.most))
+        return index.minimum(
+            as_index(load(self.held, ())), index.constant(most or self.digits.most)
+        )
 
     def _is_wanted(self, key: Expr) -> Expr:
         """Whether it comes before the last of those that are kept; until there are some, whether it
         does not come behind the limit."""
-        tied = apply("and", apply("eq", key, load(self.last, ())),
-                     apply("ne", load(self.ties, ()), const(0, U32)))
+        tied = apply(
+            "and",
+            apply("eq", key, load(self.last, ())),
+            apply("ne", load(self.ties, ()), const(0, U32)),
+        )
         return apply("or", apply("lt", key, load(self.last, ())), tied)
 
     def _limit(self) -> Body:
@@ -130,12 +145,14 @@ class _Candidates:
         name, (start,) = s.stage.name, self.least.identity
         found = Buffer(f"{name}_found", key, (groups,), "stack")
         less = Buffer(f"{name}_less", U32, (groups,), "stack")
-        inner = found if vectors > IN_REGISTERS else Buffer(
-            f"{name}_groups", key, (groups,), "register")
+        inner = (
+            found
+            if vectors > IN_REGISTERS
+            else Buffer(f"{name}_groups", key, (groups,), "register")
+        )
         kind = LoopKind.SERIAL if inner is found else LoopKind.UNROLL
 
-        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind = LoopKind.SERIAL
-                 ) -> Body:
+        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind = LoopKind.SERIAL) -> Body:
             return across(name, groups, s.width, body, kind)
 
         def smallest(first: Expr, i: Expr) -> Body:
@@ -148,23 +165,44 @@ class _Candidates:
 
         def last(i: Expr) -> Body:
             is_first = apply("lt", load(less, (i,)), const(kept, U32))
-            return (Accumulate((self.last,), (), most, (apply(
-                "select", is_first, load(found, (i,)), most.identity[0]),)),)
+            return (
+                Accumulate(
+                    (self.last,),
+                    (),
+                    most,
+                    (apply("select", is_first, load(found, (i,)), most.identity[0]),),
+                ),
+            )
 
         most = named_combiner("max", key)
         # Of n elements in r rounds n / r are up to the limit, or fewer.
         rounds = min(n // groups, math.isqrt(TAKEN * n // groups))
-        body = (*each("start", lambda i: (Store(inner, (i,), start),), kind),
-                loop("round", rounds, LoopKind.SERIAL, lambda r: each(
-                    "group", functools.partial(
-                        smallest, index.multiply(r, index.constant(n // rounds))), kind)))
+        body = (
+            *each("start", lambda i: (Store(inner, (i,), start),), kind),
+            loop(
+                "round",
+                rounds,
+                LoopKind.SERIAL,
+                lambda r: each(
+                    "group",
+                    functools.partial(smallest, index.multiply(r, index.constant(n // rounds))),
+                    kind,
+                ),
+            ),
+        )
         if inner is not found:
             body += each("found", lambda i: (Store(found, (i,), load(inner, (i,))),), kind)
-        body += (*each("less", lambda i: (Store(less, (i,), const(0, U32)),)),
-                 loop("other", groups, LoopKind.SERIAL, lambda h: each(
-                     "below", functools.partial(below, h), kind)),
-                 Store(self.last, (), most.identity[0]),
-                 *each("last", last))
+        body += (
+            *each("less", lambda i: (Store(less, (i,), const(0, U32)),)),
+            loop(
+                "other",
+                groups,
+                LoopKind.SERIAL,
+                lambda h: each("below", functools.partial(below, h), kind),
+            ),
+            Store(self.last, (), most.identity[0]),
+            *each("last", last),
+        )
         return allocated((found, less, *((inner,) if inner is not found else ())), body)
 
     def _few_in_order(self) -> Body:
@@ -174,17 +212,34 @@ class _Candidates:
         rank = Buffer(f"{s.stage.name}_rank", U32, (FEW,), "stack")
 
         body = (
-            *across("cleared", FEW, s.width, lambda i: (
-                Store(keys, (i,), const(0, keys.dtype)), Store(rank, (i,), const(0, U32))),
-                LoopKind.SERIAL),
-            loop("keys", length, LoopKind.SERIAL, lambda i: (
-                Store(keys, (i,), s.keys(d.front.read(i))[0]),)),
+            *across(
+                "cleared",
+                FEW,
+                s.width,
+                lambda i: (
+                    Store(keys, (i,), const(0, keys.dtype)),
+                    Store(rank, (i,), const(0, U32)),
+                ),
+                LoopKind.SERIAL,
+            ),
+            loop(
+                "keys",
+                length,
+                LoopKind.SERIAL,
+                lambda i: (Store(keys, (i,), s.keys(d.front.read(i))[0]),),
+            ),
             counted(s, (keys,), rank, length),
-            loop("moved", length, LoopKind.SERIAL, lambda i: moved(
-                d.front.read(i), d.back, load(rank, (i,)), index.constant(d.most))))
+            loop(
+                "moved",
+                length,
+                LoopKind.SERIAL,
+                lambda i: moved(d.front.read(i), d.back, load(rank, (i,)), index.constant(d.most)),
+            ),
+        )
         if d.ordered is d.front:
-            body += (loop("back", length, LoopKind.SERIAL,
-                          lambda i: d.front.store(i, d.back.read(i))),)
+            body += (
+                loop("back", length, LoopKind.SERIAL, lambda i: d.front.store(i, d.back.read(i))),
+            )
         return allocated((keys, rank), body)
 
     def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
@@ -202,13 +257,34 @@ class _Candidates:
         def lane(body: Callable[[Var], Body]) -> Stmt:
             return loop("lane", width, LoopKind.VECTORIZE, body)
 
-        each = loop("vector", count // width, LoopKind.UNROLL, lambda v: (lane(lambda i: (
-            Accumulate((self.bests,), (i,), self.least, (key(index.add(index.multiply(
-                v, index.constant(width)), i)),)),)),))
-        return allocated((self.bests,), (
-            lane(lambda i: (Store(self.bests, (i,), start),)), each, Store(self.best, (), start),
-            lane(lambda i: (Accumulate((self.best,), (), self.least,
-                                       (load(self.bests, (i,)),)),))))
+        each = loop(
+            "vector",
+            count // width,
+            LoopKind.UNROLL,
+            lambda v: (
+                lane(
+                    lambda i: (
+                        Accumulate(
+                            (self.bests,),
+                            (i,),
+                            self.least,
+                            (key(index.add(index.multiply(v, index.constant(width)), i)),),
+                        ),
+                    )
+                ),
+            ),
+        )
+        return allocated(
+            (self.bests,),
+            (
+                lane(lambda i: (Store(self.bests, (i,), start),)),
+                each,
+                Store(self.best, (), start),
+                lane(
+                    lambda i: (Accumulate((self.best,), (), self.least, (load(self.bests, (i,)),)),)
+                ),
+            ),
+        )
 
     def _collect(self, first: Expr, count: int) -> Body:
         """The candidates among some elements; when there is no room for more, only the first of
@@ -225,9 +301,14 @@ class _Candidates:
             wanted = self._is_wanted(s.keys(values)[0])
             to = as_index(load(self.held, ()))
             guard = apply("and", wanted, index.compare("lt", to, index.constant(self.digits.most)))
-            return (*self.digits.front.store(to, values, guard),
-                    Store(self.held, (), apply("add", load(self.held, ()),
-                                               apply("convert", wanted, dtype=U32))))
+            return (
+                *self.digits.front.store(to, values, guard),
+                Store(
+                    self.held,
+                    (),
+                    apply("add", load(self.held, ()), apply("convert", wanted, dtype=U32)),
+                ),
+            )
 
         return (loop("taken", count, LoopKind.SERIAL, take),)
 
@@ -235,8 +316,17 @@ class _Candidates:
         d, kept = self.digits, first_wanted(self.sorting.stage)
         steps = d.sorted(self._length())
         if d.ordered is not d.front:
-            steps += across("kept", kept, self.sorting.width,
-                            lambda i: d.front.store(i, d.ordered.read(i)), LoopKind.SERIAL)
+            steps += across(
+                "kept",
+                kept,
+                self.sorting.width,
+                lambda i: d.front.store(i, d.ordered.read(i)),
+                LoopKind.SERIAL,
+            )
         last = self.sorting.keys(d.front.read(index.constant(kept - 1)))[0]
-        return (*steps, Store(self.last, (), last), Store(self.ties, (), const(0, U32)),
-                Store(self.held, (), const(kept, U32)))
+        return (
+            *steps,
+            Store(self.last, (), last),
+            Store(self.ties, (), const(0, U32)),
+            Store(self.held, (), const(kept, U32)),
+        )

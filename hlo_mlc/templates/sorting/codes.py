@@ -54,9 +54,14 @@ def by_element(stage: Stage, kept: tuple[Var, ...]) -> Coded | None:
                 code = Var(f"{stage.name}_code", key.dtype)
                 term = stage.terms[stage.accumulators.index(element)]
                 return Coded(
-                    _sorted_by(stage, code, _turned(encode.code(term), upwards), {
-                        element: encode.element(_turned(code, upwards))}),
-                    tuple(_turned_range(r, key.dtype, upwards) for r in encode.ties))
+                    _sorted_by(
+                        stage,
+                        code,
+                        _turned(encode.code(term), upwards),
+                        {element: encode.element(_turned(code, upwards))},
+                    ),
+                    tuple(_turned_range(r, key.dtype, upwards) for r in encode.ties),
+                )
     return None
 
 
@@ -74,15 +79,21 @@ def by_position(stage: Stage) -> Coded | None:
     whole = apply("or", high, apply("convert", element, dtype=dtype))
     position = as_index(apply("and", code, const((1 << low) - 1, dtype)))
     there = {element: index.minimum(position, index.constant(element.extent - 1))}
-    return Coded(_sorted_by(stage, code, whole, {
-        v: substitute(term, there) for v, term in terms.items()}), is_by_position=True)
+    return Coded(
+        _sorted_by(stage, code, whole, {v: substitute(term, there) for v, term in terms.items()}),
+        is_by_position=True,
+    )
 
 
 def _sorted_by(stage: Stage, code: Var, term: Expr, values: dict[Var, Expr]) -> Stage:
     """The stage as a sort of codes, which tell the values of its accumulators."""
     return replace(
-        stage, terms=(term,), accumulators=(code,), sort=replace(stage.sort, keys=(code,)),
-        assigns=tuple(replace(a, value=substitute(a.value, values)) for a in stage.assigns))
+        stage,
+        terms=(term,),
+        accumulators=(code,),
+        sort=replace(stage.sort, keys=(code,)),
+        assigns=tuple(replace(a, value=substitute(a.value, values)) for a in stage.assigns),
+    )
 
 
 def _turned(code: Expr, upwards: bool) -> Expr:

@@ -50,8 +50,11 @@ def by_digits(sorting: Sorting) -> Body:
         place = alone if private else functools.partial(in_row, number)
         begin = index.constant(0)
         digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, begin), n)
-        body = (*sorting.fill(digits.front, at, begin, n), *digits.sorted(index.constant(n)),
-                *sorting.hand_out(digits.ordered, at))
+        body = (
+            *sorting.fill(digits.front, at, begin, n),
+            *digits.sorted(index.constant(n)),
+            *sorting.hand_out(digits.ordered, at),
+        )
         return allocated((*front, *back), body) if private else body
 
     total = sorting.rows * n * MOVED * (len(sorting.digits) + 2)
@@ -95,38 +98,79 @@ class Digits:
         `in_a_loop`: pairs of digits of a key are a loop, which takes half as long to compile, and
         5 to 10 % longer to run: where a digit is, it has to be told, and not its byte loaded.
         """
-        digits = [_Digit(key, index.constant(d), index.constant(bit))
-                  for d, (key, bit) in enumerate(self.sorting.digits)]
-        counts = Buffer(f"{self.sorting.stage.name}_counts", U32,
-                        (len(digits), self._places, self._counters), "stack")
-        zero = loop("cleared", len(digits), LoopKind.SERIAL, lambda d: (
-            loop("places", self._places, LoopKind.SERIAL, lambda q: across(
-                "digit", self._counters, self.sorting.width,
-                lambda i: (Store(counts, (d, q, i), const(0, U32)),), LoopKind.SERIAL)),))
+        digits = [
+            _Digit(key, index.constant(d), index.constant(bit))
+            for d, (key, bit) in enumerate(self.sorting.digits)
+        ]
+        counts = Buffer(
+            f"{self.sorting.stage.name}_counts",
+            U32,
+            (len(digits), self._places, self._counters),
+            "stack",
+        )
+        zero = loop(
+            "cleared",
+            len(digits),
+            LoopKind.SERIAL,
+            lambda d: (
+                loop(
+                    "places",
+                    self._places,
+                    LoopKind.SERIAL,
+                    lambda q: across(
+                        "digit",
+                        self._counters,
+                        self.sorting.width,
+                        lambda i: (Store(counts, (d, q, i), const(0, U32)),),
+                        LoopKind.SERIAL,
+                    ),
+                ),
+            ),
+        )
         first = self.front.read(index.constant(0))
 
         def count(q: int, i: Expr) -> Body:
             record = self.front.read(i)
-            return tuple(Accumulate((counts,), self._counter(d, q, self._digit(d, record)), _ADD,
-                                    (_ONE,)) for d in digits)
+            return tuple(
+                Accumulate((counts,), self._counter(d, q, self._digit(d, record)), _ADD, (_ONE,))
+                for d in digits
+            )
 
         def differ(d: _Digit) -> Expr:
-            same = self._counted(counts, functools.partial(
-                self._counter, d, digit=self._digit(d, first)))
+            same = self._counted(
+                counts, functools.partial(self._counter, d, digit=self._digit(d, first))
+            )
             return apply("ne", same, apply("convert", length, dtype=U32))
 
         def two(one: _Digit, other: _Digit) -> Body:
-            return (If(apply("or", differ(one), differ(other)), (
-                *self._pass(counts, one, self.front, self.back, length),
-                *self._pass(counts, other, self.back, self.front, length))),)
+            return (
+                If(
+                    apply("or", differ(one), differ(other)),
+                    (
+                        *self._pass(counts, one, self.front, self.back, length),
+                        *self._pass(counts, other, self.back, self.front, length),
+                    ),
+                ),
+            )
 
         body: list[Stmt] = [zero, *self._in_places(length, count)]
         begin = 0
         while begin + 1 < len(digits):
             pairs = self._pairs(begin) if in_a_loop else 1
-            body += two(*digits[begin:begin + 2]) if pairs < 2 else (
-                loop("pair", pairs, LoopKind.SERIAL, lambda p, d=begin: two(
-                    *(self._further(digit, p) for digit in digits[d:d + 2]))),)
+            body += (
+                two(*digits[begin : begin + 2])
+                if pairs < 2
+                else (
+                    loop(
+                        "pair",
+                        pairs,
+                        LoopKind.SERIAL,
+                        lambda p, d=begin: two(
+                            *(self._further(digit, p) for digit in digits[d : d + 2])
+                        ),
+                    ),
+                )
+            )
             begin += 2 * max(pairs, 1)
         if begin < len(digits):
             body += self._pass(counts, digits[begin], self.front, self.back, length)
@@ -151,18 +195,26 @@ class Digits:
         part = index.floordiv(length, places)
 
         def together(i: Var) -> Body:
-            return tuple(s for q in range(places) for s in body(
-                q, index.add(index.multiply(part, index.constant(q)), i)))
+            return tuple(
+                s
+                for q in range(places)
+                for s in body(q, index.add(index.multiply(part, index.constant(q)), i))
+            )
 
         done = index.multiply(part, index.constant(places))
-        rest = loop("counted_last", index.subtract(length, done), LoopKind.SERIAL,
-                    lambda i: body(0, index.add(done, i)))
+        rest = loop(
+            "counted_last",
+            index.subtract(length, done),
+            LoopKind.SERIAL,
+            lambda i: body(0, index.add(done, i)),
+        )
         return (loop("counted", part, LoopKind.SERIAL, together), *((rest,) if places > 1 else ()))
 
     def _counted(self, counts: Buffer, counter: Callable[[int], tuple[Expr, ...]]) -> Expr:
         """The records that were counted in all places."""
-        return functools.reduce(functools.partial(apply, "add"), [
-            load(counts, counter(q)) for q in range(self._places)])
+        return functools.reduce(
+            functools.partial(apply, "add"), [load(counts, counter(q)) for q in range(self._places)]
+        )
 
     def _digit(self, digit: _Digit, values: Sequence[Expr]) -> Expr:
         """A digit of a record, an integer of 16 bits at most."""
@@ -185,26 +237,35 @@ class Digits:
         """Where the records with each digit begin, then every record to the next place of its."""
         name = self.sorting.stage.name
         total, own = (Buffer(f"{name}_{what}", U32, (), "register") for what in ("total", "own"))
-        digit = Buffer(f"{name}_digit", U8 if self.sorting.digit == U8.bits else U16, (),
-                       "register")
+        digit = Buffer(
+            f"{name}_digit", U8 if self.sorting.digit == U8.bits else U16, (), "register"
+        )
 
         def begin(d: Var) -> Body:
             def counter(q: int) -> tuple[Expr, ...]:
                 return which.number, index.constant(q), d
 
-            return (Store(own, (), self._counted(counts, counter)),
-                    Store(counts, counter(0), load(total, ())),
-                    Store(total, (), apply("add", load(total, ()), load(own, ()))))
+            return (
+                Store(own, (), self._counted(counts, counter)),
+                Store(counts, counter(0), load(total, ())),
+                Store(total, (), apply("add", load(total, ()), load(own, ()))),
+            )
 
         def move(i: Expr) -> Body:
             counter = self._counter(which, 0, load(digit, ()))
             record = front.read(i)
-            return (Store(digit, (), self._digit(which, record)),
-                    Store(own, (), load(counts, counter)),
-                    *moved(record, back, load(own, ()), length),
-                    Store(counts, counter, apply("add", load(own, ()), _ONE)))
+            return (
+                Store(digit, (), self._digit(which, record)),
+                Store(own, (), load(counts, counter)),
+                *moved(record, back, load(own, ()), length),
+                Store(counts, counter, apply("add", load(own, ()), _ONE)),
+            )
 
-        return allocated((total, own, digit), (
-            Store(total, (), const(0, U32)),
-            loop("digit", self._counters, LoopKind.SERIAL, begin),
-            loop("moved", length, LoopKind.SERIAL, move)))
+        return allocated(
+            (total, own, digit),
+            (
+                Store(total, (), const(0, U32)),
+                loop("digit", self._counters, LoopKind.SERIAL, begin),
+                loop("moved", length, LoopKind.SERIAL, move),
+            ),
+        )

@@ -42,8 +42,9 @@ BLOCK = 1 << 15
 def part_count(coded: Coded, target: CpuTarget) -> int:
     """The parts of a row, each a task: a power of two."""
     n, most, parts = coded.stage.reduce_axes[0].extent, RUN * rows_abreast(coded, target), 1
-    while n > parts * most or (row_count(coded.stage) * parts < target.cores
-                               and n >= 2 * parts * PART):
+    while n > parts * most or (
+        row_count(coded.stage) * parts < target.cores and n >= 2 * parts * PART
+    ):
         parts *= 2
     return parts
 
@@ -73,15 +74,24 @@ class _Rows:
         self.run = -(-self.n // (self.parts * self.lanes * self.lanes)) * self.lanes
         self.part = self.run * self.lanes
         total = self.sorting.rows * self.parts * self.part
-        self.rooms = Buffer(f"{self.name}_rooms", coded.dtype, (
-            2 if self.parts > 1 or coded.ties else 1, total + self.lanes), "scratch")
+        self.rooms = Buffer(
+            f"{self.name}_rooms",
+            coded.dtype,
+            (2 if self.parts > 1 or coded.ties else 1, total + self.lanes),
+            "scratch",
+        )
         self.at_once = target.registers // 2
         # The smallest and the largest code of each range of equal elements, in each part.
-        self.ends = Buffer(f"{self.name}_ends", coded.dtype, (
-            self.sorting.rows * self.parts, max(1, len(coded.ties)), len(KINDS)), "scratch")
+        self.ends = Buffer(
+            f"{self.name}_ends",
+            coded.dtype,
+            (self.sorting.rows * self.parts, max(1, len(coded.ties)), len(KINDS)),
+            "scratch",
+        )
         # And how many each part has of a range, where these are written once more.
-        self.counts = Buffer(f"{self.name}_counts", U32, (self.sorting.rows * self.parts,),
-                             "scratch")
+        self.counts = Buffer(
+            f"{self.name}_counts", U32, (self.sorting.rows * self.parts,), "scratch"
+        )
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
@@ -91,9 +101,13 @@ class _Rows:
         """All of it."""
         parts = self.sorting.rows * self.parts
         work = parts * self.part * COMPARED * (steps(self.run) + MERGED * self.lanes.bit_length())
-        return (*shared_out(f"{self.name}_part", parts, work, self._part),
-                *_behind(self.rooms, self.lanes), *self._merged(), *self._with_ties(),
-                *self._handed_out())
+        return (
+            *shared_out(f"{self.name}_part", parts, work, self._part),
+            *_behind(self.rooms, self.lanes),
+            *self._merged(),
+            *self._with_ties(),
+            *self._handed_out(),
+        )
 
     def _in_order(self, position: Expr) -> tuple[Expr, ...]:
         """Where the codes of all rows are in the end."""
@@ -107,29 +121,60 @@ class _Rows:
 
     def _part(self, number: Expr) -> Body:
         """One part, into the first room."""
-        codes = Buffer(f"{self.name}_codes", self.coded.dtype, (padded(self.run), self.lanes),
-                       "stack")
-        network = Network(self.name, codes, lambda i, lane: (i, lane), self.run, self.lanes,
-                          self.at_once)
-        stacks = Buffer(f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes),
-                        "stack")
-        levels, place = self.lanes.bit_length() - 1, index.multiply(
-            number, index.constant(self.part))
+        codes = Buffer(
+            f"{self.name}_codes", self.coded.dtype, (padded(self.run), self.lanes), "stack"
+        )
+        network = Network(
+            self.name, codes, lambda i, lane: (i, lane), self.run, self.lanes, self.at_once
+        )
+        stacks = Buffer(
+            f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes), "stack"
+        )
+        levels, place = (
+            self.lanes.bit_length() - 1,
+            index.multiply(number, index.constant(self.part)),
+        )
         piece = min(2 * self.run, self.part // CHAINS)
 
         def merged(level: Expr, write: Place, into: Buffer) -> Body:
             merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
-            return (loop("piece", self.part // (CHAINS * piece), LoopKind.SERIAL, lambda p:
-                    merge.pieces(p, stacks, _in_turn(level), into, write)),)
+            return (
+                loop(
+                    "piece",
+                    self.part // (CHAINS * piece),
+                    LoopKind.SERIAL,
+                    lambda p: merge.pieces(p, stacks, _in_turn(level), into, write),
+                ),
+            )
 
-        return allocated((codes, stacks), (
-            *self._fill(number, codes), *self._looked_at(number, codes),
-            *network.pad(self.run), *network.in_order(), *self._apart(codes, stacks),
-            *_behind(stacks, self.lanes),
-            *((loop("level", levels - 1, LoopKind.SERIAL, lambda k: merged(
-                k, _in_turn(index.add(k, index.constant(1))), stacks)),) if levels > 1 else ()),
-            *merged(index.constant(levels - 1),
-                    lambda i: (index.constant(0), index.add(place, i)), self.rooms)))
+        return allocated(
+            (codes, stacks),
+            (
+                *self._fill(number, codes),
+                *self._looked_at(number, codes),
+                *network.pad(self.run),
+                *network.in_order(),
+                *self._apart(codes, stacks),
+                *_behind(stacks, self.lanes),
+                *(
+                    (
+                        loop(
+                            "level",
+                            levels - 1,
+                            LoopKind.SERIAL,
+                            lambda k: merged(k, _in_turn(index.add(k, index.constant(1))), stacks),
+                        ),
+                    )
+                    if levels > 1
+                    else ()
+                ),
+                *merged(
+                    index.constant(levels - 1),
+                    lambda i: (index.constant(0), index.add(place, i)),
+                    self.rooms,
+                ),
+            ),
+        )
 
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
@@ -138,12 +183,16 @@ class _Rows:
 
         def column(i: Expr) -> Body:
             def one(lane: Expr) -> Body:
-                here = index.add(index.add(first, i), index.multiply(
-                    lane, index.constant(self.run)))
+                here = index.add(
+                    index.add(first, i), index.multiply(lane, index.constant(self.run))
+                )
                 code = self.sorting.given(at, index.minimum(here, index.constant(self.n - 1)))[0]
                 inside = index.compare("lt", here, index.constant(self.n))
-                return (Store(codes, (i, lane), apply(
-                    "select", inside, code, const(-1, self.coded.dtype))),)
+                return (
+                    Store(
+                        codes, (i, lane), apply("select", inside, code, const(-1, self.coded.dtype))
+                    ),
+                )
 
             return (loop("lane", self.lanes, LoopKind.VECTORIZE, one),)
 
@@ -151,28 +200,69 @@ class _Rows:
 
     def _looked_at(self, number: Expr, codes: Buffer) -> Body:
         """Which codes of elements that are equal there are."""
-        seen = [Seen(f"{self.name}_seen{k}", ties, codes, self.lanes)
-                for k, ties in enumerate(self.coded.ties)]
+        seen = [
+            Seen(f"{self.name}_seen{k}", ties, codes, self.lanes)
+            for k, ties in enumerate(self.coded.ties)
+        ]
 
         def look(i: Expr) -> Body:
-            return (loop("lane", self.lanes, LoopKind.VECTORIZE, lambda lane: tuple(
-                s for one in seen for s in one.look(load(codes, (i, lane)), lane))),)
+            return (
+                loop(
+                    "lane",
+                    self.lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane: tuple(
+                        s for one in seen for s in one.look(load(codes, (i, lane)), lane)
+                    ),
+                ),
+            )
 
-        found = tuple(s for k, one in enumerate(seen)
-                      for s in one.keep(self.ends, number, index.constant(k)))
-        return allocated([b for one in seen for b in one.buffers], (
-            *(one.nothing() for one in seen), loop("seen", self.run, LoopKind.SERIAL, look),
-            *found)) if seen else ()
+        found = tuple(
+            s for k, one in enumerate(seen) for s in one.keep(self.ends, number, index.constant(k))
+        )
+        return (
+            allocated(
+                [b for one in seen for b in one.buffers],
+                (
+                    *(one.nothing() for one in seen),
+                    loop("seen", self.run, LoopKind.SERIAL, look),
+                    *found,
+                ),
+            )
+            if seen
+            else ()
+        )
 
     def _apart(self, codes: Buffer, into: Buffer) -> Body:
         """The runs one behind the other."""
+
         def vectors(v: Var) -> Body:
             begin = index.multiply(v, index.constant(self.lanes))
-            return in_blocks("run", self.lanes, self.lanes, lambda r: (
-                loop("lane", self.lanes, LoopKind.VECTORIZE, lambda i: (Store(into, (
-                    index.constant(0), index.add(index.multiply(r, index.constant(self.run)),
-                                                 index.add(begin, i))),
-                    load(codes, (index.add(begin, i), r))),)),))
+            return in_blocks(
+                "run",
+                self.lanes,
+                self.lanes,
+                lambda r: (
+                    loop(
+                        "lane",
+                        self.lanes,
+                        LoopKind.VECTORIZE,
+                        lambda i: (
+                            Store(
+                                into,
+                                (
+                                    index.constant(0),
+                                    index.add(
+                                        index.multiply(r, index.constant(self.run)),
+                                        index.add(begin, i),
+                                    ),
+                                ),
+                                load(codes, (index.add(begin, i), r)),
+                            ),
+                        ),
+                    ),
+                ),
+            )
 
         return (loop("vectors", self.run // self.lanes, LoopKind.SERIAL, vectors),)
 
@@ -191,10 +281,12 @@ class _Rows:
 
             def task(number: Expr) -> Body:
                 row = index.multiply(index.floordiv(number, size // share), index.constant(size))
-                read, write = (_from(row, _in_turn(index.add(k, index.constant(turn))))
-                               for turn in range(2))
-                return merge.pieces(index.floormod(number, size // share), self.rooms, read,
-                                    self.rooms, write)
+                read, write = (
+                    _from(row, _in_turn(index.add(k, index.constant(turn)))) for turn in range(2)
+                )
+                return merge.pieces(
+                    index.floormod(number, size // share), self.rooms, read, self.rooms, write
+                )
 
             return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
 
@@ -207,18 +299,39 @@ class _Rows:
         parts, ties = self.sorting.rows * self.parts, self.coded.ties
 
         def one(k: Var) -> Body:
-            low, span = (self._of(k, [end(t) for t in ties]) for end in (
-                lambda t: t[0], lambda t: t[1] - t[0]))
-            return allocated((some,), (
-                Store(some, (), const(0, U32)),
-                loop("row", self.sorting.rows, LoopKind.SERIAL,
-                     functools.partial(self._differ, k, some)),
-                If(apply("ne", load(some, ()), const(0, U32)), (
-                    *shared_out(f"{self.name}_ties", parts, parts * self.part * MERGED,
-                                functools.partial(self._collect, low, span)),
-                    *shared_out(f"{self.name}_again", self.sorting.rows,
+            low, span = (
+                self._of(k, [end(t) for t in ties])
+                for end in (lambda t: t[0], lambda t: t[1] - t[0])
+            )
+            return allocated(
+                (some,),
+                (
+                    Store(some, (), const(0, U32)),
+                    loop(
+                        "row",
+                        self.sorting.rows,
+                        LoopKind.SERIAL,
+                        functools.partial(self._differ, k, some),
+                    ),
+                    If(
+                        apply("ne", load(some, ()), const(0, U32)),
+                        (
+                            *shared_out(
+                                f"{self.name}_ties",
+                                parts,
+                                parts * self.part * MERGED,
+                                functools.partial(self._collect, low, span),
+                            ),
+                            *shared_out(
+                                f"{self.name}_again",
+                                self.sorting.rows,
                                 parts * self.part * COMPARED,
-                                functools.partial(self._again, low))))))
+                                functools.partial(self._again, low),
+                            ),
+                        ),
+                    ),
+                ),
+            )
 
         return (loop("range", len(ties), LoopKind.SERIAL, one),) if ties else ()
 
@@ -235,13 +348,27 @@ class _Rows:
         folds = [named_combiner(kind, self.coded.dtype) for kind in KINDS]
         part = index.multiply(row, index.constant(self.parts))
         differs = apply("convert", apply("lt", *(load(end, ()) for end in ends)), dtype=U32)
-        return allocated(ends, (
-            *(Store(end, (), fold.identity[0]) for end, fold in zip(ends, folds, strict=True)),
-            loop("part", self.parts, LoopKind.SERIAL, lambda p: tuple(
-                Accumulate((end,), (), fold, (load(self.ends, (
-                    index.add(part, p), k, index.constant(n))),))
-                for n, (end, fold) in enumerate(zip(ends, folds, strict=True)))),
-            Accumulate((some,), (), named_combiner("or", U32), (differs,))))
+        return allocated(
+            ends,
+            (
+                *(Store(end, (), fold.identity[0]) for end, fold in zip(ends, folds, strict=True)),
+                loop(
+                    "part",
+                    self.parts,
+                    LoopKind.SERIAL,
+                    lambda p: tuple(
+                        Accumulate(
+                            (end,),
+                            (),
+                            fold,
+                            (load(self.ends, (index.add(part, p), k, index.constant(n))),),
+                        )
+                        for n, (end, fold) in enumerate(zip(ends, folds, strict=True))
+                    ),
+                ),
+                Accumulate((some,), (), named_combiner("or", U32), (differs,)),
+            ),
+        )
 
     def _collect(self, low: Expr, span: Expr, number: Expr) -> Body:
         """What a part has of a range, and how many."""
@@ -257,11 +384,25 @@ class _Rows:
         def inside(i: Expr) -> Expr:
             return index.compare("lt", index.add(first, i), index.constant(self.n))
 
-        return allocated((found,), (*in_turn(
-            self.name, low, span, self.lanes, self.part, given,
-            inside if self.parts * self.part > self.n else None, found, lambda k, code: (
-                Store(self.rooms, self._as_it_came(index.add(begin, k)), code),)),
-            Store(self.counts, (number,), load(found, ()))))
+        return allocated(
+            (found,),
+            (
+                *in_turn(
+                    self.name,
+                    low,
+                    span,
+                    self.lanes,
+                    self.part,
+                    given,
+                    inside if self.parts * self.part > self.n else None,
+                    found,
+                    lambda k, code: (
+                        Store(self.rooms, self._as_it_came(index.add(begin, k)), code),
+                    ),
+                ),
+                Store(self.counts, (number,), load(found, ())),
+            ),
+        )
 
     def _again(self, low: Expr, row: Expr) -> Body:
         """What the parts of a row have of a range, where they begin in it."""
@@ -272,30 +413,59 @@ class _Rows:
         def put(p: Var) -> Body:
             number = index.add(part, p)
             source = index.multiply(number, index.constant(self.part))
-            count = index.minimum(as_index(load(self.counts, (number,))),
-                                  index.constant(self.part))
+            count = index.minimum(as_index(load(self.counts, (number,))), index.constant(self.part))
             vectors = index.floordiv(count, self.lanes)
 
             def one(i: Expr, width: int, lane: Expr) -> Body:
-                there = index.minimum(index.add(as_index(load(position, ())), i),
-                                      index.constant(size - width))
-                return (Store(self.rooms, self._in_order(index.add(first, index.add(there, lane))),
-                              load(self.rooms, self._as_it_came(index.add(source, index.add(
-                                  i, lane))))),)
+                there = index.minimum(
+                    index.add(as_index(load(position, ())), i), index.constant(size - width)
+                )
+                return (
+                    Store(
+                        self.rooms,
+                        self._in_order(index.add(first, index.add(there, lane))),
+                        load(self.rooms, self._as_it_came(index.add(source, index.add(i, lane)))),
+                    ),
+                )
 
             return (
-                loop("vector", vectors, LoopKind.SERIAL, lambda v: (
-                    loop("lane", self.lanes, LoopKind.VECTORIZE, lambda lane: one(
-                        index.multiply(v, index.constant(self.lanes)), self.lanes, lane)),)),
-                loop("rest", index.floormod(count, self.lanes), LoopKind.SERIAL, lambda i: one(
-                    index.add(index.multiply(vectors, index.constant(self.lanes)), i), 1,
-                    index.constant(0))),
-                Store(position, (), apply("add", load(position, ()), as_number(count))))
+                loop(
+                    "vector",
+                    vectors,
+                    LoopKind.SERIAL,
+                    lambda v: (
+                        loop(
+                            "lane",
+                            self.lanes,
+                            LoopKind.VECTORIZE,
+                            lambda lane: one(
+                                index.multiply(v, index.constant(self.lanes)), self.lanes, lane
+                            ),
+                        ),
+                    ),
+                ),
+                loop(
+                    "rest",
+                    index.floormod(count, self.lanes),
+                    LoopKind.SERIAL,
+                    lambda i: one(
+                        index.add(index.multiply(vectors, index.constant(self.lanes)), i),
+                        1,
+                        index.constant(0),
+                    ),
+                ),
+                Store(position, (), apply("add", load(position, ()), as_number(count))),
+            )
 
-        return allocated((position,), (
-            *first_in_order(position, low, self.rooms,
-                            lambda i: self._in_order(index.add(first, i)), size),
-            loop("part", self.parts, LoopKind.SERIAL, put)))
+        return allocated(
+            (position,),
+            (
+                *first_in_order(
+                    position, low, self.rooms, lambda i: self._in_order(index.add(first, i)), size
+                ),
+                loop("part", self.parts, LoopKind.SERIAL, put),
+            ),
+        )
 
     def _handed_out(self) -> Body:
         place, size = self.sorting.stage.sort.place, self.parts * self.part
@@ -310,8 +480,15 @@ class _Rows:
             def some(begin: Expr, length: int) -> Body:
                 def one(i: Expr) -> Body:
                     here = index.add(begin, i)
-                    code = load(self.rooms, self._in_order(index.add(
-                        index.multiply(row, index.constant(size)), self.sorting.rank(at, here))))
+                    code = load(
+                        self.rooms,
+                        self._in_order(
+                            index.add(
+                                index.multiply(row, index.constant(size)),
+                                self.sorting.rank(at, here),
+                            )
+                        ),
+                    )
                     return self.sorting.results(at, here, (code,))
 
                 return across("out", length, self.lanes, one, LoopKind.SERIAL)
@@ -320,20 +497,42 @@ class _Rows:
             last = some(index.constant(whole * block), rest) if rest else ()
             here = index.minimum(b, index.constant(whole - 1))
             full = some(index.multiply(here, index.constant(block)), block)
-            return (If(index.compare("lt", b, index.constant(whole)), full, last),) if rest \
-                else full
+            return (
+                (If(index.compare("lt", b, index.constant(whole)), full, last),) if rest else full
+            )
 
-        return shared_out(f"{self.name}_out", self.sorting.rows * blocks,
-                          self.sorting.rows * count * COMPARED, results)
+        return shared_out(
+            f"{self.name}_out",
+            self.sorting.rows * blocks,
+            self.sorting.rows * count * COMPARED,
+            results,
+        )
 
 
 def _behind(rooms: Buffer, lanes: int) -> Body:
     """A vector of codes behind the last of each room, which are read and not looked at."""
     count, size = rooms.shape
-    return (loop("room", count, LoopKind.SERIAL, lambda k: (
-        loop("behind", lanes, LoopKind.VECTORIZE, lambda lane: (Store(
-            rooms, (k, index.add(index.constant(size - lanes), lane)),
-            const(-1, rooms.dtype)),)),)),)
+    return (
+        loop(
+            "room",
+            count,
+            LoopKind.SERIAL,
+            lambda k: (
+                loop(
+                    "behind",
+                    lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane: (
+                        Store(
+                            rooms,
+                            (k, index.add(index.constant(size - lanes), lane)),
+                            const(-1, rooms.dtype),
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
 
 
 def _in_turn(level: Expr) -> Place:

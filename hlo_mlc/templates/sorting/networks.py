@@ -61,24 +61,34 @@ class Network:
 
         def one(i: Expr) -> Body:
             at = index.add(index.constant(begin), i)
-            return (self._vector(lambda lane: (Store(
-                self.codes, self.place(at, lane), const(-1, self.codes.dtype)),)),)
+            return (
+                self._vector(
+                    lambda lane: (
+                        Store(self.codes, self.place(at, lane), const(-1, self.codes.dtype)),
+                    )
+                ),
+            )
 
         return (loop("pad", count, LoopKind.SERIAL, one),) if count else ()
 
     def in_order(self) -> Body:
         """Blocks that registers hold, then twice as many codes each time."""
         begin = self._block
-        return (*self._steps("block", self.size // begin, lambda b, k: index.add(
-            index.multiply(b, index.constant(begin)), index.constant(k)), sorted_pairs(begin)),
-            *self._merged())
+        return (
+            *self._steps(
+                "block",
+                self.size // begin,
+                lambda b, k: index.add(index.multiply(b, index.constant(begin)), index.constant(k)),
+                sorted_pairs(begin),
+            ),
+            *self._merged(),
+        )
 
     def _merged(self) -> Body:
         """Pairs of sorted blocks, level by level: the steps of each in parts that registers hold,
         and those that several levels have are there once."""
         most = self._block.bit_length() - 1
-        levels = {k: _shares(most + 1 + k, most)
-                  for k in range(self.size.bit_length() - 1 - most)}
+        levels = {k: _shares(most + 1 + k, most) for k in range(self.size.bit_length() - 1 - most)}
         further: dict[tuple[int, int], list[int]] = {}  # what lies apart, steps: levels
         for k, parts in levels.items():
             for n, many in enumerate(parts[1:], 1):
@@ -106,12 +116,17 @@ class Network:
             def position(j: Expr, k: int) -> Expr:
                 if k < middle:
                     return index.add(index.add(low, index.constant(k * step)), j)
-                return index.subtract(index.subtract(high, index.constant(
-                    (count - 1 - k) * step)), j)
+                return index.subtract(
+                    index.subtract(high, index.constant((count - 1 - k) * step)), j
+                )
 
             backwards = tuple((k, count - 1 - k) for k in range(middle))
-            return self._steps("apart", step, position, (backwards, *(
-                _apart(count, middle >> s) for s in range(1, many))))
+            return self._steps(
+                "apart",
+                step,
+                position,
+                (backwards, *(_apart(count, middle >> s) for s in range(1, many))),
+            )
 
         return (loop("merged", self._blocks(2 * half), LoopKind.SERIAL, blocks),)
 
@@ -120,9 +135,12 @@ class Network:
 
         def blocks(b: Var) -> Body:
             low = index.multiply(b, index.constant(apart))
-            return self._steps("apart", step, lambda j, k: index.add(
-                index.add(low, index.constant(k * step)), j), tuple(
-                _apart(count, count >> s) for s in range(1, many + 1)))
+            return self._steps(
+                "apart",
+                step,
+                lambda j, k: index.add(index.add(low, index.constant(k * step)), j),
+                tuple(_apart(count, count >> s) for s in range(1, many + 1)),
+            )
 
         return (loop("merged", self._blocks(apart), LoopKind.SERIAL, blocks),)
 
@@ -130,11 +148,14 @@ class Network:
         """Blocks that have codes of elements."""
         return -(-self.length // size)
 
-    def _steps(self, name: str, times: int, position: Callable[[Expr, int], Expr],
-               stages: Sequence[Pairs]) -> Body:
+    def _steps(
+        self, name: str, times: int, position: Callable[[Expr, int], Expr], stages: Sequence[Pairs]
+    ) -> Body:
         """Stages of comparisons among codes that registers hold, so many times."""
-        turns = tuple(Buffer(f"{self.name}_turn{k}", self.codes.dtype, (self._block, self.lanes),
-                             "register") for k in range(2))
+        turns = tuple(
+            Buffer(f"{self.name}_turn{k}", self.codes.dtype, (self._block, self.lanes), "register")
+            for k in range(2)
+        )
         used = sorted({k for pairs in stages for pair in pairs for k in pair})
 
         def once(j: Var) -> Body:
@@ -143,17 +164,40 @@ class Network:
             def held(k: int, r: Expr) -> Expr:
                 return load(turns[turn[k]], (index.constant(k), r))
 
-            body = [self._vector(lambda r: tuple(
-                Store(turns[0], (index.constant(k), r),
-                      load(self.codes, self.place(position(j, k), r))) for k in used))]
+            body = [
+                self._vector(
+                    lambda r: tuple(
+                        Store(
+                            turns[0],
+                            (index.constant(k), r),
+                            load(self.codes, self.place(position(j, k), r)),
+                        )
+                        for k in used
+                    )
+                )
+            ]
             for pairs in stages:
-                body.append(self._vector(lambda r, pairs=pairs: tuple(
-                    Store(turns[1 - turn[k]], (index.constant(k), r),
-                          apply(op, held(a, r), held(b, r)))
-                    for a, b in pairs for k, op in ((a, "min"), (b, "max")))))
+                body.append(
+                    self._vector(
+                        lambda r, pairs=pairs: tuple(
+                            Store(
+                                turns[1 - turn[k]],
+                                (index.constant(k), r),
+                                apply(op, held(a, r), held(b, r)),
+                            )
+                            for a, b in pairs
+                            for k, op in ((a, "min"), (b, "max"))
+                        )
+                    )
+                )
                 turn.update({k: 1 - turn[k] for pair in pairs for k in pair})
-            body.append(self._vector(lambda r: tuple(
-                Store(self.codes, self.place(position(j, k), r), held(k, r)) for k in used)))
+            body.append(
+                self._vector(
+                    lambda r: tuple(
+                        Store(self.codes, self.place(position(j, k), r), held(k, r)) for k in used
+                    )
+                )
+            )
             return allocated(turns, tuple(body))
 
         return (loop(name, times, LoopKind.SERIAL, once),)
@@ -173,8 +217,15 @@ def _if_any(k: Var, numbers: Sequence[int], among: Collection[int], body: Body) 
     """`body`, if k is one of some numbers among those that it may be."""
     if len(numbers) == len(among):
         return body
-    return (If(functools.reduce(lambda a, b: apply("or", a, b), (
-        index.compare("eq", k, index.constant(n)) for n in numbers)), body),)
+    return (
+        If(
+            functools.reduce(
+                lambda a, b: apply("or", a, b),
+                (index.compare("eq", k, index.constant(n)) for n in numbers),
+            ),
+            body,
+        ),
+    )
 
 
 def _apart(count: int, distance: int) -> Pairs:
@@ -190,11 +241,14 @@ def sorted_pairs(count: int) -> tuple[Pairs, ...]:
         distance = half
         while distance:
             begin = distance % half
-            stages.append(tuple(
-                (i, i + distance)
-                for j in range(begin, count - distance, 2 * distance)
-                for i in range(j, min(j + distance, count - distance))
-                if i // (2 * half) == (i + distance) // (2 * half)))
+            stages.append(
+                tuple(
+                    (i, i + distance)
+                    for j in range(begin, count - distance, 2 * distance)
+                    for i in range(j, min(j + distance, count - distance))
+                    if i // (2 * half) == (i + distance) // (2 * half)
+                )
+            )
             distance //= 2
         half *= 2
     return tuple(stages)

@@ -33,8 +33,9 @@ class Merge:
     many at each level; `size` codes in all, of which those of a piece take places that follow each
     other.  A pair has a power of two of pieces."""
 
-    def __init__(self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
-                 ) -> None:
+    def __init__(
+        self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
+    ) -> None:
         self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
         level = as_number(level)
         self.length = apply("shl", const(length, U32), level)
@@ -43,52 +44,105 @@ class Merge:
     def pieces(self, number: Expr, source: Buffer, read: Place, into: Buffer, write: Place) -> Body:
         """The `number`th of the groups of pieces that are merged side by side."""
         chains = [_Chain(self, q, source, read) for q in range(CHAINS)]
-        begin = [index.multiply(index.add(index.multiply(number, index.constant(CHAINS)),
-                                          index.constant(q)), index.constant(self.piece))
-                 for q in range(CHAINS)]
+        begin = [
+            index.multiply(
+                index.add(index.multiply(number, index.constant(CHAINS)), index.constant(q)),
+                index.constant(self.piece),
+            )
+            for q in range(CHAINS)
+        ]
 
         def step(o: Var) -> Body:
             at = index.multiply(o, index.constant(self.lanes))
-            stages = [chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
-                      for chain, b in zip(chains, begin, strict=True)]
+            stages = [
+                chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
+                for chain, b in zip(chains, begin, strict=True)
+            ]
             inner = [b for chain in chains for b in chain.inner]
-            return allocated(inner, tuple(
-                s for same in zip(*stages, strict=True) for part in same for s in part))
+            return allocated(
+                inner, tuple(s for same in zip(*stages, strict=True) for part in same for s in part)
+            )
 
         starts = Buffer(f"{self.name}starts", U32, (CHAINS, len(chains[0].outer) - 1), "stack")
-        return allocated([starts, *(b for chain in chains for b in chain.outer)], (
-            loop("chain", CHAINS, LoopKind.SERIAL, lambda q: self._start(starts, q, index.add(
-                index.multiply(number, index.constant(CHAINS)), q), source, read)),
-            *(s for chain in chains for s in chain.start(starts)),
-            loop("merged", self.piece // self.lanes, LoopKind.SERIAL, step)))
+        return allocated(
+            [starts, *(b for chain in chains for b in chain.outer)],
+            (
+                loop(
+                    "chain",
+                    CHAINS,
+                    LoopKind.SERIAL,
+                    lambda q: self._start(
+                        starts,
+                        q,
+                        index.add(index.multiply(number, index.constant(CHAINS)), q),
+                        source,
+                        read,
+                    ),
+                ),
+                *(s for chain in chains for s in chain.start(starts)),
+                loop("merged", self.piece // self.lanes, LoopKind.SERIAL, step),
+            ),
+        )
 
     def code(self, source: Buffer, read: Place, position: Expr) -> Expr:
         """A code; the first behind all, where there is none."""
         return load(source, read(index.minimum(as_index(position), index.constant(self.size))))
 
-    def _start(self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
-               ) -> Body:
+    def _start(
+        self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
+    ) -> Body:
         """What is next of both runs where a piece begins, and where they end: so many codes of the
         first run come before the piece as bisection finds."""
         first, begin, low, high, middle, more = (
-            Buffer(f"{self.name}{name}", dtype, (), "register") for name, dtype in (
-                ("pair", U32), ("begin", U32), ("low", U32), ("high", U32), ("middle", U32),
-                ("more", BOOL)))
+            Buffer(f"{self.name}{name}", dtype, (), "register")
+            for name, dtype in (
+                ("pair", U32),
+                ("begin", U32),
+                ("low", U32),
+                ("high", U32),
+                ("middle", U32),
+                ("more", BOOL),
+            )
+        )
         pair, place, i = load(first, ()), load(begin, ()), load(middle, ())
         second = apply("add", pair, self.length)
         j = apply("sub", apply("sub", place, const(1, U32)), i)
-        bisect = bisection(low, high, middle, more, apply("le", *(
-            self.code(source, read, apply("add", run, k)) for run, k in ((pair, i), (second, j)))))
+        bisect = bisection(
+            low,
+            high,
+            middle,
+            more,
+            apply(
+                "le",
+                *(
+                    self.code(source, read, apply("add", run, k))
+                    for run, k in ((pair, i), (second, j))
+                ),
+            ),
+        )
         piece, unit = as_number(number), const(self.piece, U32)
         before = apply("shl", apply("shr_logical", piece, self.halvings), self.halvings)
         least, split = apply("min", place, self.length), load(low, ())
-        found = (apply("add", pair, split), apply("add", second, apply("sub", place, split)),
-                 second, apply("add", second, self.length))
-        return allocated((first, begin, low, high, middle, more), (
-            Store(first, (), apply("mul", before, unit)),
-            Store(begin, (), apply("mul", apply("sub", piece, before), unit)),
-            Store(low, (), apply("sub", place, least)), Store(high, (), least), bisect,
-            *(Store(starts, (chain, index.constant(k)), value) for k, value in enumerate(found))))
+        found = (
+            apply("add", pair, split),
+            apply("add", second, apply("sub", place, split)),
+            second,
+            apply("add", second, self.length),
+        )
+        return allocated(
+            (first, begin, low, high, middle, more),
+            (
+                Store(first, (), apply("mul", before, unit)),
+                Store(begin, (), apply("mul", apply("sub", piece, before), unit)),
+                Store(low, (), apply("sub", place, least)),
+                Store(high, (), least),
+                bisect,
+                *(
+                    Store(starts, (chain, index.constant(k)), value)
+                    for k, value in enumerate(found)
+                ),
+            ),
+        )
 
 
 class _Chain:
@@ -120,10 +174,19 @@ class _Chain:
 
     def start(self, starts: Buffer) -> Body:
         """What was found out about the piece; the vector that waits is the next of a run."""
-        return (*(Store(own, (), load(starts, (index.constant(self.number), index.constant(k))))
-                  for k, own in enumerate((*self.next, *self.end))),
-                *allocated((self.begin, self.left, self.first), (*self._take(), self._vector(
-                    lambda lane: (Store(self.waits, (lane,), self._taken(lane)),)))))
+        return (
+            *(
+                Store(own, (), load(starts, (index.constant(self.number), index.constant(k))))
+                for k, own in enumerate((*self.next, *self.end))
+            ),
+            *allocated(
+                (self.begin, self.left, self.first),
+                (
+                    *self._take(),
+                    self._vector(lambda lane: (Store(self.waits, (lane,), self._taken(lane)),)),
+                ),
+            ),
+        )
 
     def step(self, place: Place, rooms: Buffer) -> list[Body]:
         """One vector of codes: stages of independent statements."""
@@ -131,46 +194,82 @@ class _Chain:
         stages: list[Body] = [
             self._take(),
             (self._vector(lambda r: (Store(self.taken, (r,), self._taken(r)),)),),
-            (self._vector(lambda r: tuple(
-                Store(turns[0], (index.constant(half), r), apply(
-                    op, load(self.waits, (r,)),
-                    load(self.taken, (index.subtract(index.constant(lanes - 1), r),))))
-                for half, op in enumerate(("min", "max")))),)]
+            (
+                self._vector(
+                    lambda r: tuple(
+                        Store(
+                            turns[0],
+                            (index.constant(half), r),
+                            apply(
+                                op,
+                                load(self.waits, (r,)),
+                                load(self.taken, (index.subtract(index.constant(lanes - 1), r),)),
+                            ),
+                        )
+                        for half, op in enumerate(("min", "max"))
+                    )
+                ),
+            ),
+        ]
         apart = lanes // 2
         while apart:
             source, into = turns
             stages.append((self._vector(functools.partial(_compared, source, into, apart)),))
             turns, apart = turns[::-1], apart // 2
-        stages.append((self._vector(lambda r: (
-            Store(rooms, place(r), load(turns[0], (index.constant(0), r))),
-            Store(self.waits, (r,), load(turns[0], (index.constant(1), r))))),))
+        stages.append(
+            (
+                self._vector(
+                    lambda r: (
+                        Store(rooms, place(r), load(turns[0], (index.constant(0), r))),
+                        Store(self.waits, (r,), load(turns[0], (index.constant(1), r))),
+                    )
+                ),
+            )
+        )
         return stages
 
     def _take(self) -> Body:
         """A vector of the run that has the smaller code next."""
         first = load(self.first, ())
         codes, begins, lefts, behind = [], [], [], []
-        for position, end in zip(*([load(b, ()) for b in both] for both in (self.next, self.end)),
-                                 strict=True):
+        for position, end in zip(
+            *([load(b, ()) for b in both] for both in (self.next, self.end)), strict=True
+        ):
             here = apply("min", position, end)
-            codes.append(apply("select", apply("lt", position, end),
-                               self.merge.code(self.source, self.read, position),
-                               const(-1, self.source.dtype)))
+            codes.append(
+                apply(
+                    "select",
+                    apply("lt", position, end),
+                    self.merge.code(self.source, self.read, position),
+                    const(-1, self.source.dtype),
+                )
+            )
             begins.append(here)
             lefts.append(apply("sub", end, here))
             behind.append(apply("add", position, const(self.merge.lanes, U32)))
-        return (Store(self.first, (), apply("le", *codes)),
-                Store(self.begin, (), apply("select", first, *begins)),
-                Store(self.left, (), apply("select", first, *lefts)),
-                *(Store(b, (), apply("select", first, *values)) for b, values in zip(
-                    self.next, ((behind[0], load(self.next[0], ())),
-                                (load(self.next[1], ()), behind[1])), strict=True)))
+        return (
+            Store(self.first, (), apply("le", *codes)),
+            Store(self.begin, (), apply("select", first, *begins)),
+            Store(self.left, (), apply("select", first, *lefts)),
+            *(
+                Store(b, (), apply("select", first, *values))
+                for b, values in zip(
+                    self.next,
+                    ((behind[0], load(self.next[0], ())), (load(self.next[1], ()), behind[1])),
+                    strict=True,
+                )
+            ),
+        )
 
     def _taken(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
         begin = index.minimum(as_index(load(self.begin, ())), index.constant(self.merge.size))
-        return apply("select", apply("lt", as_number(lane), load(self.left, ())), load(
-            self.source, self.read(index.add(begin, lane))), const(-1, self.source.dtype))
+        return apply(
+            "select",
+            apply("lt", as_number(lane), load(self.left, ())),
+            load(self.source, self.read(index.add(begin, lane))),
+            const(-1, self.source.dtype),
+        )
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
         return loop("lane", self.merge.lanes, LoopKind.VECTORIZE, body)
@@ -181,11 +280,21 @@ def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:
     is_behind = index.floormod(index.floordiv(lane, apart), 2)
     partner = index.add(
         index.multiply(index.floordiv(lane, 2 * apart), index.constant(2 * apart)),
-        index.floormod(index.add(lane, index.constant(apart)), 2 * apart))
+        index.floormod(index.add(lane, index.constant(apart)), 2 * apart),
+    )
     body: list[Stmt] = []
     for half in range(2):
         mine, other = (load(source, (index.constant(half), i)) for i in (lane, partner))
-        body.append(Store(into, (index.constant(half), lane), apply(
-            "select", index.compare("eq", is_behind, index.constant(0)),
-            apply("min", mine, other), apply("max", mine, other))))
+        body.append(
+            Store(
+                into,
+                (index.constant(half), lane),
+                apply(
+                    "select",
+                    index.compare("eq", is_behind, index.constant(0)),
+                    apply("min", mine, other),
+                    apply("max", mine, other),
+                ),
+            )
+        )
     return tuple(body)

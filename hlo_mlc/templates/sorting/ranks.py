@@ -31,23 +31,45 @@ def by_ranks(sorting: Sorting) -> Body:
     asked = len(sorting.kept)  # parts of a record: keys besides were compared before it is moved
     given = Room.of(sorting.records("given", (n,)), alone)
     ordered = Room.of(sorting.records("ordered", (n,))[:asked], alone)
-    keys = tuple(Buffer(f"{sorting.stage.name}_key{k}", key.dtype, (n,), "stack")
-                 for k, key in enumerate(sorting.stage.sort.keys))
+    keys = tuple(
+        Buffer(f"{sorting.stage.name}_key{k}", key.dtype, (n,), "stack")
+        for k, key in enumerate(sorting.stage.sort.keys)
+    )
     rank = Buffer(f"{sorting.stage.name}_rank", U32, (n,), "stack")
 
     def row(number: Expr) -> Body:
         at = decoded(sorting.outer, number)
-        start = across("start", n, sorting.width, lambda i: (
-            *(Store(b, (i,), key) for b, key in
-              zip(keys, sorting.keys(given.read(i)), strict=True)),
-            Store(rank, (i,), const(0, U32))), LoopKind.SERIAL)
+        start = across(
+            "start",
+            n,
+            sorting.width,
+            lambda i: (
+                *(
+                    Store(b, (i,), key)
+                    for b, key in zip(keys, sorting.keys(given.read(i)), strict=True)
+                ),
+                Store(rank, (i,), const(0, U32)),
+            ),
+            LoopKind.SERIAL,
+        )
 
         count = counted(sorting, keys, rank, n)
-        move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
-            given.read(i)[:asked], ordered, load(rank, (i,)), index.constant(n)))
-        return allocated((*given.buffers, *ordered.buffers, *keys, rank), (
-            *sorting.fill(given, at, index.constant(0), n), *start, count, move,
-            *sorting.hand_out(ordered, at)))
+        move = loop(
+            "moved",
+            n,
+            LoopKind.SERIAL,
+            lambda i: moved(given.read(i)[:asked], ordered, load(rank, (i,)), index.constant(n)),
+        )
+        return allocated(
+            (*given.buffers, *ordered.buffers, *keys, rank),
+            (
+                *sorting.fill(given, at, index.constant(0), n),
+                *start,
+                count,
+                move,
+                *sorting.hand_out(ordered, at),
+            ),
+        )
 
     total = sorting.rows * n * (n // sorting.width + MOVED)
     return shared_out(sorting.stage.name, sorting.rows, total, row)
@@ -60,8 +82,15 @@ def counted(sorting: Sorting, keys: Records, rank: Buffer, length: Expr | int) -
     def compared(j: Expr, i: Expr) -> Body:
         mine, theirs = (tuple(load(b, (k,)) for b in keys) for k in (j, i))
         first = comes_first(mine, theirs, index.compare("lt", j, i))
-        return (Accumulate((rank,), (i,), named_combiner("add", U32),
-                           (apply("convert", first, dtype=U32),)),)
+        return (
+            Accumulate(
+                (rank,), (i,), named_combiner("add", U32), (apply("convert", first, dtype=U32),)
+            ),
+        )
 
-    return loop("other", length, LoopKind.SERIAL, lambda j: across(
-        "counted", most, sorting.width, functools.partial(compared, j)))
+    return loop(
+        "other",
+        length,
+        LoopKind.SERIAL,
+        lambda j: across("counted", most, sorting.width, functools.partial(compared, j)),
+    )

@@ -44,8 +44,11 @@ class Room:
 
     def store(self, i: Expr, values: Sequence[Expr], guard: Expr | None = None) -> Body:
         """A record that is written."""
-        return tuple(Store(b, place(i), value, guard) for b, place, value in
-                     zip(self.buffers, self.places, values, strict=True))
+        return tuple(
+            Store(b, place(i), value, guard)
+            for b, place, value in zip(self.buffers, self.places, values, strict=True)
+        )
+
 
 # Bytes of a row with the room to move it, up to which it is private to a task.
 STACK = 128 * 1024
@@ -88,30 +91,39 @@ class Sorting:
     def digits(self) -> tuple[tuple[int, int], ...]:
         """(key, lowest bit) of each digit, the one that counts least first."""
         keys = self.stage.sort.keys
-        return tuple((k, bit) for k in reversed(range(len(keys)))
-                     for bit in range(0, keys[k].dtype.bits, self.digit))
+        return tuple(
+            (k, bit)
+            for k in reversed(range(len(keys)))
+            for bit in range(0, keys[k].dtype.bits, self.digit)
+        )
 
     @property
     def comes_back(self) -> bool:
         """Whether records are where they began when they were moved for each digit."""
         return len(self.digits) % 2 == 0
 
-    def records(self, name: str, shape: tuple[int, ...], scope: str = "stack", *,
-                in_results: bool = False) -> Records:
+    def records(
+        self, name: str, shape: tuple[int, ...], scope: str = "stack", *, in_results: bool = False
+    ) -> Records:
         """Buffers of so many records; parts may lie in the results that are to hold all of them
         and nothing else."""
         parts = [*self.kept, *(self.stage.sort.keys[k] for k in self.extra)]
         stored = Counter(a.buffer for a in self.stage.assigns)
-        results = {a.value: a.buffer for a in self.stage.assigns
-                   if in_results and stored[a.buffer] == 1}
-        made = {part: Buffer(f"{self.stage.name}_{name}{n}", part.dtype, shape, scope)
-                for n, part in enumerate(parts) if part not in results}
+        results = {
+            a.value: a.buffer for a in self.stage.assigns if in_results and stored[a.buffer] == 1
+        }
+        made = {
+            part: Buffer(f"{self.stage.name}_{name}{n}", part.dtype, shape, scope)
+            for n, part in enumerate(parts)
+            if part not in results
+        }
         if scope == "scratch":
             self.scratch.extend(made.values())
         return tuple(results.get(part) or made[part] for part in parts)
 
     def room(self, buffers: Records, place: Place, at: dict[Var, Expr], first: Expr) -> Room:
         """Records in buffers, and in results from the place `first` of a row on."""
+
         def within(indices: tuple[Expr, ...], i: Expr) -> tuple[Expr, ...]:
             point = {**at, self.stage.sort.place: index.add(first, i)}
             return tuple(substitute(e, point) for e in indices)
@@ -127,33 +139,48 @@ class Sorting:
     def keys(self, values: Sequence[Expr]) -> tuple[Expr, ...]:
         """The keys of a record."""
         known = dict(zip(self.kept, values, strict=False))
-        given = dict(zip(self.extra, values[len(self.kept):], strict=True))
-        return tuple(given[k] if k in given else substitute(key, known)
-                     for k, key in enumerate(self.stage.sort.keys))
+        given = dict(zip(self.extra, values[len(self.kept) :], strict=True))
+        return tuple(
+            given[k] if k in given else substitute(key, known)
+            for k, key in enumerate(self.stage.sort.keys)
+        )
 
     def given(self, at: dict[Var, Expr], position: Expr) -> tuple[Expr, ...]:
         """The record of the element at a position of a row."""
         point = {**at, self.element: position}
-        terms = {v: substitute(e, point) for v, e in
-                 zip(self.stage.accumulators, self.stage.terms, strict=True)}
-        return (*(terms[v] for v in self.kept),
-                *(substitute(self.stage.sort.keys[k], terms) for k in self.extra))
+        terms = {
+            v: substitute(e, point)
+            for v, e in zip(self.stage.accumulators, self.stage.terms, strict=True)
+        }
+        return (
+            *(terms[v] for v in self.kept),
+            *(substitute(self.stage.sort.keys[k], terms) for k in self.extra),
+        )
 
     def results(self, at: dict[Var, Expr], place: Expr, values: Sequence[Expr]) -> Body:
         """The record that takes a place of a row is stored there."""
-        point = {**at, self.stage.sort.place: place,
-                 **dict(zip(self.kept, values, strict=False))}
+        point = {**at, self.stage.sort.place: place, **dict(zip(self.kept, values, strict=False))}
         return stores_at(self.stage.assigns, point)
 
     def fill(self, into: Room, at: dict[Var, Expr], first: Expr, count: int) -> Body:
         """The records of `count` elements from the one at `first` on."""
-        return across("fill", count, self.width, lambda i: into.store(
-            i, self.given(at, index.add(first, i))), LoopKind.SERIAL)
+        return across(
+            "fill",
+            count,
+            self.width,
+            lambda i: into.store(i, self.given(at, index.add(first, i))),
+            LoopKind.SERIAL,
+        )
 
     def hand_out(self, records: Room, at: dict[Var, Expr]) -> Body:
         """The results of a row, from its records in order."""
-        return across("out", self.stage.sort.place.extent, self.width, lambda i: self.results(
-            at, i, records.read(self.rank(at, i))), LoopKind.SERIAL)
+        return across(
+            "out",
+            self.stage.sort.place.extent,
+            self.width,
+            lambda i: self.results(at, i, records.read(self.rank(at, i))),
+            LoopKind.SERIAL,
+        )
 
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
         """How many records come before the one that takes a place of the results."""
@@ -179,9 +206,15 @@ def from_nearer_end(stage: Stage) -> Stage:
     if high < element.extent - low:
         return stage
     turned = {element: index.subtract(last, element)}
-    return replace(stage, terms=tuple(substitute(e, turned) for e in stage.terms), sort=replace(
-        sort, keys=tuple(apply("not", key) for key in sort.keys),
-        at=index.subtract(last, sort.at)))
+    return replace(
+        stage,
+        terms=tuple(substitute(e, turned) for e in stage.terms),
+        sort=replace(
+            sort,
+            keys=tuple(apply("not", key) for key in sort.keys),
+            at=index.subtract(last, sort.at),
+        ),
+    )
 
 
 def first_wanted(stage: Stage) -> int:
@@ -199,8 +232,13 @@ def comes_first(one: Sequence[Expr], other: Sequence[Expr], tied: Expr = FALSE) 
 
 def length(run: Expr, size: int, n: int) -> Expr:
     """Elements of a run, of which the last may be shorter."""
-    return index.minimum(index.constant(size), index.maximum(index.subtract(
-        index.constant(n), index.multiply(run, index.constant(size))), index.constant(0)))
+    return index.minimum(
+        index.constant(size),
+        index.maximum(
+            index.subtract(index.constant(n), index.multiply(run, index.constant(size))),
+            index.constant(0),
+        ),
+    )
 
 
 def alone(i: Expr) -> tuple[Expr, ...]:
@@ -228,11 +266,15 @@ def bisection(low: Buffer, high: Buffer, middle: Buffer, more: Buffer, holds: Ex
     `low` has it in the end, and `more` is for what came of the condition."""
     half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
     behind = apply("add", load(middle, ()), const(1, U32))
-    return While(apply("lt", load(low, ()), load(high, ())), (
-        Store(middle, (), half),
-        Store(more, (), holds),
-        Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
-        Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ())))))
+    return While(
+        apply("lt", load(low, ()), load(high, ())),
+        (
+            Store(middle, (), half),
+            Store(more, (), holds),
+            Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
+            Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ()))),
+        ),
+    )
 
 
 def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) -> Body:
@@ -240,10 +282,28 @@ def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) ->
     whole, rest = divmod(count, most)
     result: Body = ()
     if whole:
-        result += (loop(f"{name}s", whole, LoopKind.SERIAL, lambda b: (
-            loop(name, most, LoopKind.UNROLL, lambda c: body(
-                index.add(index.multiply(b, index.constant(most)), c))),)),)
+        result += (
+            loop(
+                f"{name}s",
+                whole,
+                LoopKind.SERIAL,
+                lambda b: (
+                    loop(
+                        name,
+                        most,
+                        LoopKind.UNROLL,
+                        lambda c: body(index.add(index.multiply(b, index.constant(most)), c)),
+                    ),
+                ),
+            ),
+        )
     if rest:
-        result += (loop(name, rest, LoopKind.UNROLL, lambda c: body(
-            index.add(index.constant(whole * most), c))),)
+        result += (
+            loop(
+                name,
+                rest,
+                LoopKind.UNROLL,
+                lambda c: body(index.add(index.constant(whole * most), c)),
+            ),
+        )
     return result

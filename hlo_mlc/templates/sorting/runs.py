@@ -45,9 +45,14 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
         last = n - (runs - 1) * size
         whole = index.compare("lt", run, index.constant(runs - 1))
         digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, first), size)
-        return (If(whole, sorting.fill(digits.front, at, first, size),
-                   sorting.fill(digits.front, at, index.constant((runs - 1) * size), last)),
-                *digits.sorted(length(run, size, n)))
+        return (
+            If(
+                whole,
+                sorting.fill(digits.front, at, first, size),
+                sorting.fill(digits.front, at, index.constant((runs - 1) * size), last),
+            ),
+            *digits.sorted(length(run, size, n)),
+        )
 
     body = parallel_tasks(f"{sorting.stage.name}_run", sorting.rows * runs, 1, sort)
     source, other = (front, back) if sorting.comes_back else (back, front)
@@ -78,9 +83,13 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
         begin = index.multiply(index.floormod(number, shares), index.constant(share))
         pair = index.floordiv(number, shares)
         merge = _Merge(sorting, source, into, pair, runs, size)
-        taken, ours = (tuple(Buffer(f"{sorting.stage.name}_{name}{q}", dtype, (), "register")
-                             for q in range(CHAINS))
-                       for name, dtype in (("taken", U32), ("ours", BOOL)))
+        taken, ours = (
+            tuple(
+                Buffer(f"{sorting.stage.name}_{name}{q}", dtype, (), "register")
+                for q in range(CHAINS)
+            )
+            for name, dtype in (("taken", U32), ("ours", BOOL))
+        )
         at = [index.add(begin, index.constant(q * part)) for q in range(CHAINS)]
         whole = length(merge.within, 2 * size, n)
         end = index.add(begin, index.constant(share))
@@ -92,36 +101,59 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
         def step(q: int, o: Var) -> Body:
             return merge.step(taken[q], ours[q], index.add(at[q], o))
 
-        return allocated((*taken, *ours), (
-            *(s for q in range(CHAINS) for s in merge.share(taken[q], at[q])),
-            If(index.compare("le", end, whole),
-               (loop("merged", part, LoopKind.SERIAL, lambda o: tuple(
-                   s for q in range(CHAINS) for s in step(q, o))),),
-               tuple(loop(f"merged{q}", left(q), LoopKind.SERIAL, functools.partial(step, q))
-                     for q in range(CHAINS)))))
+        return allocated(
+            (*taken, *ours),
+            (
+                *(s for q in range(CHAINS) for s in merge.share(taken[q], at[q])),
+                If(
+                    index.compare("le", end, whole),
+                    (
+                        loop(
+                            "merged",
+                            part,
+                            LoopKind.SERIAL,
+                            lambda o: tuple(s for q in range(CHAINS) for s in step(q, o)),
+                        ),
+                    ),
+                    tuple(
+                        loop(f"merged{q}", left(q), LoopKind.SERIAL, functools.partial(step, q))
+                        for q in range(CHAINS)
+                    ),
+                ),
+            ),
+        )
 
-    return parallel_tasks(f"{sorting.stage.name}_merge", sorting.rows * runs // 2 * shares, 1,
-                          task)
+    return parallel_tasks(f"{sorting.stage.name}_merge", sorting.rows * runs // 2 * shares, 1, task)
 
 
 class _Merge:
     """Two neighbouring runs of a row, `pair` counted over all rows, and where they are merged."""
 
-    def __init__(self, sorting: Sorting, source: Records, into: Records | None, pair: Expr,
-                 runs: int, size: int) -> None:
+    def __init__(
+        self,
+        sorting: Sorting,
+        source: Records,
+        into: Records | None,
+        pair: Expr,
+        runs: int,
+        size: int,
+    ) -> None:
         self.sorting, self.source, self.into = sorting, source, into
         self.pair, self.size = pair, size
         self.within, self.row = index.floormod(pair, runs // 2), index.floordiv(pair, runs // 2)
         two = index.constant(2)
         self.runs = [index.add(index.multiply(pair, two), index.constant(k)) for k in range(2)]
         first = index.multiply(self.within, two)
-        self.have = [length(index.add(first, index.constant(k)), size, sorting.element.extent)
-                     for k in range(2)]
+        self.have = [
+            length(index.add(first, index.constant(k)), size, sorting.element.extent)
+            for k in range(2)
+        ]
 
     def _record(self, side: int, position: Expr) -> tuple[Expr, ...]:
         """A record of one run; any, where there is none."""
-        inside = index.maximum(index.minimum(position, index.constant(self.size - 1)),
-                               index.constant(0))
+        inside = index.maximum(
+            index.minimum(position, index.constant(self.size - 1)), index.constant(0)
+        )
         return tuple(load(b, _in_run(self.runs[side], self.size, inside)) for b in self.source)
 
     def _second_first(self, i: Expr, j: Expr) -> Expr:
@@ -134,30 +166,55 @@ class _Merge:
         were taken before."""
         i = as_index(load(taken, ()))
         j = index.subtract(place, i)
-        first = apply("and", apply("lt", i, self.have[0]), apply(
-            "or", apply("ge", j, self.have[1]), apply("not", self._second_first(i, j))))
-        chosen = tuple(apply("select", load(ours, ()), x, y) for x, y in
-                       zip(self._record(0, i), self._record(1, j), strict=True))
+        first = apply(
+            "and",
+            apply("lt", i, self.have[0]),
+            apply("or", apply("ge", j, self.have[1]), apply("not", self._second_first(i, j))),
+        )
+        chosen = tuple(
+            apply("select", load(ours, ()), x, y)
+            for x, y in zip(self._record(0, i), self._record(1, j), strict=True)
+        )
         if self.into is None:
             s = self.sorting
             stores = s.results(decoded(s.outer, self.row), place, chosen)
         else:
-            stores = tuple(Store(b, _in_run(self.pair, 2 * self.size, place), value)
-                           for b, value in zip(self.into, chosen, strict=True))
-        return (Store(ours, (), first), *stores, Store(taken, (), apply(
-            "add", load(taken, ()), apply("convert", load(ours, ()), dtype=U32))))
+            stores = tuple(
+                Store(b, _in_run(self.pair, 2 * self.size, place), value)
+                for b, value in zip(self.into, chosen, strict=True)
+            )
+        return (
+            Store(ours, (), first),
+            *stores,
+            Store(
+                taken,
+                (),
+                apply("add", load(taken, ()), apply("convert", load(ours, ()), dtype=U32)),
+            ),
+        )
 
     def share(self, taken: Buffer, begin: Expr) -> Body:
         """How many of the first run come before the record that takes place `begin`, found by
         bisection."""
         low = taken
-        high, middle, more = (Buffer(f"{taken.name}_{name}", dtype, (), "register")
-                              for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL)))
+        high, middle, more = (
+            Buffer(f"{taken.name}_{name}", dtype, (), "register")
+            for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL))
+        )
 
         i = as_index(load(middle, ()))
         j = index.subtract(index.subtract(begin, i), index.constant(1))
-        return (Store(low, (), as_number(index.maximum(index.subtract(begin, self.have[1]),
-                                                       index.constant(0)))),
-                *allocated((high, middle, more), (
+        return (
+            Store(
+                low,
+                (),
+                as_number(index.maximum(index.subtract(begin, self.have[1]), index.constant(0))),
+            ),
+            *allocated(
+                (high, middle, more),
+                (
                     Store(high, (), as_number(index.minimum(begin, self.have[0]))),
-                    bisection(low, high, middle, more, apply("not", self._second_first(i, j))))))
+                    bisection(low, high, middle, more, apply("not", self._second_first(i, j))),
+                ),
+            ),
+        )

@@ -87,8 +87,9 @@ class SortTemplate:
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not one sort; empty where it is."""
-        return "" if len(nest.stages) == 1 and nest.stages[0].sort is not None \
-            else "not a single sort"
+        return (
+            "" if len(nest.stages) == 1 and nest.stages[0].sort is not None else "not a single sort"
+        )
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements of a row whose ranks are counted, bits of a digit, runs of a row, whether
@@ -96,22 +97,33 @@ class SortTemplate:
         runs of codes are merged."""
         (stage,) = nest.stages
         may_pay = UNSURE * _in_order_ns(stage, target)
-        ours = {way: 1e3 * us(stage, target) / row_count(stage) for way, us in (
-            ("network", _network_us), ("merges", _merges_us))}
-        return {"ranked": (16, 32, 64, 128), "digit": (8, 11), "runs": (1, 2, 4, 8, 16),
-                "candidates": (0, 1),
-                "bits": (0, 1) if _bits_ns(stage, target) < may_pay else (0,),
-                **{way: (0, 1) if ns < may_pay else (0,) for way, ns in ours.items()}}
+        ours = {
+            way: 1e3 * us(stage, target) / row_count(stage)
+            for way, us in (("network", _network_us), ("merges", _merges_us))
+        }
+        return {
+            "ranked": (16, 32, 64, 128),
+            "digit": (8, 11),
+            "runs": (1, 2, 4, 8, 16),
+            "candidates": (0, 1),
+            "bits": (0, 1) if _bits_ns(stage, target) < may_pay else (0,),
+            **{way: (0, 1) if ns < may_pay else (0,) for way, ns in ours.items()},
+        }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
         by_bits = _bits_ns(stage, target) < _in_order_ns(stage, target)
         way = _way(stage, target)
-        return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
-                "runs": _runs(stage, target), "candidates": int(_collects(stage, target)),
-                "bits": int(by_bits), "network": int(way == "network"),
-                "merges": int(way == "merges")}
+        return {
+            "ranked": RANKED * lanes((stage,), target),
+            "digit": DIGIT,
+            "runs": _runs(stage, target),
+            "candidates": int(_collects(stage, target)),
+            "bits": int(by_bits),
+            "network": int(way == "network"),
+            "merges": int(way == "merges"),
+        }
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         (stage,) = nest.stages
@@ -139,7 +151,8 @@ def _is_scarce(stage: Stage, target: CpuTarget) -> bool:
     """Whether so few of the first elements are wanted that they are collected."""
     n, kept = stage.reduce_axes[0].extent, _kept(stage)
     return _groups(stage, target) > 0 or (
-        len(stage.sort.keys) == 1 and n >= SCARCE * max(kept, CANDIDATES))
+        len(stage.sort.keys) == 1 and n >= SCARCE * max(kept, CANDIDATES)
+    )
 
 
 def _groups(stage: Stage, target: CpuTarget) -> int:
@@ -199,10 +212,16 @@ def _way(stage: Stage, target: CpuTarget) -> str:
     or any of the others."""
     rows, n = row_count(stage), stage.reduce_axes[0].extent
     cores = target.cores if rows * n >= RUN else 1
-    tasks = {"network": _groups_of_rows(stage, target), "merges": rows * _parts(stage, target),
-             "other": rows * _runs(stage, target)}
-    us = {"network": _network_us(stage, target), "merges": _merges_us(stage, target),
-          "other": rows * _one_by_one_ns(stage, target) / 1e3 / SURE}
+    tasks = {
+        "network": _groups_of_rows(stage, target),
+        "merges": rows * _parts(stage, target),
+        "other": rows * _runs(stage, target),
+    }
+    us = {
+        "network": _network_us(stage, target),
+        "merges": _merges_us(stage, target),
+        "other": rows * _one_by_one_ns(stage, target) / 1e3 / SURE,
+    }
     return min(us, key=lambda way: us[way] / tasks[way] * -(-tasks[way] // cores))
 
 
@@ -215,8 +234,11 @@ def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
     """A row, or the first of it that are wanted, in order."""
     n = stage.reduce_axes[0].extent
     if not _collects(stage, target):
-        return _ranked_ns(stage, target) if n <= RANKED * lanes((stage,), target) \
+        return (
+            _ranked_ns(stage, target)
+            if n <= RANKED * lanes((stage,), target)
             else _digits_ns(stage, n) + n * MERGED_NS * math.log2(_runs(stage, target))
+        )
     if _groups(stage, target):
         return _limited_ns(stage, target)
     kept = _kept(stage)
@@ -259,8 +281,11 @@ def _merges_us(stage: Stage, target: CpuTarget) -> float:
     lanes, parts = rows_abreast(coded, target), _parts(stage, target)
     n = max(stage.reduce_axes[0].extent, parts * lanes * lanes)
     run = n // (parts * lanes)
-    each = (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes \
-        + level_count(coded, target) * MERGED_BYTE_NS * size + HANDED_OUT_NS
+    each = (
+        (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes
+        + level_count(coded, target) * MERGED_BYTE_NS * size
+        + HANDED_OUT_NS
+    )
     return row_count(stage) * n * each / 1e3
 
 
@@ -277,7 +302,8 @@ def _collects(stage: Stage, target: CpuTarget) -> bool:
     """Whether candidates are collected where nothing was tuned."""
     is_long = stage.reduce_axes[0].extent > RANKED * lanes((stage,), target)
     return _is_scarce(stage, target) and (
-        is_long or _limited_ns(stage, target) < _ranked_ns(stage, target))
+        is_long or _limited_ns(stage, target) < _ranked_ns(stage, target)
+    )
 
 
 def _ranked_ns(stage: Stage, target: CpuTarget) -> float:
@@ -289,9 +315,12 @@ def _ranked_ns(stage: Stage, target: CpuTarget) -> float:
 def _limited_ns(stage: Stage, target: CpuTarget) -> float:
     """Looking at a row for a limit, and for what is up to it."""
     groups = _groups(stage, target)
-    return LIMIT_NS + 2 * LOOKED_AT_NS * stage.reduce_axes[0].extent \
-        + COUNTED_NS * groups**2 / lanes((stage,), target) \
+    return (
+        LIMIT_NS
+        + 2 * LOOKED_AT_NS * stage.reduce_axes[0].extent
+        + COUNTED_NS * groups**2 / lanes((stage,), target)
         + UP_TO_IT_NS * GROUPS * _kept(stage)
+    )
 
 
 def _digits_ns(stage: Stage, n: int) -> float:

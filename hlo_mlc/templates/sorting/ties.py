@@ -31,8 +31,9 @@ class Seen:
 
     def __init__(self, name: str, codes: Range, like: Buffer, lanes: int) -> None:
         self.codes, self.lanes = codes, lanes
-        self._ends = {kind: Buffer(f"{name}_{kind}", like.dtype, (lanes,), "register")
-                      for kind in KINDS}
+        self._ends = {
+            kind: Buffer(f"{name}_{kind}", like.dtype, (lanes,), "register") for kind in KINDS
+        }
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -40,22 +41,37 @@ class Seen:
 
     def nothing(self) -> Stmt:
         """No code was seen."""
-        return loop("lane", self.lanes, LoopKind.VECTORIZE, lambda lane: tuple(
-            Store(b, (lane,), self._none(kind)) for kind, b in self._ends.items()))
+        return loop(
+            "lane",
+            self.lanes,
+            LoopKind.VECTORIZE,
+            lambda lane: tuple(
+                Store(b, (lane,), self._none(kind)) for kind, b in self._ends.items()
+            ),
+        )
 
     def look(self, code: Expr, lane: Expr) -> Body:
         """One more code was."""
-        return tuple(Accumulate(
-            (b,), (lane,), named_combiner(kind, code.dtype),
-            (apply("select", is_in(code, self.codes), code, self._none(kind)),))
-            for kind, b in self._ends.items())
+        return tuple(
+            Accumulate(
+                (b,),
+                (lane,),
+                named_combiner(kind, code.dtype),
+                (apply("select", is_in(code, self.codes), code, self._none(kind)),),
+            )
+            for kind, b in self._ends.items()
+        )
 
     def differ(self, into: Buffer) -> Stmt:
         """Let an element not be 0 if different ones were seen in some lane."""
+
         def one(lane: Expr) -> Body:
             least, most = (load(b, (lane,)) for b in self._ends.values())
-            return (Accumulate((into,), (), _OR, (
-                apply("convert", apply("lt", least, most), dtype=U32),)),)
+            return (
+                Accumulate(
+                    (into,), (), _OR, (apply("convert", apply("lt", least, most), dtype=U32),)
+                ),
+            )
 
         return loop("lane", self.lanes, LoopKind.VECTORIZE, one)
 
@@ -64,14 +80,22 @@ class Seen:
         whole = [Buffer(f"{b.name}_whole", b.dtype, (), "register") for b in self.buffers]
 
         def one(lane: Expr) -> Body:
-            return tuple(Accumulate((to,), (), named_combiner(kind, b.dtype), (load(b, (lane,)),))
-                         for to, (kind, b) in zip(whole, self._ends.items(), strict=True))
+            return tuple(
+                Accumulate((to,), (), named_combiner(kind, b.dtype), (load(b, (lane,)),))
+                for to, (kind, b) in zip(whole, self._ends.items(), strict=True)
+            )
 
-        return allocated(whole, (
-            *(Store(to, (), self._none(kind)) for to, kind in zip(whole, KINDS, strict=True)),
-            loop("lane", self.lanes, LoopKind.VECTORIZE, one),
-            *(Store(ends, (*place, index.constant(n)), load(to, ()))
-              for n, to in enumerate(whole))))
+        return allocated(
+            whole,
+            (
+                *(Store(to, (), self._none(kind)) for to, kind in zip(whole, KINDS, strict=True)),
+                loop("lane", self.lanes, LoopKind.VECTORIZE, one),
+                *(
+                    Store(ends, (*place, index.constant(n)), load(to, ()))
+                    for n, to in enumerate(whole)
+                ),
+            ),
+        )
 
     def _none(self, kind: str) -> Expr:
         return named_combiner(kind, self._ends[kind].dtype).identity[0]
@@ -91,17 +115,31 @@ def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, s
         bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
         here = load(position, ())
         there = apply("add", here, apply("shl", const(1, U32), bit))
-        last = load(ordered, place(index.minimum(
-            as_index(apply("sub", there, const(1, U32))), index.constant(size - 1))))
+        last = load(
+            ordered,
+            place(
+                index.minimum(
+                    as_index(apply("sub", there, const(1, U32))), index.constant(size - 1)
+                )
+            ),
+        )
         comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
         return (Store(position, (), apply("select", comes_before, there, here)),)
 
     return (Store(position, (), const(0, U32)), loop("bit", highest + 1, LoopKind.SERIAL, step))
 
 
-def in_turn(name: str, low: Expr, span: Expr, lanes: int, count: int,
-            given: Callable[[Expr], Expr], inside: Callable[[Expr], Expr] | None, found: Buffer,
-            store: Callable[[Expr, Expr], Body]) -> Body:
+def in_turn(
+    name: str,
+    low: Expr,
+    span: Expr,
+    lanes: int,
+    count: int,
+    given: Callable[[Expr], Expr],
+    inside: Callable[[Expr], Expr] | None,
+    found: Buffer,
+    store: Callable[[Expr, Expr], Body],
+) -> Body:
     """`store(k, code)` of the codes from `low` to `low + span` among `given(i)`, for each i below
     `count` that is `inside`, in the order in which they come: k of them came before, and `found` in
     the end.  `count` is so many whole vectors.
@@ -125,12 +163,32 @@ def in_turn(name: str, low: Expr, span: Expr, lanes: int, count: int,
         body: list[Stmt] = []
         for v in range(length // lanes):
             own = index.constant(v * lanes)
-            body.append(loop("lane", lanes, LoopKind.VECTORIZE, lambda lane, own=own: (
-                Store(beyond, (index.add(own, lane),),
-                      distance(index.add(first, index.add(own, lane)))),)))
-            body.append(loop("lane", lanes, LoopKind.VECTORIZE, lambda lane, own=own: (
-                Accumulate((nearest,), (lane,), smallest,
-                           (load(beyond, (index.add(own, lane),)),)),)))
+            body.append(
+                loop(
+                    "lane",
+                    lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane, own=own: (
+                        Store(
+                            beyond,
+                            (index.add(own, lane),),
+                            distance(index.add(first, index.add(own, lane))),
+                        ),
+                    ),
+                )
+            )
+            body.append(
+                loop(
+                    "lane",
+                    lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane, own=own: (
+                        Accumulate(
+                            (nearest,), (lane,), smallest, (load(beyond, (index.add(own, lane),)),)
+                        ),
+                    ),
+                )
+            )
         return tuple(body)
 
     def take(v: Expr) -> Body:
@@ -141,20 +199,35 @@ def in_turn(name: str, low: Expr, span: Expr, lanes: int, count: int,
         for k in range(together):
             value = load(beyond, (index.add(first, index.constant(k)),))
             stores += store(here, apply("add", value, low))
-            here = index.add(here, apply("select", apply("le", value, span), index.constant(1),
-                                         index.constant(0)))
+            here = index.add(
+                here,
+                apply("select", apply("le", value, span), index.constant(1), index.constant(0)),
+            )
         return (*stores, Store(found, (), as_number(here)))
 
     def block(b: Var) -> Body:
-        return allocated((beyond, nearest, least), (
-            loop("lane", lanes, LoopKind.VECTORIZE, lambda lane: (
-                Store(nearest, (lane,), smallest.identity[0]),)),
-            *look(index.multiply(b, index.constant(length))),
-            Store(least, (), smallest.identity[0]),
-            loop("lane", lanes, LoopKind.VECTORIZE, lambda lane: (
-                Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),)),
-            If(apply("le", load(least, ()), span), (
-                loop("taken", length // together, LoopKind.SERIAL, take),))))
+        return allocated(
+            (beyond, nearest, least),
+            (
+                loop(
+                    "lane",
+                    lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane: (Store(nearest, (lane,), smallest.identity[0]),),
+                ),
+                *look(index.multiply(b, index.constant(length))),
+                Store(least, (), smallest.identity[0]),
+                loop(
+                    "lane",
+                    lanes,
+                    LoopKind.VECTORIZE,
+                    lambda lane: (Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),),
+                ),
+                If(
+                    apply("le", load(least, ()), span),
+                    (loop("taken", length // together, LoopKind.SERIAL, take),),
+                ),
+            ),
+        )
 
-    return (Store(found, (), const(0, U32)),
-            loop("block", count // length, LoopKind.SERIAL, block))
+    return (Store(found, (), const(0, U32)), loop("block", count // length, LoopKind.SERIAL, block))

@@ -24,14 +24,58 @@ from hlo_mlc.tensor.combine import named_combiner
 COUNT = 1024
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 ARITHMETIC = ["add", "sub", "mul", "max", "min"]
-FLOAT = [*ARITHMETIC, *COMPARISONS, "div", "neg", "abs", "floor", "ceil", "trunc", "sqrt",
-         "round_even", "round_away", "is_finite", "sign"]
-INTEGER = [*ARITHMETIC, *COMPARISONS, "div", "rem", "neg", "abs", "and", "or", "xor", "not", "shl",
-           "shr_logical", "shr_arithmetic", "popcnt", "clz", "sign"]
+FLOAT = [
+    *ARITHMETIC,
+    *COMPARISONS,
+    "div",
+    "neg",
+    "abs",
+    "floor",
+    "ceil",
+    "trunc",
+    "sqrt",
+    "round_even",
+    "round_away",
+    "is_finite",
+    "sign",
+]
+INTEGER = [
+    *ARITHMETIC,
+    *COMPARISONS,
+    "div",
+    "rem",
+    "neg",
+    "abs",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr_logical",
+    "shr_arithmetic",
+    "popcnt",
+    "clz",
+    "sign",
+]
 BOOL = ["add", "sub", "mul", "max", "min", "and", "or", "xor", "not", *COMPARISONS]
 REALS = [d for d in t.ALL if d.kind is not t.Kind.COMPLEX]
-UNARY = frozenset(("neg", "abs", "floor", "ceil", "trunc", "sqrt", "round_even", "round_away",
-                   "is_finite", "sign", "not", "popcnt", "clz"))
+UNARY = frozenset(
+    (
+        "neg",
+        "abs",
+        "floor",
+        "ceil",
+        "trunc",
+        "sqrt",
+        "round_even",
+        "round_away",
+        "is_finite",
+        "sign",
+        "not",
+        "popcnt",
+        "clz",
+    )
+)
 LANES = 8
 
 
@@ -48,8 +92,9 @@ def loop(name: str, extent: int, kind: LoopKind, body: Callable[[Expr], tuple[St
     return For(var, index.constant(extent), kind, body(var))
 
 
-def elementwise(name: str, dtype: DType, operands: int,
-                values: Sequence[Callable[..., Expr]]) -> LoopProgram:
+def elementwise(
+    name: str, dtype: DType, operands: int, values: Sequence[Callable[..., Expr]]
+) -> LoopProgram:
     """One result for each value: tasks, and vectors in them."""
     given = tuple(Buffer(f"x{n}", dtype, (COUNT,), "operand") for n in range(operands))
     probe = [value(*[load(b, (index.constant(0),)) for b in given]) for value in values]
@@ -57,21 +102,45 @@ def elementwise(name: str, dtype: DType, operands: int,
 
     def stores(at: Expr) -> tuple[Stmt, ...]:
         loads = [load(b, (at,)) for b in given]
-        return tuple(Store(r, (at,), value(*loads))
-                     for r, value in zip(results, values, strict=True))
+        return tuple(
+            Store(r, (at,), value(*loads)) for r, value in zip(results, values, strict=True)
+        )
 
-    body = loop("task", COUNT // LANES, LoopKind.PARALLEL, lambda task: (
-        loop("l", LANES, LoopKind.VECTORIZE, lambda lane: stores(
-            index.add(index.multiply(task, index.constant(LANES)), lane))),))
+    body = loop(
+        "task",
+        COUNT // LANES,
+        LoopKind.PARALLEL,
+        lambda task: (
+            loop(
+                "l",
+                LANES,
+                LoopKind.VECTORIZE,
+                lambda lane: stores(index.add(index.multiply(task, index.constant(LANES)), lane)),
+            ),
+        ),
+    )
     return LoopProgram(name, given, results, (body,))
 
 
 PROGRAMS = {
-    **{("ops", d): elementwise(f"ops_{d}", d, 2, [
-        lambda *xs, name=name: apply(name, *xs[:1 if name in UNARY else 2])
-        for name in ops_of(d)]) for d in REALS},
-    **{("convert", d): elementwise(f"convert_{d}", d, 1, [
-        lambda v, to=to: apply("convert", v, dtype=to) for to in REALS]) for d in REALS},
+    **{
+        ("ops", d): elementwise(
+            f"ops_{d}",
+            d,
+            2,
+            [
+                lambda *xs, name=name: apply(name, *xs[: 1 if name in UNARY else 2])
+                for name in ops_of(d)
+            ],
+        )
+        for d in REALS
+    },
+    **{
+        ("convert", d): elementwise(
+            f"convert_{d}", d, 1, [lambda v, to=to: apply("convert", v, dtype=to) for to in REALS]
+        )
+        for d in REALS
+    },
 }
 
 
@@ -102,16 +171,19 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, what: str, *operands: 
                 same |= (np.abs(wide) < 1.2e-38) & (wide != 0)
     for at in np.flatnonzero(~same)[:1]:
         shown = ", ".join(repr(x[at]) for x in operands)
-        pytest.fail(f"{what}({shown}) gives {actual[at]!r}, not {expected[at]!r}; "
-                    f"{int((~same).sum())} differ")
+        pytest.fail(
+            f"{what}({shown}) gives {actual[at]!r}, not {expected[at]!r}; "
+            f"{int((~same).sum())} differ"
+        )
 
 
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_ops(dtype: DType, run, samples) -> None:
     x, y = samples(dtype, COUNT, 1), samples(dtype, COUNT, 2)
-    for name, one, result in zip(ops_of(dtype), run(("ops", dtype), x, y),
-                                 PROGRAMS["ops", dtype].results, strict=True):
-        operands = [x, y][:1 if name in UNARY else 2]
+    for name, one, result in zip(
+        ops_of(dtype), run(("ops", dtype), x, y), PROGRAMS["ops", dtype].results, strict=True
+    ):
+        operands = [x, y][: 1 if name in UNARY else 2]
         assert_same(one, compute(name, operands, result.dtype), f"{name}:{dtype}", *operands)
 
 
@@ -137,26 +209,69 @@ def filled() -> For:
 
 STATEMENTS: dict[str, tuple[Stmt, ...]] = {
     # Lanes read before any of them writes.
-    "shifted in place": (filled(), lanes(15, lambda i: (
-        Store(R, (index.add(i, index.constant(1)),), load(R, (i,))),))),
-    "added to a neighbour": (filled(), lanes(15, lambda i: (Accumulate(
-        (R,), (index.add(i, index.constant(1)),), named_combiner("add", t.F32),
-        (load(R, (i,)),)),))),
+    "shifted in place": (
+        filled(),
+        lanes(15, lambda i: (Store(R, (index.add(i, index.constant(1)),), load(R, (i,))),)),
+    ),
+    "added to a neighbour": (
+        filled(),
+        lanes(
+            15,
+            lambda i: (
+                Accumulate(
+                    (R,),
+                    (index.add(i, index.constant(1)),),
+                    named_combiner("add", t.F32),
+                    (load(R, (i,)),),
+                ),
+            ),
+        ),
+    ),
     # Lanes combined by halves.
-    "sum of lanes": (filled(), lanes(13, lambda i: (Accumulate(
-        (R,), (ZERO,), named_combiner("add", t.F32), (load(X, (i,)),)),))),
-    "sum of some lanes": (filled(), lanes(13, lambda i: (Accumulate(
-        (R,), (ZERO,), named_combiner("add", t.F32), (load(X, (i,)),),
-        apply("gt", load(X, (i,)), Const(0.0, t.F32))),))),
-    "largest of no lanes": (filled(), lanes(7, lambda i: (Accumulate(
-        (R,), (ZERO,), named_combiner("max", t.F32), (load(X, (i,)),),
-        apply("gt", load(X, (i,)), Const(99.0, t.F32))),))),
+    "sum of lanes": (
+        filled(),
+        lanes(
+            13,
+            lambda i: (Accumulate((R,), (ZERO,), named_combiner("add", t.F32), (load(X, (i,)),)),),
+        ),
+    ),
+    "sum of some lanes": (
+        filled(),
+        lanes(
+            13,
+            lambda i: (
+                Accumulate(
+                    (R,),
+                    (ZERO,),
+                    named_combiner("add", t.F32),
+                    (load(X, (i,)),),
+                    apply("gt", load(X, (i,)), Const(0.0, t.F32)),
+                ),
+            ),
+        ),
+    ),
+    "largest of no lanes": (
+        filled(),
+        lanes(
+            7,
+            lambda i: (
+                Accumulate(
+                    (R,),
+                    (ZERO,),
+                    named_combiner("max", t.F32),
+                    (load(X, (i,)),),
+                    apply("gt", load(X, (i,)), Const(99.0, t.F32)),
+                ),
+            ),
+        ),
+    ),
 }
 
 
 def test_statements_mean_what_the_interpreter_says(as_c) -> None:
-    programs = [LoopProgram(f"s{n}", (X,), (R,), body) for n, body in enumerate(
-        STATEMENTS.values())]
+    programs = [
+        LoopProgram(f"s{n}", (X,), (R,), body) for n, body in enumerate(STATEMENTS.values())
+    ]
     x = np.random.default_rng(0).standard_normal(16).astype(np.float32)
     for name, program, code in zip(STATEMENTS, programs, as_c(programs, "-O2"), strict=True):
         result = np.zeros(16, np.float32)
@@ -170,8 +285,9 @@ def test_what_c_has_no_words_for_is_refused() -> None:
     to = Buffer("r", t.C64, (16,), "result")
     of_complex = loop("i", 16, LoopKind.SERIAL, lambda i: (Store(to, (i,), load(z, (i,))),))
     for program, message in (
-            (LoopProgram("threads", (X,), (R,), (of_threads,)), "that C has words for"),
-            (LoopProgram("complex", (z,), (to,), (of_complex,)), "Expected a type that C has"),
-            (LoopProgram("open", (X,), (R,), (), dims=("n",)), "sizes that are known")):
+        (LoopProgram("threads", (X,), (R,), (of_threads,)), "that C has words for"),
+        (LoopProgram("complex", (z,), (to,), (of_complex,)), "Expected a type that C has"),
+        (LoopProgram("open", (X,), (R,), (), dims=("n",)), "sizes that are known"),
+    ):
         with pytest.raises(CodegenError, match=message):
             print_program(program, "kernel")

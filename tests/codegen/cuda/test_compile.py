@@ -47,32 +47,65 @@ KERNELS = {
     "transpose": (lambda x: x.T + 1, "float32", (4096, 2048)),
     "product": (lambda x: jnp.tanh(x @ x.T), "float32", (1024, 512)),
     "product of narrow floats": (lambda x: jax.nn.gelu(x @ x.T), "bfloat16", (4096, 1024)),
-    "product with prologues": (lambda x: jnp.maximum(x * 2, 0) @ (x.T + 1), "bfloat16",
-                               (4096, 1024)),
+    "product with prologues": (
+        lambda x: jnp.maximum(x * 2, 0) @ (x.T + 1),
+        "bfloat16",
+        (4096, 1024),
+    ),
     "product of halves": (lambda x: jax.nn.relu(x.T @ x), "float16", (1000, 2048)),
     "product of a long depth": (lambda x: x.T @ x, "bfloat16", (65_536, 64)),
     "product of integers": (lambda x: x @ x.T, "int32", (512, 512)),
     "batch of products": (lambda x: jnp.einsum("bik,bjk->bij", x, x), "bfloat16", (96, 128, 64)),
-    "convolution": (lambda x: lax.conv_general_dilated(
-        x, jnp.ones((3, 3, 64, 128), x.dtype), (1, 1), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC")), "bfloat16", (8, 56, 56, 64)),
-    "depthwise convolution": (lambda x: lax.conv_general_dilated(
-        x, jnp.ones((3, 3, 1, 128), x.dtype), (1, 1), "SAME", feature_group_count=128,
-        dimension_numbers=("NHWC", "HWIO", "NHWC")), "float32", (8, 56, 56, 128)),
-    "pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
-             "float32", (8, 112, 112, 64)),
-    "sums by places": (lambda x: jnp.zeros((1000, 64), x.dtype).at[
-        jnp.abs(x[:, 0].astype(jnp.int32))].add(x), "float32", (10_000, 64)),
-    "largest by places": (lambda x: jnp.zeros((1000,), x.dtype).at[
-        jnp.abs(x[:, 0].astype(jnp.int32))].max(x[:, 1]), "bfloat16", (10_000, 64)),
-    "loop": (lambda x: lax.fori_loop(0, 1000, lambda i, c: jnp.tanh(c + jnp.roll(c, 1)), x),
-             "float32", (512,)),
+    "convolution": (
+        lambda x: lax.conv_general_dilated(
+            x,
+            jnp.ones((3, 3, 64, 128), x.dtype),
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        ),
+        "bfloat16",
+        (8, 56, 56, 64),
+    ),
+    "depthwise convolution": (
+        lambda x: lax.conv_general_dilated(
+            x,
+            jnp.ones((3, 3, 1, 128), x.dtype),
+            (1, 1),
+            "SAME",
+            feature_group_count=128,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        ),
+        "float32",
+        (8, 56, 56, 128),
+    ),
+    "pool": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+        "float32",
+        (8, 112, 112, 64),
+    ),
+    "sums by places": (
+        lambda x: jnp.zeros((1000, 64), x.dtype).at[jnp.abs(x[:, 0].astype(jnp.int32))].add(x),
+        "float32",
+        (10_000, 64),
+    ),
+    "largest by places": (
+        lambda x: jnp.zeros((1000,), x.dtype).at[jnp.abs(x[:, 0].astype(jnp.int32))].max(x[:, 1]),
+        "bfloat16",
+        (10_000, 64),
+    ),
+    "loop": (
+        lambda x: lax.fori_loop(0, 1000, lambda i, c: jnp.tanh(c + jnp.roll(c, 1)), x),
+        "float32",
+        (512,),
+    ),
 }
 
 
 @pytest.fixture(scope="module")
 def sources(take_apart):
     """`sources(name, architecture)`: the CUDA C++ of a kernel."""
+
     def make(name: str, architecture: str) -> list[CudaSource]:
         function, dtype, shape = KERNELS[name]
         parts = take_apart(function, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
@@ -107,8 +140,10 @@ def test_spills_are_noticed() -> None:
     """Thirty-two registers do not hold a hundred values."""
     values = "\n".join(f"float v{n} = x[{n} * 1024 + threadIdx.x];" for n in range(100))
     total = "\n".join(f"y[{n} * 1024 + threadIdx.x] = v{n} / v{99 - n};" for n in range(100))
-    text = ('extern "C" __global__ void __launch_bounds__(1024, 2)\n'
-            f"k(const float* x, float* y) {{\n{values}\n__syncthreads();\n{total}\n}}")
+    text = (
+        'extern "C" __global__ void __launch_bounds__(1024, 2)\n'
+        f"k(const float* x, float* y) {{\n{values}\n__syncthreads();\n{total}\n}}"
+    )
     usage = compile_source(CudaSource(text, (), 0), cuda.named("sm_90")).usage["k"]
     assert usage.spilled_bytes > 0
     assert usage.registers == 32

@@ -61,17 +61,23 @@ CASES = {
     "sum of all": (lambda x: x.sum(), [(30, 33)]),
     "products of rows": (lambda x: jnp.prod(x / abs(x), 1), [(5, 60)]),
     "products of columns": (lambda x: jnp.prod(x / abs(x), 0), [(60, 5)]),
-    "rows by their length": (lambda x: x / jnp.sqrt((abs(x) ** 2).sum(1, keepdims=True)),
-                             [(6, 90)]),
+    "rows by their length": (
+        lambda x: x / jnp.sqrt((abs(x) ** 2).sum(1, keepdims=True)),
+        [(6, 90)],
+    ),
     "matrix product": (lambda x, y: x @ y, [(17, 20), (20, 12)]),
     "product with a conjugate": (lambda x: x @ x.conj().T, [(18, 10)]),
-    "products of a batch": (lambda x, y: jnp.einsum("bij,bjk->bik", x, y) * 2j,
-                            [(2, 9, 12), (2, 12, 7)]),
+    "products of a batch": (
+        lambda x, y: jnp.einsum("bij,bjk->bik", x, y) * 2j,
+        [(2, 9, 12), (2, 12, 7)],
+    ),
     "matrix by vector": (lambda x, y: x @ y, [(18, 40), (40,)]),
     "conjugate transpose": (lambda x: x.conj().T, [(33, 47)]),
     "transpose of inner axes": (lambda x, y: x.transpose(0, 2, 1) + y, [(2, 40, 36), (2, 36, 40)]),
-    "moved": (lambda x: (x.T.reshape(-1)[3:-4:2], jnp.roll(x, 2, 1), jnp.pad(x, 1)[::-1]),
-              [(7, 13)]),
+    "moved": (
+        lambda x: (x.T.reshape(-1)[3:-4:2], jnp.roll(x, 2, 1), jnp.pad(x, 1)[::-1]),
+        [(7, 13)],
+    ),
     "joined": (lambda x, y: jnp.concatenate([x, y * 2j, x[:2]]), [(5, 6), (3, 6)]),
     "repeated": (lambda x: jnp.broadcast_to(x[:, None], (9, 4, 3)) * 1j, [(9, 3)]),
     "looked up": (lambda x: x[jnp.array([3, 0, 6, 3])] * x[:4], [(7, 13)]),
@@ -82,10 +88,23 @@ CASES = {
     "loop": (evolved, [(40,)]),
 }
 FUNCTIONS = {
-    "abs": abs, "angle": np.angle, "exp": np.exp, "expm1": np.expm1, "log": np.log,
-    "log1p": np.log1p, "sqrt": np.sqrt, "sin": np.sin, "cos": np.cos, "tan": np.tan,
-    "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "arctan": np.arctan, "sign": np.sign,
-    "square": np.square, "conj": np.conj,
+    "abs": abs,
+    "angle": np.angle,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sqrt": np.sqrt,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "arctan": np.arctan,
+    "sign": np.sign,
+    "square": np.square,
+    "conj": np.conj,
 }
 
 
@@ -97,8 +116,11 @@ def differing(ours: np.ndarray, right: np.ndarray) -> str:
     """What is wrong with a result; empty if nothing is."""
     eps = float(jnp.finfo(ours.dtype).eps) if ours.dtype.kind in "fc" else 0.0
     scale = np.max(np.abs(right), initial=0) if eps else 0
-    error = np.max(np.abs(ours.astype(right.dtype) - right), initial=0) if eps \
+    error = (
+        np.max(np.abs(ours.astype(right.dtype) - right), initial=0)
+        if eps
         else float(np.any(ours != right))
+    )
     return "" if error <= ULPS * eps * scale else f"{float(error)} of {float(scale)}"
 
 
@@ -115,21 +137,24 @@ def prepared(take_apart, arrays, emulator, cuda_source):
                 args = arrays(dtype, (29,), seed=len(made))
                 function = getattr(jnp, name)
                 made[dtype, name] = take_apart(function, *args, platform="cuda"), args
-    emulator.prepare([cuda_source(p) for parts, _ in made.values() for p in parts.programs],
-                     run_once=True)
+    emulator.prepare(
+        [cuda_source(p) for parts, _ in made.values() for p in parts.programs], run_once=True
+    )
     return made
 
 
 @pytest.fixture(scope="module")
 def on_emulator(prepared, emulator, cuda_source) -> Callable:
     """`on_emulator(dtype, name, order)`: the results of a case, all of which kernels compute."""
+
     def run(dtype: str, name: str, order: int) -> list[np.ndarray]:
         parts, args = prepared[dtype, name]
         assert {node.op for node in parts.graph.nodes} - {"stablehlo.constant"} == {KERNEL_OP}
 
         def execute(program, operands):
-            return emulator.run(cuda_source(program), program, operands, order,
-                                "end" if order else "start")
+            return emulator.run(
+                cuda_source(program), program, operands, order, "end" if order else "start"
+            )
 
         return parts.run(args, execute)
 
@@ -146,8 +171,9 @@ def test_like_jax_in_twice_the_digits(prepared, on_emulator, dtype: str, name: s
     with wide(dtype):
         kinds = jax.tree.leaves(jax.eval_shape(function, *args))
         for order in ORDERS:
-            for ours, right, kind in zip(on_emulator(dtype, name, order), exact, kinds,
-                                         strict=True):
+            for ours, right, kind in zip(
+                on_emulator(dtype, name, order), exact, kinds, strict=True
+            ):
                 assert (ours.dtype, ours.shape) == (kind.dtype, kind.shape)
                 assert not differing(ours, np.asarray(right))
 
@@ -177,8 +203,9 @@ def test_machine_code_keeps_all_in_registers(prepared, architecture: str) -> Non
 
 @pytest.mark.parametrize(("dtype", "width"), [("complex64", 4), ("complex128", 2)])
 @pytest.mark.parametrize("name", ["map of whole vectors", "quotient", "chain"])
-def test_both_parts_are_one_access(prepared, cuda_source, dtype: str, width: int, name: str
-                                   ) -> None:
+def test_both_parts_are_one_access(
+    prepared, cuda_source, dtype: str, width: int, name: str
+) -> None:
     """Sixteen bytes for neighbours, one number behind the last vector."""
     parts, _ = prepared[dtype, name]
     (program,) = parts.programs
@@ -200,8 +227,12 @@ def test_transposed_numbers_go_through_a_tile_for_each_part(prepared, cuda_sourc
 
 SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
 OPERATIONS = {
-    "add": (lambda x, y: x + y), "multiply": (lambda x, y: x * y), "divide": (lambda x, y: x / y),
-    "abs": (lambda x, y: abs(x)), "eq": (lambda x, y: x == y), "ne": (lambda x, y: x != y),
+    "add": (lambda x, y: x + y),
+    "multiply": (lambda x, y: x * y),
+    "divide": (lambda x, y: x / y),
+    "abs": (lambda x, y: abs(x)),
+    "eq": (lambda x, y: x == y),
+    "ne": (lambda x, y: x != y),
 }
 
 
@@ -214,8 +245,9 @@ def test_zeros_and_infinities(take_apart, emulator, cuda_source) -> None:
     parts = {name: take_apart(f, x, y, platform="cuda") for name, f in OPERATIONS.items()}
     emulator.prepare([cuda_source(p) for each in parts.values() for p in each.programs])
     for name, function in OPERATIONS.items():
-        (ours,) = parts[name].run([x, y], lambda program, operands: emulator.run(
-            cuda_source(program), program, operands))
+        (ours,) = parts[name].run(
+            [x, y], lambda program, operands: emulator.run(cuda_source(program), program, operands)
+        )
         with np.errstate(all="ignore"):
             expected = function(x, y)
         assert ours.dtype == expected.dtype
@@ -232,8 +264,9 @@ def test_functions_at_zeros_and_infinities(take_apart, emulator, cuda_source) ->
     x.real, x.imag = re.ravel(), im.ravel()
     for name in ("exp", "log", "sqrt", "tanh", "abs"):
         parts = take_apart(getattr(jnp, name), x, platform="cuda")
-        (ours,) = parts.run([x], lambda program, operands: emulator.run(
-            cuda_source(program), program, operands))
+        (ours,) = parts.run(
+            [x], lambda program, operands: emulator.run(cuda_source(program), program, operands)
+        )
         with np.errstate(all="ignore"):
             expected = FUNCTIONS[name](x)
         for part in (np.real, np.imag):
@@ -242,8 +275,10 @@ def test_functions_at_zeros_and_infinities(take_apart, emulator, cuda_source) ->
             np.testing.assert_allclose(one, other, rtol=1e-6, atol=0, err_msg=name)
 
 
-@pytest.mark.parametrize(("shape", "indices", "element"), [
-    ((5, 2), "01", 1), ((2,), "0", 0), ((5, 3), "01", None), ((2, 5), "01", None)])
+@pytest.mark.parametrize(
+    ("shape", "indices", "element"),
+    [((5, 2), "01", 1), ((2,), "0", 0), ((5, 3), "01", None), ((2, 5), "01", None)],
+)
 def test_pairs(shape: tuple[int, ...], indices: str, element: int | None) -> None:
     buffer = Buffer("x", F32, shape)
     places = tuple(index.constant(int(i)) for i in indices)

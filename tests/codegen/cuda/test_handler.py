@@ -25,13 +25,22 @@ def driver(emulator) -> ctypes.CDLL:
     own.mlc_cuda_use_driver(str(path).encode())
     jax.local_devices(backend="cpu")
     jax.ffi.register_ffi_type(
-        f"{TARGET}_state", {
+        f"{TARGET}_state",
+        {
             "type_id": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_id()),
-            "type_info": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_info())}, platform="cpu")
+            "type_info": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_info()),
+        },
+        platform="cpu",
+    )
     jax.ffi.register_ffi_target(
-        TARGET, {"instantiate": jax.ffi.pycapsule(own.mlc_cuda_ffi_instantiate),
-                 "initialize": jax.ffi.pycapsule(own.mlc_cuda_ffi_initialize),
-                 "execute": jax.ffi.pycapsule(own.mlc_cuda_ffi_execute_on_host)}, platform="cpu")
+        TARGET,
+        {
+            "instantiate": jax.ffi.pycapsule(own.mlc_cuda_ffi_instantiate),
+            "initialize": jax.ffi.pycapsule(own.mlc_cuda_ffi_initialize),
+            "execute": jax.ffi.pycapsule(own.mlc_cuda_ffi_execute_on_host),
+        },
+        platform="cpu",
+    )
     return ctypes.CDLL(str(path))
 
 
@@ -56,7 +65,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_kernels_run_in_programs(driver, emulator, cuda_source, take_apart, arrays, name):
-    x, = arrays("float32", (20, 2600))
+    (x,) = arrays("float32", (20, 2600))
     parts = take_apart(FUNCTIONS[name], x)
     (program,) = parts.programs
     source = cuda_source(program)
@@ -74,24 +83,25 @@ def test_kernels_run_in_programs(driver, emulator, cuda_source, take_apart, arra
     np.testing.assert_allclose(again, np.asarray(jax.jit(FUNCTIONS[name])(2 * x + 2)), 1e-4, 1e-4)
 
 
-def test_complex_numbers_go_in_and_come_out_as_a_whole(driver, emulator, cuda_source, take_apart,
-                                                       arrays):
-    x, = arrays("complex64", (20, 31))
+def test_complex_numbers_go_in_and_come_out_as_a_whole(
+    driver, emulator, cuda_source, take_apart, arrays
+):
+    (x,) = arrays("complex64", (20, 31))
     source = cuda_source(take_apart(lambda x: (x * 2j).conj().T, x, platform="cuda").programs[0])
     cuda.publish("complex", emulator.image(source), source.functions, source.plan)
-    actual, = call("complex", [((31, 20), np.complex64)], x)
+    (actual,) = call("complex", [((31, 20), np.complex64)], x)
     np.testing.assert_allclose(actual, (x * 4j).conj().T, 1e-6)
 
 
 def test_every_device_has_its_own_module(driver, emulator, cuda_source, take_apart, arrays):
-    x, = arrays("float32", (300,))
+    (x,) = arrays("float32", (300,))
     source = cuda_source(take_apart(lambda x: jnp.tanh(x), x).programs[0])
     cuda.publish("on several", emulator.image(source), source.functions, source.plan)
     before = driver.fake_loads()
     try:
         for number, device in enumerate((0, 1, 3, 1, 0, 3)):
             driver.fake_use_device(device)
-            actual, = call("on several", [((300,), np.float32)], x + number)
+            (actual,) = call("on several", [((300,), np.float32)], x + number)
             np.testing.assert_allclose(actual, np.tanh(2 * x + 2 * number), 1e-5, 1e-5)
             assert driver.fake_loads() - before == min(3, number + 1)
     finally:
@@ -110,26 +120,28 @@ def test_faults_of_the_driver_are_named(driver):
 
 
 def test_missing_functions_are_named(driver, emulator, cuda_source, take_apart, arrays):
-    x, = arrays("float32", (40,))
+    (x,) = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
     cuda.publish("incomplete", emulator.image(source), ("absent",), (0, 1, 32, 0, 1, 0, 0, 0))
     with pytest.raises(Exception, match=r"CUDA_ERROR_NOT_FOUND.* for absent of kernel incomplete"):
         call("incomplete", [((4,), np.float32)], np.ones(4, np.float32))
 
 
-def test_shared_memory_that_a_device_lacks_is_named(driver, emulator, cuda_source, take_apart,
-                                                    arrays):
-    x, = arrays("float32", (40,))
+def test_shared_memory_that_a_device_lacks_is_named(
+    driver, emulator, cuda_source, take_apart, arrays
+):
+    (x,) = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
-    cuda.publish("greedy", emulator.image(source), source.functions,
-                 (0, 1, 32, 1 << 19, 2, 0, 1, 0, 0))
+    cuda.publish(
+        "greedy", emulator.image(source), source.functions, (0, 1, 32, 1 << 19, 2, 0, 1, 0, 0)
+    )
     with pytest.raises(Exception, match=r"524288 bytes of shared memory of \w+ of kernel greedy"):
         call("greedy", [((40,), np.float32)], x)
 
 
 def test_launches_that_fail_are_named(driver, emulator, cuda_source, take_apart, arrays):
     """Threads that wait for others in vain, of which the emulator would tell."""
-    x, = arrays("float32", (3, 40))
+    (x,) = arrays("float32", (3, 40))
     source = cuda_source(take_apart(jax.nn.softmax, x).programs[0])
     (launch,) = source.launches
     fewer = list(source.plan)
@@ -141,7 +153,7 @@ def test_launches_that_fail_are_named(driver, emulator, cuda_source, take_apart,
 
 
 def test_a_missing_context_is_named(driver, emulator, cuda_source, take_apart, arrays):
-    x, = arrays("float32", (41,))
+    (x,) = arrays("float32", (41,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
     cuda.publish("lost", emulator.image(source), source.functions, source.plan)
     driver.fake_use_device(-1)
@@ -154,7 +166,7 @@ def test_a_missing_context_is_named(driver, emulator, cuda_source, take_apart, a
 
 def test_an_execution_only_launches(driver, emulator, cuda_source, take_apart, arrays):
     """So that it can be captured into a command buffer: all else is done before the first one."""
-    x, = arrays("float32", (3, 40_000))  # of rows in shared memory that has to be asked for
+    (x,) = arrays("float32", (3, 40_000))  # of rows in shared memory that has to be asked for
     source = cuda_source(take_apart(jax.nn.softmax, x, platform="cuda").programs[0])
     assert any(launch.shared_bytes for launch in source.launches)
     results = [(x.shape, np.float32)]
@@ -167,7 +179,7 @@ def test_an_execution_only_launches(driver, emulator, cuda_source, take_apart, a
         driver.fake_capture(0)
         call("captured", results, x)
         driver.fake_capture(1)
-        actual, = call("captured", results, x)
+        (actual,) = call("captured", results, x)
     finally:
         driver.fake_capture(0)
     np.testing.assert_allclose(actual, np.asarray(jax.nn.softmax(x + x)), 1e-4, 1e-6)
@@ -198,15 +210,20 @@ def test_xla_is_told_that_it_may_be_captured(emulator):
     path = emulator.build(METADATA, "-std=c++17", "-fPIC", "-shared", "-I", jax.ffi.include_dir())
     describe, own = ctypes.CDLL(str(path)).describe, library.load()
     minor = ctypes.c_int(-1)
-    captured = {name: describe(getattr(own, name), ctypes.byref(minor)) for name in (
-        "mlc_cuda_ffi_execute", "mlc_cuda_ffi_execute_on_host", "mlc_ffi_execute")}
-    assert captured == {"mlc_cuda_ffi_execute": 1, "mlc_cuda_ffi_execute_on_host": 0,
-                        "mlc_ffi_execute": 0}
+    captured = {
+        name: describe(getattr(own, name), ctypes.byref(minor))
+        for name in ("mlc_cuda_ffi_execute", "mlc_cuda_ffi_execute_on_host", "mlc_ffi_execute")
+    }
+    assert captured == {
+        "mlc_cuda_ffi_execute": 1,
+        "mlc_cuda_ffi_execute_on_host": 0,
+        "mlc_ffi_execute": 0,
+    }
     assert minor.value >= 3
 
 
 def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
-    x, = arrays("float32", (40,))
+    (x,) = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
     plan = (0, 1, 32, 0, 2, 0, 7, 0, 0)
     cuda.publish("too few", emulator.image(source), source.functions, plan)
@@ -214,10 +231,18 @@ def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
         call("too few", [((4,), np.float32)], np.ones(4, np.float32))
 
 
-@pytest.mark.parametrize("plan", [
-    (1, 1, 32, 0, 0, 0, 0), (0, 0, 32, 0, 0, 0, 0), (0, 1, 4096, 0, 0, 0, 0),
-    (0, 1, 32, 1 << 30, 0, 0, 0), (0, 1, 32, 0, 2, 0), (0, 1, 32, 0, 0, 2, 0),
-    (0, 1, 32, 0, 0, 0, 0, 0)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        (1, 1, 32, 0, 0, 0, 0),
+        (0, 0, 32, 0, 0, 0, 0),
+        (0, 1, 4096, 0, 0, 0, 0),
+        (0, 1, 32, 1 << 30, 0, 0, 0),
+        (0, 1, 32, 0, 2, 0),
+        (0, 1, 32, 0, 0, 2, 0),
+        (0, 1, 32, 0, 0, 0, 0, 0),
+    ],
+)
 def test_malformed_plans_are_refused(plan):
     with pytest.raises(Exception, match="were refused"):
         cuda.publish("malformed", b"\0", ("function",), plan)

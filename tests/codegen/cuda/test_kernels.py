@@ -52,43 +52,83 @@ CASES = {
     "matrix product": (lambda x, y: x @ y, "float32", [(17, 33), (33, 20)]),
     "product of halves": (lambda x, y: x @ y, "float16", [(18, 40), (40, 34)]),
     "product of transposed narrow floats": (
-        lambda x, y: jnp.dot(x.T, y.T, preferred_element_type=jnp.float32), "bfloat16",
-        [(24, 35), (33, 24)]),
+        lambda x, y: jnp.dot(x.T, y.T, preferred_element_type=jnp.float32),
+        "bfloat16",
+        [(24, 35), (33, 24)],
+    ),
     "product of narrow and wide floats": (
-        lambda x, y: jnp.dot(jnp.abs(x).astype(jnp.bfloat16), y.astype(jnp.bfloat16),
-                             preferred_element_type=jnp.float32), "float32",
-        [(20, 150), (150, 36)]),
-    "product with bias": (lambda x, y, b: jax.nn.relu(x @ y + b) * 2, "float32",
-                          [(5, 31), (31, 36), (36,)]),
-    "products of a batch": (lambda x, y: jnp.einsum("bhik,bhjk->bhij", x, y), "float32",
-                            [(2, 3, 9, 12), (2, 3, 7, 12)]),
-    "convolution": (lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"), "float32",
-                    [(2, 3, 6, 7), (16, 3, 3, 3)]),
-    "depthwise convolution": (lambda x, w: lax.conv_general_dilated(
-        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        feature_group_count=8), "float32", [(2, 5, 6, 8), (3, 3, 1, 8)]),
-    "pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"),
-             "float32", [(13, 14)]),
-    "sums by places": (lambda x, y: x.at[jnp.array([1, 3, 1, 9])].add(y * 2), "float32",
-                       [(5,), (4,)]),
-    "largest by places": (lambda x, y: x.at[jnp.array([1, 3, 1, 9])].max(y), "bfloat16",
-                          [(5,), (4,)]),
+        lambda x, y: jnp.dot(
+            jnp.abs(x).astype(jnp.bfloat16),
+            y.astype(jnp.bfloat16),
+            preferred_element_type=jnp.float32,
+        ),
+        "float32",
+        [(20, 150), (150, 36)],
+    ),
+    "product with bias": (
+        lambda x, y, b: jax.nn.relu(x @ y + b) * 2,
+        "float32",
+        [(5, 31), (31, 36), (36,)],
+    ),
+    "products of a batch": (
+        lambda x, y: jnp.einsum("bhik,bhjk->bhij", x, y),
+        "float32",
+        [(2, 3, 9, 12), (2, 3, 7, 12)],
+    ),
+    "convolution": (
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"),
+        "float32",
+        [(2, 3, 6, 7), (16, 3, 3, 3)],
+    ),
+    "depthwise convolution": (
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=8
+        ),
+        "float32",
+        [(2, 5, 6, 8), (3, 3, 1, 8)],
+    ),
+    "pool": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"),
+        "float32",
+        [(13, 14)],
+    ),
+    "sums by places": (
+        lambda x, y: x.at[jnp.array([1, 3, 1, 9])].add(y * 2),
+        "float32",
+        [(5,), (4,)],
+    ),
+    "largest by places": (
+        lambda x, y: x.at[jnp.array([1, 3, 1, 9])].max(y),
+        "bfloat16",
+        [(5,), (4,)],
+    ),
     "cumulative sum": (lambda x: jnp.cumsum(x, 0), "int32", [(9, 20)]),
-    "cumulative sums of rows": (lambda x: jnp.cumsum(jnp.abs(x), 1), "float32",
-                                [(5, 1204)]),
-    "cumulative maxima from the end": (lambda x: lax.cummax(x, 0, reverse=True), "float32",
-                                       [(1003,)]),
+    "cumulative sums of rows": (lambda x: jnp.cumsum(jnp.abs(x), 1), "float32", [(5, 1204)]),
+    "cumulative maxima from the end": (
+        lambda x: lax.cummax(x, 0, reverse=True),
+        "float32",
+        [(1003,)],
+    ),
     "scatter": (lambda x, y: x.at[jnp.array([1, 3, 1])].add(y), "float32", [(5, 8), (3, 8)]),
     "transpose": (lambda x: x.T * 2, "float32", [(33, 47)]),
-    "transpose of inner axes": (lambda x, y: x.transpose(0, 2, 1) + y, "float32",
-                                [(3, 40, 36), (3, 36, 40)]),
+    "transpose of inner axes": (
+        lambda x, y: x.transpose(0, 2, 1) + y,
+        "float32",
+        [(3, 40, 36), (3, 36, 40)],
+    ),
     "sums of few columns": (lambda x: (x.sum(0), x.max(0)), "float32", [(1500, 6)]),
     "sums of wide columns": (lambda x: x.sum(0), "float32", [(50, 260)]),
     "places of the largest in columns": (lambda x: jnp.argmax(x, 0), "float32", [(90, 33)]),
-    "loop": (lambda x: lax.fori_loop(0, 5, lambda i, c: c * 0.5 + jnp.roll(c, 1) + i, x),
-             "float32", [(40,)]),
-    "loop until": (lambda x: lax.while_loop(lambda c: jnp.sum(jnp.abs(c)) > 1,
-                                            lambda c: c * 0.5, x), "float32", [(40,)]),
+    "loop": (
+        lambda x: lax.fori_loop(0, 5, lambda i, c: c * 0.5 + jnp.roll(c, 1) + i, x),
+        "float32",
+        [(40,)],
+    ),
+    "loop until": (
+        lambda x: lax.while_loop(lambda c: jnp.sum(jnp.abs(c)) > 1, lambda c: c * 0.5, x),
+        "float32",
+        [(40,)],
+    ),
 }
 # Too large for the interpreter.
 LARGE = {
@@ -118,15 +158,18 @@ def test_like_jax(prepared, emulator, cuda_source, name):
     function, *_ = ALL[name]
     expected = jax.tree.leaves(jax.jit(function)(*args))
     for order in ORDERS:
+
         def execute(program, operands, order=order):
-            return emulator.run(cuda_source(program), program, operands, order,
-                                "end" if order else "start")
+            return emulator.run(
+                cuda_source(program), program, operands, order, "end" if order else "start"
+            )
 
         for ours, theirs in zip(parts.run(args, execute), expected, strict=True):
             assert ours.dtype == theirs.dtype
             eps = float(jnp.finfo(theirs.dtype).eps) if theirs.dtype.kind not in "biu" else 0
-            np.testing.assert_allclose(ours.astype(np.float64),
-                                       np.asarray(theirs).astype(np.float64), 64 * eps, 64 * eps)
+            np.testing.assert_allclose(
+                ours.astype(np.float64), np.asarray(theirs).astype(np.float64), 64 * eps, 64 * eps
+            )
 
 
 def test_what_large_kernels_are_made_of(prepared, cuda_source) -> None:
@@ -136,13 +179,17 @@ def test_what_large_kernels_are_made_of(prepared, cuda_source) -> None:
     (launch,) = softmax.launches
     assert launch.shared_bytes > 4 * 33_001
     assert not launch.takes_scratch
-    assert all(len(kernel.launches) > 1 for name, (kernel,) in sources.items()
-               if not name.startswith("softmax"))
+    assert all(
+        len(kernel.launches) > 1
+        for name, (kernel,) in sources.items()
+        if not name.startswith("softmax")
+    )
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
 def test_donated_operands_are_overwritten(emulator, arrays):
     """Several results of one stage, of which one takes the memory of what the others read."""
+
     def function(x, y):
         return x * 2 + y, x > y
 
@@ -152,9 +199,11 @@ def test_donated_operands_are_overwritten(emulator, arrays):
     assert in_place
     for kernel in in_place:
         program = kernel.kernel.program
-        operands = [x, y][:len(program.operands)]
-        separate, shared = (emulator.run(kernel.source, p, operands, 7)
-                            for p in (replace(program, aliases=()), program))
+        operands = [x, y][: len(program.operands)]
+        separate, shared = (
+            emulator.run(kernel.source, p, operands, 7)
+            for p in (replace(program, aliases=()), program)
+        )
         for one, other in zip(separate, shared, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -171,8 +220,7 @@ def test_like_the_loops(prepared, emulator, cuda_source, name):
         expected = interpret(loops, operands)
         actual = emulator.run(cuda_source(program), program, operands)
         for one, other in zip(actual, expected, strict=True):
-            np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), 2e-6,
-                                       2e-6)
+            np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64), 2e-6, 2e-6)
         return actual
 
     parts.run(args, check)

@@ -80,11 +80,16 @@ DRIVER = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize(("library", "said"), [
-    ("/nowhere/libcuda.so.1", "cannot open shared object file"),
-    ("libm.so.6", "it lacks cuCtxGetDevice, cuModuleLoadData")])
+@pytest.mark.parametrize(
+    ("library", "said"),
+    [
+        ("/nowhere/libcuda.so.1", "cannot open shared object file"),
+        ("libm.so.6", "it lacks cuCtxGetDevice, cuModuleLoadData"),
+    ],
+)
 def test_a_missing_driver_is_named_with_the_kernel(library: str, said: str) -> None:
-    result = subprocess.run([sys.executable, "-c", DRIVER.format(path=library)],
-                            capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", DRIVER.format(path=library)], capture_output=True, text=True
+    )
     assert "no CUDA driver for kernel mine" in result.stdout, result.stderr
     assert said in result.stdout

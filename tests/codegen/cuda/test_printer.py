@@ -36,11 +36,11 @@ def printed(*body: Stmt) -> CudaSource:
 
 def kernel(source: CudaSource) -> str:
     """The source without the functions of the prelude."""
-    return source.text[source.text.index('extern "C"'):]
+    return source.text[source.text.index('extern "C"') :]
 
 
 def test_a_kernel_word_by_word(take_apart, cuda_source, arrays) -> None:
-    x, = arrays("float32", (2048,))
+    (x,) = arrays("float32", (2048,))
     (program,) = take_apart(lambda x: jnp.abs(x) + 1, x).programs
     source = cuda_source(program)
     assert kernel(source).replace(program.name, "k") == textwrap.dedent("""\
@@ -69,10 +69,14 @@ def exchange(first_kind: LoopKind, threads: int, rows: int) -> CudaSource:
     shared = Buffer("s", F32, (rows, threads // rows), "shared")
     other = index.subtract(index.constant(threads // rows - 1), lane)
     place = index.add(index.multiply(r, index.constant(threads // rows)), lane)
-    write = loop(r, LoopKind.THREAD, loop(lane, LoopKind.THREAD,
-                                          Store(shared, (r, lane), load(X, (place,)))))
-    read = loop(r, LoopKind.THREAD, loop(lane, LoopKind.THREAD,
-                                         Store(Y, (place,), load(shared, (r, other)))))
+    write = loop(
+        r, LoopKind.THREAD, loop(lane, LoopKind.THREAD, Store(shared, (r, lane), load(X, (place,))))
+    )
+    read = loop(
+        r,
+        LoopKind.THREAD,
+        loop(lane, LoopKind.THREAD, Store(Y, (place,), load(shared, (r, other)))),
+    )
     return printed(loop(b, first_kind, Allocate(shared, (write, read))))
 
 
@@ -84,7 +88,7 @@ def test_threads_wait_for_what_they_read(rows: int, barrier: str, emulator) -> N
     x = np.arange(1024, dtype=np.float32)
     expected = x[:256].reshape(rows, -1)[:, ::-1].reshape(-1)
     for order in (0, 1, 7):
-        y, = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
+        (y,) = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
         np.testing.assert_array_equal(y[:256], expected)
 
 
@@ -93,25 +97,28 @@ def test_without_the_barrier_the_emulator_shows_it(emulator) -> None:
     broken = CudaSource(source.text.replace("  __syncthreads();\n", ""), source.launches, 0)
     assert broken.text != source.text
     x = np.arange(1024, dtype=np.float32)
-    y, = emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [x])
+    (y,) = emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [x])
     assert np.isnan(y[:256]).any()
 
 
 def test_threads_that_nobody_joins_are_reported(emulator) -> None:
     source = exchange(LoopKind.BLOCK, 256, 4)
-    broken = CudaSource(source.text.replace("__syncthreads();",
-                                        "if (threadIdx.x < 100) __syncwarp();"),
-                    source.launches, 0)
+    broken = CudaSource(
+        source.text.replace("__syncthreads();", "if (threadIdx.x < 100) __syncwarp();"),
+        source.launches,
+        0,
+    )
     with pytest.raises(CodegenError, match="4 for their warp"):
         emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [np.zeros(1024, np.float32)])
 
 
 def test_threads_of_a_loop_wait_in_every_round(take_apart, cuda_source, arrays) -> None:
-    x, = arrays("float32", (40,))
-    (program,) = take_apart(lambda x: lax.fori_loop(
-        0, 5, lambda i, c: c * 0.5 + jnp.roll(c, 1), x), x).programs
+    (x,) = arrays("float32", (40,))
+    (program,) = take_apart(
+        lambda x: lax.fori_loop(0, 5, lambda i, c: c * 0.5 + jnp.roll(c, 1), x), x
+    ).programs
     text = kernel(cuda_source(program))
-    inside = text[text.index("for (int i"):]
+    inside = text[text.index("for (int i") :]
     assert inside.index("{") < inside.index("__syncthreads();")
 
 
@@ -120,19 +127,27 @@ def test_memory_that_a_round_allocates_is_that_of_the_round_before(emulator) -> 
     shared = Buffer("s", F32, (256,), "shared")
     place = index.add(index.multiply(i, index.constant(256)), t)
     other = index.subtract(index.constant(255), t)
-    rounds = loop(i, LoopKind.SERIAL, Allocate(shared, (
-        loop(t, LoopKind.THREAD, Store(shared, (t,), load(X, (place,)))),
-        loop(t, LoopKind.THREAD, Store(Y, (place,), load(shared, (other,)))))))
+    rounds = loop(
+        i,
+        LoopKind.SERIAL,
+        Allocate(
+            shared,
+            (
+                loop(t, LoopKind.THREAD, Store(shared, (t,), load(X, (place,)))),
+                loop(t, LoopKind.THREAD, Store(Y, (place,), load(shared, (other,)))),
+            ),
+        ),
+    )
     source = printed(loop(b, LoopKind.BLOCK, rounds))
     assert source.text.count("__syncthreads();") == 2
     x = np.arange(1024, dtype=np.float32)
     for order in (0, 1, 7):
-        y, = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
+        (y,) = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
         np.testing.assert_array_equal(y, x.reshape(4, 256)[:, ::-1].reshape(-1))
 
 
 def test_rounds_with_much_work_are_launches(take_apart, cuda_source, arrays) -> None:
-    x, = arrays("float32", (600, 700))
+    (x,) = arrays("float32", (600, 700))
 
     def function(x: jax.Array) -> jax.Array:
         return lax.fori_loop(0, 7, lambda i, c: jnp.sin(c) + jnp.roll(c, 1, 0) * i, x)
@@ -152,22 +167,51 @@ SUM = Buffer("sum", F32, (), "shared")
 FLAGS = Buffer("flags", BOOL, (8,), "result")
 REFUSED = {
     "Expected a loop over blocks": (COPY,),
-    "Expected at most 1024 threads, got 2048": (loop(B, BLOCK, loop(T, THREAD, Store(
-        Y, (index.floordiv(T, 2),), ONE))),),
-    "Expected at most 232448 bytes of shared memory, got 400000": (loop(B, BLOCK, Allocate(
-        LARGE, (loop(A, THREAD, Store(LARGE, (A,), ONE)),))),),
-    "Expected at most 4096 launches": (loop(variable("n", 5000), SERIAL, loop(B, BLOCK, loop(
-        A, THREAD, COPY))),),
+    "Expected at most 1024 threads, got 2048": (
+        loop(B, BLOCK, loop(T, THREAD, Store(Y, (index.floordiv(T, 2),), ONE))),
+    ),
+    "Expected at most 232448 bytes of shared memory, got 400000": (
+        loop(B, BLOCK, Allocate(LARGE, (loop(A, THREAD, Store(LARGE, (A,), ONE)),))),
+    ),
+    "Expected at most 4096 launches": (
+        loop(variable("n", 5000), SERIAL, loop(B, BLOCK, loop(A, THREAD, COPY))),
+    ),
     "Expected a loop that a block can run": (loop(B, BLOCK, loop(A, LoopKind.PARALLEL, COPY)),),
-    "Expected stores and updates in a vector": (loop(B, BLOCK, loop(
-        A, LoopKind.VECTORIZE, loop(variable("c", 2), SERIAL, COPY))),),
-    "Expected a product of small matrices by whole warps": (loop(B, BLOCK, loop(A, THREAD, loop(
-        variable("e", 4), LoopKind.TENSOR, COPY))),),
-    "Expected one element of 16 bits or more": (loop(B, BLOCK, loop(A, THREAD, Accumulate(
-        (FLAGS,), (A,), named_combiner("or", BOOL), (const(True, BOOL),), None, True))),),
-    "Expected up to 32 threads": (loop(B, BLOCK, Allocate(SUM, (loop(
-        variable("w", 64), THREAD, Accumulate((SUM,), (), named_combiner("add", F32),
-                                              (ONE,))),))),),
+    "Expected stores and updates in a vector": (
+        loop(B, BLOCK, loop(A, LoopKind.VECTORIZE, loop(variable("c", 2), SERIAL, COPY))),
+    ),
+    "Expected a product of small matrices by whole warps": (
+        loop(B, BLOCK, loop(A, THREAD, loop(variable("e", 4), LoopKind.TENSOR, COPY))),
+    ),
+    "Expected one element of 16 bits or more": (
+        loop(
+            B,
+            BLOCK,
+            loop(
+                A,
+                THREAD,
+                Accumulate(
+                    (FLAGS,), (A,), named_combiner("or", BOOL), (const(True, BOOL),), None, True
+                ),
+            ),
+        ),
+    ),
+    "Expected up to 32 threads": (
+        loop(
+            B,
+            BLOCK,
+            Allocate(
+                SUM,
+                (
+                    loop(
+                        variable("w", 64),
+                        THREAD,
+                        Accumulate((SUM,), (), named_combiner("add", F32), (ONE,)),
+                    ),
+                ),
+            ),
+        ),
+    ),
 }
 
 
@@ -185,8 +229,15 @@ def test_vectors_are_not_loaded_in_front_of_the_guard_that_they_need(count, is_w
     thread, lane = variable("t", 256), variable("v", 4)
     place = index.add(index.multiply(thread, index.constant(4)), lane)
     guard = apply("lt", place, index.constant(1021))
-    body = loop(variable("b", 1), LoopKind.BLOCK, loop(thread, LoopKind.THREAD, loop(
-        lane, LoopKind.VECTORIZE, Store(Y, (place,), load(x, (place,)), guard))))
+    body = loop(
+        variable("b", 1),
+        LoopKind.BLOCK,
+        loop(
+            thread,
+            LoopKind.THREAD,
+            loop(lane, LoopKind.VECTORIZE, Store(Y, (place,), load(x, (place,)), guard)),
+        ),
+    )
     text = kernel(print_program(LoopProgram("k", (x,), (Y,), (body,)), SM90))
     assert ("mlc_load<4>(x" in text) == is_whole, text
 
@@ -200,8 +251,15 @@ def test_what_a_load_asks_under_a_guard_is_not_asked_in_front_of_it(is_asked_fir
     number = index.minimum(thread, index.constant(199)) if is_asked_first else thread
     guard = apply("lt", place, index.constant(799))
     value = load(X, (place,), load(flags, (number,)), const(0.0, F32))
-    body = loop(variable("b", 1), LoopKind.BLOCK, loop(thread, LoopKind.THREAD, loop(
-        lane, LoopKind.VECTORIZE, Store(Y, (place,), value, guard))))
+    body = loop(
+        variable("b", 1),
+        LoopKind.BLOCK,
+        loop(
+            thread,
+            LoopKind.THREAD,
+            loop(lane, LoopKind.VECTORIZE, Store(Y, (place,), value, guard)),
+        ),
+    )
     text = kernel(print_program(LoopProgram("k", (X, flags), (Y,), (body,)), SM90))
     assert ("mlc_load<4>(" in text) == is_asked_first, text
 
@@ -216,9 +274,10 @@ def test_a_single_thread_that_may_have_nothing_to_do_is_asked() -> None:
 
 def test_what_a_row_has_in_common_is_computed_once(take_apart, cuda_source, arrays) -> None:
     """By each thread, in front of the loop over its elements."""
-    x, = arrays("float32", (64, 1024))
+    (x,) = arrays("float32", (64, 1024))
     (program,) = take_apart(
-        lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5), x).programs
+        lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5), x
+    ).programs
     (line,) = (line for line in kernel(cuda_source(program)).splitlines() if "__fsqrt_rn" in line)
     assert line.startswith("  ") and not line.startswith("   ")
 
@@ -241,6 +300,11 @@ def test_limits_are_one_function() -> None:
         bound = const(limit, F32)
         value = apply("select", apply("gt", bound, x), bound, x)
         block = Var("b", number.dtype, 1)
-        text = kernel(printed(loop(block, LoopKind.BLOCK, loop(
-            number, LoopKind.THREAD, Store(Y, (number,), value)))))
+        text = kernel(
+            printed(
+                loop(
+                    block, LoopKind.BLOCK, loop(number, LoopKind.THREAD, Store(Y, (number,), value))
+                )
+            )
+        )
         assert name in text

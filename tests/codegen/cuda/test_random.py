@@ -61,12 +61,19 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "product with more": lambda x, y, z: jnp.maximum(x @ (y * 2).T + x[:, :1], 0),
     "batched products": lambda x, y, z: jnp.einsum("bij,bkj->bik", z, z),
     "convolution": lambda x, y, z: lax.conv_general_dilated(
-        z[None], _weights(x.dtype, 5, 2, 3, 3), (1, 1), "SAME"),
+        z[None], _weights(x.dtype, 5, 2, 3, 3), (1, 1), "SAME"
+    ),
     "depthwise convolution": lambda x, y, z: lax.conv_general_dilated(
-        z.transpose(1, 2, 0)[None], _weights(x.dtype, 3, 3, 1, 2), (2, 1), "SAME",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2),
+        z.transpose(1, 2, 0)[None],
+        _weights(x.dtype, 3, 3, 1, 2),
+        (2, 1),
+        "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=2,
+    ),
     "pool": lambda x, y, z: lax.reduce_window(
-        z, z.dtype.type(0), lax.add, (1, 3, 2), (1, 1, 1), "SAME"),
+        z, z.dtype.type(0), lax.add, (1, 3, 2), (1, 1, 1), "SAME"
+    ),
     "cumulative": lambda x, y, z: (jnp.cumsum(x, 1), lax.cummax(x, 0)),
     "gather": lambda x, y, z: x[_places(y)],
     "scatter": lambda x, y, z: x.at[_places(y)].add(y),
@@ -76,16 +83,43 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "window": lambda x, y, z: lax.dynamic_update_slice(x, y[:1, :1] + 1, (_places(y)[0], 0)),
     "loop": lambda x, y, z: lax.fori_loop(0, 3, lambda i, s: (s[1], s[0] - s[1] + 1), (x, y)),
     "loop with sums": lambda x, y, z: lax.fori_loop(
-        0, 3, lambda i, c: jnp.minimum(c + jnp.minimum(c.sum(0), 2).astype(c.dtype)
-                                       - i.astype(c.dtype), 3), x),
+        0,
+        3,
+        lambda i, c: jnp.minimum(
+            c + jnp.minimum(c.sum(0), 2).astype(c.dtype) - i.astype(c.dtype), 3
+        ),
+        x,
+    ),
 }
-NEEDS_ELEMENTS = frozenset(("largest of rows", "largest of columns", "argmax", "chain", "gather",
-                            "scatter", "scatter of products", "largest at places",
-                            "last at places", "window", "convolution", "depthwise convolution",
-                            "pool", "product with more"))
-PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(FUNCTIONS)), EXTENTS, EXTENTS,
-                              st.sampled_from(DTYPES), st.integers(0, 10**6)),
-                    min_size=8, max_size=8)
+NEEDS_ELEMENTS = frozenset(
+    (
+        "largest of rows",
+        "largest of columns",
+        "argmax",
+        "chain",
+        "gather",
+        "scatter",
+        "scatter of products",
+        "largest at places",
+        "last at places",
+        "window",
+        "convolution",
+        "depthwise convolution",
+        "pool",
+        "product with more",
+    )
+)
+PROGRAMS = st.lists(
+    st.tuples(
+        st.sampled_from(sorted(FUNCTIONS)),
+        EXTENTS,
+        EXTENTS,
+        st.sampled_from(DTYPES),
+        st.integers(0, 10**6),
+    ),
+    min_size=8,
+    max_size=8,
+)
 
 
 def _drawn(program, rng: np.random.Generator) -> dict[int, tuple[str, dict[str, int]]]:
@@ -97,13 +131,19 @@ def _drawn(program, rng: np.random.Generator) -> dict[int, tuple[str, dict[str, 
 
 def _any_way(nest, rng: np.random.Generator) -> tuple[str, dict[str, int]]:
     template = rng.choice([t for t in TEMPLATES if not t.refusal(nest, SM90)])
-    return template.name, {key: int(rng.choice(values))
-                           for key, values in template.space(nest, SM90).items()}
+    return template.name, {
+        key: int(rng.choice(values)) for key, values in template.space(nest, SM90).items()
+    }
 
 
-@hypothesis.settings(max_examples=2, deadline=None, print_blob=True, database=None,
-                     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
-                     suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.settings(
+    max_examples=2,
+    deadline=None,
+    print_blob=True,
+    database=None,
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 @hypothesis.given(programs=PROGRAMS)
 def test_random_kernels(programs, take_apart, emulator, cuda_source) -> None:
     prepared = []
@@ -112,21 +152,27 @@ def test_random_kernels(programs, take_apart, emulator, cuda_source) -> None:
             n, m = max(1, n), max(1, m)
         rng = np.random.default_rng(seed)
         low = 0 if dtype.startswith("u") else -2
-        args = [rng.integers(low, 3, shape).astype(jnp.dtype(dtype))
-                for shape in ((n, m), (n, m), (2, n, m))]
+        args = [
+            rng.integers(low, 3, shape).astype(jnp.dtype(dtype))
+            for shape in ((n, m), (n, m), (2, n, m))
+        ]
         parts = take_apart(FUNCTIONS[name], *args)
         sources = {p: cuda_source(p, _drawn(p, rng)) for p in parts.programs}
         prepared.append((name, args, parts, sources, seed))
-    emulator.prepare([source for *_, sources, _ in prepared for source in sources.values()],
-                     keep=False)
+    emulator.prepare(
+        [source for *_, sources, _ in prepared for source in sources.values()], keep=False
+    )
     for name, args, parts, sources, seed in prepared:
+
         def execute(program, operands, sources=sources, seed=seed):
-            return emulator.run(sources[program], program, operands, seed % 9,
-                                ("end", "start")[seed % 2])
+            return emulator.run(
+                sources[program], program, operands, seed % 9, ("end", "start")[seed % 2]
+            )
 
         # Op by op: jitted, XLA:CPU gets a chain of ui8 wrong (jaxlib 0.10.2 and 0.12.0.1).
         expected = jax.tree.leaves(FUNCTIONS[name](*map(jnp.asarray, args)))
         for ours, theirs in zip(parts.run(args, execute), expected, strict=True):
             assert ours.dtype == theirs.dtype
-            np.testing.assert_array_equal(ours.astype(np.float64),
-                                          np.asarray(theirs).astype(np.float64), name)
+            np.testing.assert_array_equal(
+                ours.astype(np.float64), np.asarray(theirs).astype(np.float64), name
+            )

@@ -24,14 +24,58 @@ SM90 = cuda.named("sm_90")
 POSITION = variable("i", COUNT)
 COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 ARITHMETIC = ["add", "sub", "mul", "max", "min"]
-FLOAT = [*ARITHMETIC, *COMPARISONS, "div", "neg", "abs", "floor", "ceil", "trunc", "sqrt",
-         "round_even", "round_away", "is_finite", "sign"]
-INTEGER = [*ARITHMETIC, *COMPARISONS, "div", "rem", "neg", "abs", "and", "or", "xor", "not", "shl",
-           "shr_logical", "shr_arithmetic", "popcnt", "clz", "sign"]
+FLOAT = [
+    *ARITHMETIC,
+    *COMPARISONS,
+    "div",
+    "neg",
+    "abs",
+    "floor",
+    "ceil",
+    "trunc",
+    "sqrt",
+    "round_even",
+    "round_away",
+    "is_finite",
+    "sign",
+]
+INTEGER = [
+    *ARITHMETIC,
+    *COMPARISONS,
+    "div",
+    "rem",
+    "neg",
+    "abs",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr_logical",
+    "shr_arithmetic",
+    "popcnt",
+    "clz",
+    "sign",
+]
 BOOL = ["add", "sub", "mul", "max", "min", "and", "or", "xor", "not", *COMPARISONS]
 REALS = [d for d in t.ALL if d.kind is not t.Kind.COMPLEX]
-UNARY = frozenset(("neg", "abs", "floor", "ceil", "trunc", "sqrt", "round_even", "round_away",
-                   "is_finite", "sign", "not", "popcnt", "clz"))
+UNARY = frozenset(
+    (
+        "neg",
+        "abs",
+        "floor",
+        "ceil",
+        "trunc",
+        "sqrt",
+        "round_even",
+        "round_away",
+        "is_finite",
+        "sign",
+        "not",
+        "popcnt",
+        "clz",
+    )
+)
 
 
 def ops_of(dtype: DType) -> list[str]:
@@ -42,19 +86,25 @@ def ops_of(dtype: DType) -> list[str]:
     return INTEGER if dtype.is_signed else [*INTEGER, "mul_high"]
 
 
-def elementwise(name: str, operands: Sequence[Buffer],
-                values: Sequence[Callable[..., Expr]]) -> LoopProgram:
+def elementwise(
+    name: str, operands: Sequence[Buffer], values: Sequence[Callable[..., Expr]]
+) -> LoopProgram:
     """One result for each value, four elements a thread."""
     o, thread = variable("o", COUNT // THREADS), variable("t", THREADS)
     at = index.add(index.multiply(o, index.constant(THREADS)), thread)
     made = [value(*[load(b, (at,)) for b in operands]) for value in values]
     results = tuple(Buffer(f"r{n}", e.dtype, (COUNT,), "result") for n, e in enumerate(made))
     stores = tuple(Store(r, (at,), e) for r, e in zip(results, made, strict=True))
-    body = For(thread, index.constant(THREADS), LoopKind.THREAD,
-               (For(o, index.constant(COUNT // THREADS), LoopKind.SERIAL, stores),))
+    body = For(
+        thread,
+        index.constant(THREADS),
+        LoopKind.THREAD,
+        (For(o, index.constant(COUNT // THREADS), LoopKind.SERIAL, stores),),
+    )
     block = variable("b", 1)
-    return LoopProgram(name, tuple(operands), results,
-                       (For(block, index.constant(1), LoopKind.BLOCK, (body,)),))
+    return LoopProgram(
+        name, tuple(operands), results, (For(block, index.constant(1), LoopKind.BLOCK, (body,)),)
+    )
 
 
 def operand(name: str, dtype: DType) -> Buffer:
@@ -62,31 +112,63 @@ def operand(name: str, dtype: DType) -> Buffer:
 
 
 def of_ops(dtype: DType) -> LoopProgram:
-    return elementwise(f"ops_{dtype}", [operand("x", dtype), operand("y", dtype)], [
-        lambda *xs, name=name: apply(name, *xs[:1 if name in UNARY else 2])
-        for name in ops_of(dtype)])
+    return elementwise(
+        f"ops_{dtype}",
+        [operand("x", dtype), operand("y", dtype)],
+        [
+            lambda *xs, name=name: apply(name, *xs[: 1 if name in UNARY else 2])
+            for name in ops_of(dtype)
+        ],
+    )
 
 
 def of_conversions(dtype: DType) -> LoopProgram:
-    return elementwise(f"conversions_{dtype}", [operand("x", dtype)], [
-        lambda v, to=to: apply("convert", v, dtype=to) for to in REALS])
+    return elementwise(
+        f"conversions_{dtype}",
+        [operand("x", dtype)],
+        [lambda v, to=to: apply("convert", v, dtype=to) for to in REALS],
+    )
 
 
 def of_fma(dtype: DType) -> LoopProgram:
-    return elementwise(f"fma_{dtype}", [operand(n, dtype) for n in "xyz"],
-                       [lambda *v: apply("fma", *v)])
+    return elementwise(
+        f"fma_{dtype}", [operand(n, dtype) for n in "xyz"], [lambda *v: apply("fma", *v)]
+    )
 
 
-FUNCTIONS = ["exp", "expm1", "log", "log1p", "cbrt", "sin", "cos", "tan", "tanh", "sinh", "cosh",
-             "erf", "erfc", "asin", "acos", "atan", "asinh", "atanh", "logistic", "rsqrt",
-             "bessel_i1e"]
+FUNCTIONS = [
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "cbrt",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sinh",
+    "cosh",
+    "erf",
+    "erfc",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "atanh",
+    "logistic",
+    "rsqrt",
+    "bessel_i1e",
+]
 
 
 def of_functions(dtype: DType) -> LoopProgram:
     """The same expansions as on CPUs."""
-    return elementwise(f"functions_{dtype}", [operand("x", dtype)], [
-        lambda v, name=name: apply(name, v) for name in FUNCTIONS]
-        + [lambda v: apply("zeta", const(2, dtype), v)])
+    return elementwise(
+        f"functions_{dtype}",
+        [operand("x", dtype)],
+        [lambda v, name=name: apply(name, v) for name in FUNCTIONS]
+        + [lambda v: apply("zeta", const(2, dtype), v)],
+    )
 
 
 def slow_where(threshold: float) -> Callable[[Expr], Expr]:
@@ -107,34 +189,62 @@ def of_positions(dtype: DType) -> tuple[LoopProgram, dict[str, np.ndarray]]:
     shifted = index.subtract(POSITION, constant(100))
     huge = index.multiply(POSITION, constant(1 << 33))
     formulas = {
-        "plain": POSITION, "huge": huge, "div": index.floordiv(shifted, 7),
-        "mod": index.floormod(shifted, 7), "huge div": index.floordiv(huge, 1 << 30 | 1),
+        "plain": POSITION,
+        "huge": huge,
+        "div": index.floordiv(shifted, 7),
+        "mod": index.floormod(shifted, 7),
+        "huge div": index.floordiv(huge, 1 << 30 | 1),
         "huge mod": index.floormod(huge, 1 << 30 | 1),
-        "min": index.minimum(POSITION, constant(40)), "max": index.maximum(shifted, constant(3)),
+        "min": index.minimum(POSITION, constant(40)),
+        "max": index.maximum(shifted, constant(3)),
         "huge min": index.minimum(huge, constant(40)),
         "select": apply("select", apply("lt", POSITION, constant(9)), shifted, huge),
     }
     results = tuple(Buffer(f"r{n}", dtype, (COUNT,), "result") for n in range(len(formulas)))
-    stores = tuple(Store(r, (POSITION,), apply("convert", e, dtype=dtype))
-                   for r, e in zip(results, formulas.values(), strict=True))
+    stores = tuple(
+        Store(r, (POSITION,), apply("convert", e, dtype=dtype))
+        for r, e in zip(results, formulas.values(), strict=True)
+    )
     thread, block = variable("t", 1), variable("b", 1)
-    loops = For(block, constant(1), LoopKind.BLOCK, (For(thread, constant(1), LoopKind.THREAD, (
-        For(POSITION, constant(COUNT), LoopKind.SERIAL, stores),)),))
+    loops = For(
+        block,
+        constant(1),
+        LoopKind.BLOCK,
+        (
+            For(
+                thread,
+                constant(1),
+                LoopKind.THREAD,
+                (For(POSITION, constant(COUNT), LoopKind.SERIAL, stores),),
+            ),
+        ),
+    )
     i = np.arange(COUNT)
     s, h = i - 100, i << 33
-    expected = {"plain": i, "huge": h, "div": s // 7, "mod": s % 7, "huge div": h // (1 << 30 | 1),
-                "huge mod": h % (1 << 30 | 1), "min": np.minimum(i, 40), "max": np.maximum(s, 3),
-                "huge min": np.minimum(h, 40), "select": np.where(i < 9, s, h)}
+    expected = {
+        "plain": i,
+        "huge": h,
+        "div": s // 7,
+        "mod": s % 7,
+        "huge div": h // (1 << 30 | 1),
+        "huge mod": h % (1 << 30 | 1),
+        "min": np.minimum(i, 40),
+        "max": np.maximum(s, 3),
+        "huge min": np.minimum(h, 40),
+        "select": np.where(i < 9, s, h),
+    }
     return LoopProgram(f"positions_{dtype}", (), results, (loops,)), expected
 
 
 PROGRAMS = {
-    **{("ops", d): of_ops(d) for d in REALS}, **{("convert", d): of_conversions(d) for d in REALS},
+    **{("ops", d): of_ops(d) for d in REALS},
+    **{("convert", d): of_conversions(d) for d in REALS},
     **{("fma", d): of_fma(d) for d in (t.F32, t.F64)},
     **{("functions", d): of_functions(d) for d in (t.F32, t.F64)},
     **{("positions", d): of_positions(d)[0] for d in (t.F64, t.I64)},
-    ("unlikely", t.F32): elementwise("unlikely", [operand("x", t.F32)],
-                                     [slow_where(threshold) for threshold in THRESHOLDS]),
+    ("unlikely", t.F32): elementwise(
+        "unlikely", [operand("x", t.F32)], [slow_where(threshold) for threshold in THRESHOLDS]
+    ),
 }
 
 
@@ -142,7 +252,8 @@ PROGRAMS = {
 def run(emulator) -> Callable[..., list[np.ndarray]]:
     """All programs are compiled together."""
     sources: dict[tuple[str, DType], CudaSource] = {
-        key: print_program(program, SM90) for key, program in PROGRAMS.items()}
+        key: print_program(program, SM90) for key, program in PROGRAMS.items()
+    }
     emulator.prepare(list(sources.values()))
     return lambda key, *operands: emulator.run(sources[key], PROGRAMS[key], operands)
 
@@ -159,16 +270,19 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, what: str, *operands: 
         same |= np.isnan(wide) & np.isnan(wide_expected)
     for at in np.flatnonzero(~same)[:1]:
         inputs = ", ".join(repr(x[at]) for x in operands)
-        pytest.fail(f"{what}({inputs}) gives {actual[at]!r}, not {expected[at]!r}; "
-                    f"{int((~same).sum())} differ")
+        pytest.fail(
+            f"{what}({inputs}) gives {actual[at]!r}, not {expected[at]!r}; "
+            f"{int((~same).sum())} differ"
+        )
 
 
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_ops(dtype: DType, run, samples) -> None:
     x, y = samples(dtype, COUNT, 1), samples(dtype, COUNT, 2)
-    for name, one, result in zip(ops_of(dtype), run(("ops", dtype), x, y),
-                                 PROGRAMS["ops", dtype].results, strict=True):
-        expected = compute(name, [x, y][:1 if name in UNARY else 2], result.dtype)
+    for name, one, result in zip(
+        ops_of(dtype), run(("ops", dtype), x, y), PROGRAMS["ops", dtype].results, strict=True
+    ):
+        expected = compute(name, [x, y][: 1 if name in UNARY else 2], result.dtype)
         assert_same(one, expected, f"{name}:{dtype}", x, y)
 
 
@@ -182,7 +296,7 @@ def test_conversions(dtype: DType, run, samples) -> None:
 @pytest.mark.parametrize("dtype", [t.F32, t.F64], ids=str)
 def test_fma_rounds_once(dtype: DType, run, samples) -> None:
     arrays = [samples(dtype, COUNT, seed) for seed in (4, 5, 6)]
-    actual, = run(("fma", dtype), *arrays)
+    (actual,) = run(("fma", dtype), *arrays)
     assert_same(actual, compute("fma", arrays, dtype), "fma", *arrays)
 
 
@@ -217,7 +331,8 @@ def test_complex_values_are_refused() -> None:
 
 
 def test_ops_that_nobody_expanded_are_refused() -> None:
-    program = elementwise("rest", [operand("x", t.BF16)],
-                          [lambda v: apply("floordiv", v, Const(2.0, t.BF16))])
+    program = elementwise(
+        "rest", [operand("x", t.BF16)], [lambda v: apply("floordiv", v, Const(2.0, t.BF16))]
+    )
     with pytest.raises(CodegenError, match="got floordiv"):
         print_program(program, SM90)
