@@ -566,6 +566,7 @@ def test_steps_of_what_is_computed_first() -> None:
 
 @pytest.mark.parametrize("size", [9, 16])
 def test_large_matrices_without_an_answer(size: int) -> None:
+    """Whether an element is infinite or NaN depends on the processor's LAPACK."""
     a = np.zeros((6, size, size), np.float32) + 2 * np.eye(size, dtype=np.float32)
     a[1, 3, 3], a[2], a[3, size - 1, 2], a[4, 5, 5] = 0, 1, np.nan, -1
     for function in (
@@ -574,7 +575,8 @@ def test_large_matrices_without_an_answer(size: int) -> None:
         jnp.linalg.cholesky,
         lambda a: tuple(jnp.linalg.slogdet(a)),
     ):
-        assert_same_kinds(*both(function, a))
+        for ours, lapacks in zip(*both(function, a), strict=True):
+            np.testing.assert_array_equal(np.isfinite(ours), np.isfinite(lapacks))
     (_, pivots, _), (_, theirs, _) = both(lambda a: tuple(lax.linalg.lu(a)), a)
     np.testing.assert_array_equal(pivots[:3], theirs[:3])
 
