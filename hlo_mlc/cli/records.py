@@ -82,7 +82,7 @@ def import_records(path: Path) -> None:
 def _own_target() -> str:
     """What records of this machine say that they are for."""
     threads = Options.from_environment().threads
-    return host() if threads is None else replace(host(), cores=threads).key
+    return (host() if threads is None else replace(host(), cores=threads)).key
 
 
 def _open() -> Records:
