@@ -88,7 +88,11 @@ def beside_programs_of_xla() -> None:
 
 
 def callbacks() -> None:
-    """Around our kernels, and calling some from inside; by several threads."""
+    """Around our kernels, and calling some from inside; by several threads.
+
+    Their operands are small: JAX copies what has more than 100 kB for a callback on the threads
+    that run programs, and waits for ever where all of those are in callbacks (jax #24255).
+    """
     inner, seen = _ours(2), []
 
     def on_host(a: np.ndarray) -> np.ndarray:
@@ -97,12 +101,13 @@ def callbacks() -> None:
     def program(x: jax.Array) -> jax.Array:
         first, _ = mlc_jit(functools.partial(work, 0), choose="ours")(x)
         jax.debug.print("{}", first[0, 0])
-        doubled = jax.pure_callback(on_host, jax.ShapeDtypeStruct(X.shape, X.dtype), first)
+        few = first[:50]
+        doubled = jax.pure_callback(on_host, jax.ShapeDtypeStruct(few.shape, X.dtype), few)
         jax.experimental.io_callback(lambda a: seen.append(float(a)), None, doubled[0, 0])
         return mlc_jit(lambda a: jax.nn.softmax(a + 1), choose="ours")(doubled)
 
     compiled = jax.jit(program)
-    wanted = np.asarray(jax.nn.softmax(2 * _expected(0)[0] + 1))
+    wanted = np.asarray(jax.nn.softmax(2 * _expected(0)[0][:50] + 1))
     others = _expected(2)
 
     def call(n: int) -> None:
