@@ -24,8 +24,10 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target import Target
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.generator import ByTemplates
 
 _TAG = re.compile(rb"kernel for (\w+): ")
 
@@ -163,6 +165,14 @@ class Backend(Protocol):
     @property
     def machines(self) -> str:
         """What people call them: "CPUs"."""
+
+    @property
+    def target(self) -> Target:
+        """The machine as code generation sees it."""
+
+    @property
+    def generator(self) -> ByTemplates:
+        """What makes loops of kernels by templates, and candidates for tuning."""
 
     @property
     def limits(self) -> FusionLimits:

@@ -49,6 +49,7 @@ from hlo_mlc.target.levels import planned_for
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tensor.sharding import described, factors
+from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.replay import schedule_as_recorded
 
 
@@ -115,6 +116,7 @@ class CpuBackend:
     any_rows: bool = field(default=False, compare=False)
 
     machines = "CPUs"
+    generator = TemplateGenerator()
     limits = LIMITS
     refusals = (CodeLimitError,)
     has_checks = is_bounded = True
@@ -176,12 +178,12 @@ class CpuBackend:
         return least_us(node, self.target)
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
-        return recorded_schedules(kernel, self.target, options)
+        return recorded_schedules(kernel, self, options)
 
     def schedule(
         self, program: TensorProgram, schedules: Schedules
     ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        return schedule_as_recorded(program, self.target, schedules)
+        return schedule_as_recorded(program, self.target, schedules, self.generator)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> LlvmSource:
         return LlvmSource(

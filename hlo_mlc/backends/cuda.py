@@ -40,6 +40,7 @@ from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.cuda.rows import kept_bytes
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.generator import CudaGenerator
 from hlo_mlc.tuning.replay import schedule_as_recorded
 
 # Simple operations of a factor that each tile of a product does again: few beside the products of
@@ -210,6 +211,7 @@ class CudaBackend:
     deterministic: bool = False  # built by none
 
     machines = "GPUs"
+    generator = CudaGenerator()
     refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
     has_checks = is_bounded = False
     suffixes = ("cu", "resources.txt")
@@ -270,12 +272,12 @@ class CudaBackend:
         return 0.0  # there is no model of what it takes there
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
-        return {} if self.deterministic else recorded_schedules(kernel, self.target, options)
+        return {} if self.deterministic else recorded_schedules(kernel, self, options)
 
     def schedule(
         self, program: TensorProgram, schedules: Schedules
     ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        return schedule_as_recorded(program, self.target, schedules)
+        return schedule_as_recorded(program, self.target, schedules, self.generator)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> NvrtcSource:
         return NvrtcSource(

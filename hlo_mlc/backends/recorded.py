@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from hlo_mlc.backends.base import Backend
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
@@ -21,15 +22,17 @@ from hlo_mlc.tuning.replay import why_not_followed
 T = TypeVar("T", CpuTarget, CudaTarget)
 
 
-def recorded_schedules(kernel: Kernel, target: Target, options: Options) -> Schedules:
+def recorded_schedules(kernel: Kernel, backend: Backend, options: Options) -> Schedules:
     """What tuning has found for the kernel; nothing where it was not tuned.
 
     Raises: ConfigurationError where a file that the options pin cannot be followed.
     """
-    known = find_record(kernel.fingerprint, target.key, options)
+    known = find_record(kernel.fingerprint, backend.target.key, options)
     if known is None:
         return {}
-    if options.records and (why := why_not_followed(kernel.program, target, known.schedules)):
+    if options.records and (
+        why := why_not_followed(kernel.program, backend.target, known.schedules, backend.generator)
+    ):
         raise ConfigurationError(
             f"The schedule of {known.name or kernel.name} in "
             f"{options.records} cannot be followed ({why}): write the "

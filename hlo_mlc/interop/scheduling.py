@@ -292,7 +292,7 @@ def _schedule_of(
     kernel, target = alone.cluster.kernel, target_of(options)
     known = find_record(kernel.fingerprint, target.key, options)
     schedules: Schedules = {} if known is None else known.schedules
-    if why_not_followed(kernel.program, target, schedules):
+    if why_not_followed(kernel.program, target, schedules, TemplateGenerator()):
         schedules = {}
     _, decisions = schedule_program(kernel.program, target, schedules)
     nests = range(len(decisions))

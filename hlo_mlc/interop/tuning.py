@@ -72,7 +72,6 @@ from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import Forest, model_path
 from hlo_mlc.tuning.progress import TuningProgress
-from hlo_mlc.tuning.replay import generator_for
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
 from hlo_mlc.tuning.storage import journal_path, open_studies
 from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
@@ -230,7 +229,7 @@ class Session:
         self._is_shared = storage is not None
         self._storage = open_studies(storage or journal_path(options))
         self._modelled = modelled
-        self._generator = ModelledGenerator() if modelled else generator_for(self._target)
+        self._generator = ModelledGenerator() if modelled else self._backend.generator
         self._forest = (
             Forest.load(model_path(options.cache_dir, self._target))
             if isinstance(self._target, CpuTarget)

@@ -94,6 +94,19 @@ def schedule_program(
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
+def decisions_of(program: TensorProgram, target: CpuTarget) -> tuple[Decision[Template], ...]:
+    """What `schedule_program` chooses by default, without loops but for nests that share a program:
+    which of them do is known from their loops alone.
+
+    Raises: VerifyError as it does.
+    """
+    verify(program)
+    assembler = _Assembler(target, {}, _repeated(program), applies=False)
+    for step in program.steps:
+        assembler.step(step)
+    return tuple(assembler.decisions)
+
+
 def loops_of(
     program: TensorProgram,
     parts: list[tuple[Step, tuple[Stmt, ...]]],
@@ -133,9 +146,14 @@ def history_text(schedule: Schedule) -> str:
 
 class _Assembler:
     def __init__(
-        self, target: CpuTarget, tuned: Mapping[int, Way], repeated: frozenset[Nest]
+        self,
+        target: CpuTarget,
+        tuned: Mapping[int, Way],
+        repeated: frozenset[Nest],
+        applies: bool = True,
     ) -> None:
-        self.target, self.tuned, self.repeated = target, tuned, repeated
+        """Templates are chosen only, and there are no loops, where it `applies` none."""
+        self.target, self.tuned, self.repeated, self.applies = target, tuned, repeated, applies
         self.called: dict[str, LoopProgram] = {}
         self.decisions: list[Decision[Template]] = []
         self.extra: dict[Step, list[Buffer]] = {}
@@ -192,7 +210,9 @@ class _Assembler:
             parameters = template.default(nest, self.target)
             if template.name == wanted:
                 parameters = {**parameters, **tuned}
-            scheduled = template.apply(nest, self.target, parameters)
+            scheduled = (
+                template.apply(nest, self.target, parameters) if self.applies else Scheduled((), ())
+            )
         self.decisions.append(
             Decision(
                 nest,

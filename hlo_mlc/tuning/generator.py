@@ -21,10 +21,9 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
+from hlo_mlc.templates import program as cpu
 from hlo_mlc.templates.base import Decision, Named, Tunable
-from hlo_mlc.templates.cuda.program import COMMON
-from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
-from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.cuda import program as cuda
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.bench import Bench, CandidateSource, CpuBench
 from hlo_mlc.tuning.gpu_bench import GpuBench
@@ -36,6 +35,10 @@ Target = TypeVar("Target", CpuTarget, CudaTarget, contravariant=True)
 
 class Generator(Protocol[Target]):
     """The code of the candidates; it is sent to worker processes, so its class is importable."""
+
+    @property
+    def is_predicted(self) -> bool:
+        """Whether there is a model of what its loops take, which says what to try next."""
 
     def space(self, program: TensorProgram, target: Target) -> Space:
         """What there is to choose for this kernel."""
@@ -70,10 +73,11 @@ class Generator(Protocol[Target]):
 
 
 @dataclass(frozen=True, slots=True)
-class _ByTemplates(Generator[Target]):
+class ByTemplates(Generator[Target]):
     """Candidates from the templates, by the compiler's own path."""
 
     templates: ClassVar[Sequence[Tunable]]
+    is_predicted: ClassVar[bool]
     common: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
     @abstractmethod
@@ -82,10 +86,14 @@ class _ByTemplates(Generator[Target]):
     ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
         """Loops that are yet to be proved, and what was chosen for each nest."""
 
+    @abstractmethod
+    def decisions(self, program: TensorProgram, target: Target) -> Sequence[Decision[Named]]:
+        """What is chosen for each nest by default."""
+
     def space(self, program: TensorProgram, target: Target) -> Space:
         """The parameters of the templates that the compiler chooses, and of those that could take
         their places."""
-        _, decisions = self.schedule(program, target, {})
+        decisions = self.decisions(program, target)
         return space_of(program, decisions, target, self.templates, self.common)
 
     def loops(self, program: TensorProgram, target: Target, schedules: Schedules) -> LoopProgram:
@@ -94,15 +102,19 @@ class _ByTemplates(Generator[Target]):
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateGenerator(_ByTemplates[CpuTarget]):
+class TemplateGenerator(ByTemplates[CpuTarget]):
     """Candidates for CPUs."""
 
     templates = TEMPLATES
+    is_predicted = True
 
     def schedule(
         self, program: TensorProgram, target: CpuTarget, schedules: Schedules
     ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
-        return schedule_program(program, target, schedules)
+        return cpu.schedule_program(program, target, schedules)
+
+    def decisions(self, program: TensorProgram, target: CpuTarget) -> Sequence[Decision[Named]]:
+        return cpu.decisions_of(program, target)
 
     def source(
         self, program: TensorProgram, target: CpuTarget, schedules: Schedules
@@ -123,16 +135,20 @@ class TemplateGenerator(_ByTemplates[CpuTarget]):
 
 
 @dataclass(frozen=True, slots=True)
-class CudaGenerator(_ByTemplates[CudaTarget]):
+class CudaGenerator(ByTemplates[CudaTarget]):
     """Candidates for GPUs."""
 
     templates = for_gpus.TEMPLATES
-    common = COMMON
+    is_predicted = False
+    common = cuda.COMMON
 
     def schedule(
         self, program: TensorProgram, target: CudaTarget, schedules: Schedules
     ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
-        return schedule_for_gpu(program, target, schedules)
+        return cuda.schedule_program(program, target, schedules)
+
+    def decisions(self, program: TensorProgram, target: CudaTarget) -> Sequence[Decision[Named]]:
+        return cuda.decisions_of(program, target)
 
     def source(
         self, program: TensorProgram, target: CudaTarget, schedules: Schedules

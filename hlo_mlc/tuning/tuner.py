@@ -11,7 +11,6 @@ from functools import partial
 
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
-from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tuning.features import Description
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Outcome, Task, Timed
 from hlo_mlc.tuning.model import Forest
@@ -85,7 +84,8 @@ def tune_kernel(
     forest: Forest | None = None,
     helpers: Sequence[Worker] = (),
 ) -> Winner:
-    """Searches for the fastest schedules of a kernel, for CPUs in the order that a model suggests.
+    """Searches for the fastest schedules of a kernel, in the order that a model suggests if there
+    is one.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
     a candidate may take before it counts as hung; `moment` says when candidates are tried.
@@ -101,11 +101,10 @@ def tune_kernel(
             answers = supervisor.describe([Describe(space.schedules(c)) for c in configurations])
             return [None if isinstance(answer, Failed) else answer for answer in answers]
 
-        # Nothing is known yet of how fast the loops of kernels for GPUs are.
         pool = (
-            None
-            if isinstance(task.target, CudaTarget)
-            else Pool(task.target, space.default, describe, forest)
+            Pool(task.target, space.default, describe, forest)
+            if task.generator.is_predicted
+            else None
         )
         interrupted = False
         try:

@@ -211,10 +211,10 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
     x = jnp.arange(300_000.0).reshape(300, 1000) % 7
     schedule = cpu.schedule_as_recorded
 
-    def faulty(program: TensorProgram, target: CpuTarget, schedules: object) -> object:
+    def faulty(program: TensorProgram, target: CpuTarget, *rest: object) -> object:
         if any(b.shape == (300,) for b in program.results):
             raise CodegenError("no code for this one")
-        return schedule(program, target, schedules)
+        return schedule(program, target, *rest)
 
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)

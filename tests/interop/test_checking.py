@@ -54,8 +54,8 @@ def plant(checked: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
     faulty = [""]
     schedule_as_recorded = cpu.schedule_as_recorded
 
-    def planted(program: TensorProgram, target: CpuTarget, schedules: object) -> tuple:
-        loops, decisions = schedule_as_recorded(program, target, schedules)
+    def planted(program: TensorProgram, target: CpuTarget, *rest: object) -> tuple:
+        loops, decisions = schedule_as_recorded(program, target, *rest)
         return (_shifted(loops, faulty[0]) if faulty[0] else loops), decisions
 
     monkeypatch.setattr(cpu, "schedule_as_recorded", planted)

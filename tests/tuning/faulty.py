@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -36,6 +37,7 @@ class FaultyGenerator:
 
     kinds: tuple[int, ...]
     almost: TensorProgram | None = None  # what WRONG computes instead
+    is_predicted: ClassVar[bool] = True
 
     def space(self, program: TensorProgram, target: CpuTarget) -> Space:
         return Space((Parameter(0, TEMPLATE, "kind", self.kinds, SLOW),))

@@ -13,6 +13,7 @@ from emulated_gpu import EmulatedGenerator
 
 from emulation.compiler import why_not
 from hlo_mlc import mlc_jit
+from hlo_mlc.backends.cuda import CudaBackend
 from hlo_mlc.codegen.cuda.plan import Launch
 from hlo_mlc.interop import tuning
 from hlo_mlc.interop.devices import CUDA
@@ -94,7 +95,7 @@ def tune(options, monkeypatch):
     """Tunes softmax for the GPU; `xla` is how many times as long XLA is said to take."""
 
     def tune(xla: float = 1.0, **budget):
-        monkeypatch.setattr(tuning, "generator_for", lambda target: EmulatedGenerator())
+        monkeypatch.setattr(CudaBackend, "generator", EmulatedGenerator())
         monkeypatch.setattr(
             tuning.Session,
             "_times",

@@ -13,7 +13,8 @@ import pytest
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import named
-from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.contraction import ContractionTemplate
+from hlo_mlc.templates.program import decisions_of, schedule_program
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.replay import schedule_as_recorded
 from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space, TemplateChoice, key_of
@@ -123,7 +124,7 @@ def test_every_template_that_takes_a_nest_computes_it(
     texts = set()
     for configuration in starts:
         schedules = space.schedules(configuration)
-        loops, decisions = schedule_as_recorded(program, machine_code.target, schedules)
+        loops, decisions = schedule_as_recorded(program, machine_code.target, schedules, GENERATOR)
         verify(loops)
         for choice in space.choices:
             assert decisions[choice.position].template.name == configuration[choice.name]
@@ -182,13 +183,43 @@ def test_nests_that_share_code_share_parameters(take_apart) -> None:
     assert text_of(program, space.schedules(changed)) != print_program(default, TARGET)
 
 
+def loop_of_products(x: jax.Array) -> jax.Array:
+    def body(i: int, v: jax.Array) -> jax.Array:
+        for _ in range(4):
+            v = jax.nn.softmax((v @ v) * 0.5)
+        return jnp.sort(v)
+
+    return jax.lax.fori_loop(0, 3, body, x)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: FUNCTIONS["gram"](x, x), jnp.sort, loop_of_products]
+)
+def test_what_is_chosen_is_known_without_loops(take_apart, function) -> None:
+    (program,) = take_apart(function, np.ones((32, 32), np.float32)).programs
+    _, scheduled = schedule_program(program, TARGET)
+    assert [(d.template.name, d.parameters, d.refused) for d in scheduled] == [
+        (d.template.name, d.parameters, d.refused) for d in decisions_of(program, TARGET)
+    ]
+
+
+def test_replaying_schedules_once(product, monkeypatch) -> None:
+    schedules = GENERATOR.space(product, TARGET).schedules(GENERATOR.space(product, TARGET).default)
+    applied, apply = [], ContractionTemplate.apply
+    monkeypatch.setattr(
+        ContractionTemplate, "apply", lambda *given: applied.append(1) or apply(*given)
+    )
+    schedule_as_recorded(product, TARGET, schedules, GENERATOR)
+    assert len(applied) == 1
+
+
 def test_replaying(product) -> None:
     space = GENERATOR.space(product, TARGET)
     for rows in (4, 8):
         schedules = space.schedules({**space.default, "0.contraction.rows": rows})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            loops, decisions = schedule_as_recorded(product, TARGET, schedules)
+            loops, decisions = schedule_as_recorded(product, TARGET, schedules, GENERATOR)
         assert decisions[0].parameters["rows"] == rows
         assert print_program(loops, TARGET) == text_of(product, schedules)
 
@@ -204,5 +235,5 @@ def test_replaying(product) -> None:
 )
 def test_what_templates_do_not_have_any_more(product, schedules) -> None:
     with pytest.warns(RuntimeWarning, match="it gets the default"):
-        loops, _ = schedule_as_recorded(product, TARGET, schedules)
+        loops, _ = schedule_as_recorded(product, TARGET, schedules, GENERATOR)
     assert print_program(loops, TARGET) == text_of(product, {})

@@ -11,7 +11,15 @@ from hlo_mlc.loops.lower import lower_loop
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.support.errors import CodegenError, ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Decision, Parameters, Way, first_taking, open_schedule, work
+from hlo_mlc.templates.base import (
+    Decision,
+    Parameters,
+    Scheduled,
+    Way,
+    first_taking,
+    open_schedule,
+    work,
+)
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import loops_of
@@ -49,6 +57,18 @@ def schedule_program(
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
+def decisions_of(program: TensorProgram, target: CudaTarget) -> tuple[Decision[CudaTemplate], ...]:
+    """What `schedule_program` chooses by default, without loops.
+
+    Raises: VerifyError as it does.
+    """
+    verify(program)
+    assembler = _Assembler(target, {}, applies=False)
+    for step in program.steps:
+        assembler.top(step)
+    return tuple(assembler.decisions)
+
+
 def choose_template(
     nest: Nest, target: CudaTarget, wanted: str = ""
 ) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
@@ -58,8 +78,9 @@ def choose_template(
 
 
 class _Assembler:
-    def __init__(self, target: CudaTarget, tuned: Mapping[int, Way]) -> None:
-        self.target, self.tuned = target, tuned
+    def __init__(self, target: CudaTarget, tuned: Mapping[int, Way], applies: bool = True) -> None:
+        """Templates are chosen only, and there are no loops, where it `applies` none."""
+        self.target, self.tuned, self.applies = target, tuned, applies
         self.decisions: list[Decision[CudaTemplate]] = []
         self.extra: dict[Step, list[Buffer]] = {}
 
@@ -113,7 +134,7 @@ class _Assembler:
     ) -> tuple[Stmt, ...]:
         common = {name: values[0] for name, values in COMMON.items()}
         parameters = {**template.default(nest, self.target), **common, **given}
-        scheduled = template.apply(nest, parameters, outer)
+        scheduled = template.apply(nest, parameters, outer) if self.applies else Scheduled((), ())
         self.decisions.append(Decision(nest, template, parameters, refused, scheduled.schedules))
         scratch += scheduled.scratch
         blocks = parameters[GRID] * self.target.multiprocessors
