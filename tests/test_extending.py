@@ -66,7 +66,7 @@ class ToyTemplate:
         "backends/toy.py": '''
 from dataclasses import dataclass, replace
 
-from hlo_mlc.backends.cpu import CpuBackend, LlvmSource, pin_of, target_of
+from hlo_mlc.backends.cpu import CpuBackend, LlvmSource, pinned, target_of
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.support.options import Options
 
@@ -89,7 +89,7 @@ class ToyBackend(CpuBackend):
 
 
 def toy_backend(options: Options) -> ToyBackend:
-    return ToyBackend(target_of(options), pin_of(options))
+    return ToyBackend(target_of(options), pinned(options))
 '''
     },
 }

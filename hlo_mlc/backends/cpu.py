@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, PromisedKernel, Source
 from hlo_mlc.backends.interpreted import interpreted
-from hlo_mlc.backends.recorded import as_tuned, recorded_or, recorded_schedules
+from hlo_mlc.backends.recorded import as_tuned, pinned, recorded_or, recorded_schedules
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.graph.core import Graph, Node
@@ -40,7 +40,7 @@ from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
-from hlo_mlc.runtime.records import Schedules, pin_of
+from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import KernelCode, Lease, Promise
 from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.options import Options
@@ -270,12 +270,12 @@ class ShardedCpuBackend(CpuBackend):
 
 def cpu_backend(options: Options) -> CpuBackend:
     """The CPU that the options name."""
-    return CpuBackend(target_of(options), pin_of(options))
+    return CpuBackend(target_of(options), pinned(options))
 
 
 def sharded_cpu_backend(options: Options) -> ShardedCpuBackend:
     """The same among several devices."""
-    return ShardedCpuBackend(target_of(options), pin_of(options))
+    return ShardedCpuBackend(target_of(options), pinned(options))
 
 
 def rows_cpu_backend(options: Options) -> CpuBackend:

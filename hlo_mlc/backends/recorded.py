@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeVar
 
 from hlo_mlc.backends.base import Backend
@@ -11,15 +13,56 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.report import KernelReport
-from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record
+from hlo_mlc.runtime.records import (
+    OURS,
+    Record,
+    Schedules,
+    find_record,
+    not_followed,
+    pin_of,
+    pinned_records,
+)
+from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.support.errors import ConfigurationError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.tuning.generator import CudaGenerator, TemplateGenerator
 from hlo_mlc.tuning.replay import why_not_followed
 
 T = TypeVar("T", CpuTarget, CudaTarget)
+_TEMPLATES = {
+    template.name for made in (TemplateGenerator, CudaGenerator) for template in made.templates
+}
+
+
+def unknown_names(schedules: Schedules) -> set[str]:
+    """The templates, and primitives of steps, that this version does not have."""
+    steps = (how for _, how in schedules.values() if isinstance(how, tuple))
+    return {template for template, _ in schedules.values()} - _TEMPLATES | {
+        step.name for trace in steps for step in trace
+    } - PRIMITIVES.keys()
+
+
+def pinned(options: Options) -> str:
+    """What tells kernels that are built by a file from others in the process; "" for none.
+
+    Raises: ConfigurationError for a file that cannot be followed.
+    """
+    pin = pin_of(options)
+    if options.records is not None:
+        _require_known(options.records, pin)
+    return pin
+
+
+@functools.lru_cache(maxsize=8)
+def _require_known(path: Path, pin: str) -> None:
+    """Raises: ConfigurationError where a file with this pin names what this version does not
+    have."""
+    records = pinned_records(path).values()
+    if unknown := set().union(*(unknown_names(record.schedules) for record in records)):
+        raise not_followed(path, f"this version does not have {', '.join(sorted(unknown))}")
 
 
 def recorded_schedules(kernel: Kernel, backend: Backend, options: Options) -> Schedules:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.cli import parameters
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
@@ -61,7 +62,7 @@ def import_records(path: Path) -> None:
         raise UsageError(f"{path} is no file of `hlo-mlc records export`: {error}") from error
     known = _open()
     try:
-        merged = known.import_text(text)
+        merged = known.import_text(text, unknown_names)
     except CacheError as error:
         raise CacheError(f"{path}: {error}") from error
     key = _own_target()

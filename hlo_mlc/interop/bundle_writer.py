@@ -8,10 +8,10 @@ from typing import Any
 from hlo_mlc.backends.base import Backend, KernelObject
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.backends.cuda import CudaBackend, CudaCode
+from hlo_mlc.backends.recorded import pinned
 from hlo_mlc.building import kernel_object, kernel_with_id
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.report import nest_line
-from hlo_mlc.runtime.records import pin_of
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
@@ -45,7 +45,7 @@ class CpuTargets:
         made = _made(
             kernel_id,
             options,
-            CpuBackend(replace(target, deterministic=options.deterministic), pin_of(options)),
+            CpuBackend(replace(target, deterministic=options.deterministic), pinned(options)),
         )
         return made.code, {
             "name": made.name,
@@ -91,7 +91,7 @@ class GpuTargets:
             _made(
                 kernel_id,
                 options,
-                CudaBackend(which, pin=pin_of(options), deterministic=options.deterministic),
+                CudaBackend(which, pin=pinned(options), deterministic=options.deterministic),
             )
             for which in (target, self._least)
         )

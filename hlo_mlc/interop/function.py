@@ -13,6 +13,7 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from hlo_mlc.backends.cpu import target_of
+from hlo_mlc.backends.recorded import pinned
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime.records import require_target
@@ -123,5 +124,6 @@ def resolve_options(
     )
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:
+        pinned(options)
         require_target(options.records, target_of(options).key)
     return options

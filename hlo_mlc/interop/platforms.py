@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from hlo_mlc.backends.base import Backend
 from hlo_mlc.backends.cpu import cpu_backend, rows_cpu_backend, sharded_cpu_backend
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
+from hlo_mlc.backends.recorded import pinned
 from hlo_mlc.interop.devices import ANY_ROWS, CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
-from hlo_mlc.runtime.records import pin_of, require_target
+from hlo_mlc.runtime.records import require_target
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import named, names
 
@@ -25,7 +26,7 @@ def gpu_backend(options: Options) -> CudaBackend:
     target = named(options.target) if is_named else target_here() or named(names()[-1])
     if options.records is not None:
         require_target(options.records, target.key)
-    return CudaBackend(target, not is_named, pin_of(options), options.deterministic)
+    return CudaBackend(target, not is_named, pinned(options), options.deterministic)
 
 
 BACKENDS: Mapping[str, Callable[[Options], Backend]] = {

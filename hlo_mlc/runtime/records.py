@@ -17,25 +17,22 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hlo_mlc.runtime.files import write_whole
-from hlo_mlc.schedule.core import PRIMITIVES, Step
+from hlo_mlc.schedule.core import Step
 from hlo_mlc.support.errors import CacheError, ConfigurationError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
-from hlo_mlc.templates import TEMPLATES
-from hlo_mlc.templates import cuda as for_gpus
 from hlo_mlc.templates.base import Way
 
 OURS, XLA = "ours", "xla"
 
 _EXPORT_FORMAT = "hlo_mlc records 1"
-_TEMPLATES = {template.name for template in (*TEMPLATES, *for_gpus.TEMPLATES)}
 _GPU = re.compile(r"sm_\d+-")
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
 
@@ -214,10 +211,9 @@ class Records:
         content = {"format": _EXPORT_FORMAT, "records": [_to_json(r) for r in self.all()]}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
-    def import_text(self, text: str) -> Merged:
+    def import_text(self, text: str, unknown: Callable[[Schedules], set[str]]) -> Merged:
         """Merges exported records; the faster one of two stays, one by hand before others, and so
-        does what is here where a record names templates or primitives that this version does not
-        have.
+        does what is here where a record names templates or primitives that are `unknown`.
 
         Raises: CacheError, before anything is written, for a text that is not whole.
         """
@@ -228,7 +224,7 @@ class Records:
                 f"These are no exported records, or damaged ones ({error}): export "
                 "them again with this version"
             ) from error
-        missing = [_unknown(record.schedules) for record in records]
+        missing = [unknown(record.schedules) for record in records]
         kept = sum(
             self.put(record) == record
             for record, lacks in zip(records, missing, strict=True)
@@ -290,7 +286,7 @@ def find_record(kernel: str, target: str, options: Options) -> Record | None:
 def pinned_records(path: Path) -> Mapping[tuple[str, str], Record]:
     """The records in a file of `hlo-mlc records export`, by kernel and target.
 
-    Raises: ConfigurationError where it is missing or damaged, or this version lacks what it names.
+    Raises: ConfigurationError where it is missing or damaged.
     """
     return _pinned(path, _read_pinned(path))
 
@@ -329,17 +325,20 @@ def _read_pinned(path: Path) -> bytes:
         ) from error
 
 
+def not_followed(path: Path, why: str) -> ConfigurationError:
+    """What is raised of a pinned file that cannot be followed."""
+    return ConfigurationError(
+        f"The records in {path} cannot be followed ({why}): write them anew, with "
+        "`hlo-mlc records export`"
+    )
+
+
 @functools.lru_cache(maxsize=8)
 def _pinned(path: Path, content: bytes) -> Mapping[tuple[str, str], Record]:
     try:
         records = sorted(_exported(content.decode()), key=_rank)
-        if unknown := set().union(*(_unknown(record.schedules) for record in records)):
-            raise ValueError(f"this version does not have {', '.join(sorted(unknown))}")
     except ValueError as error:
-        raise ConfigurationError(
-            f"The records in {path} cannot be followed ({error}): write them "
-            "anew, with `hlo-mlc records export`"
-        ) from error
+        raise not_followed(path, str(error)) from error
     return {(record.kernel, record.target): record for record in records}
 
 
@@ -361,14 +360,6 @@ def _rank(record: Record) -> tuple[bool, bool, float, str, str]:
         record.made.get("date", ""),
         text,
     )
-
-
-def _unknown(schedules: Schedules) -> set[str]:
-    """The templates, and primitives of steps, that this version does not have."""
-    steps = (how for _, how in schedules.values() if isinstance(how, tuple))
-    return {template for template, _ in schedules.values()} - _TEMPLATES | {
-        step.name for trace in steps for step in trace
-    } - PRIMITIVES.keys()
 
 
 def _exported(text: str) -> list[Record]:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from hlo_mlc import compile_stablehlo, mlc_jit
 from hlo_mlc.backends.cpu import cpu_backend, target_of
+from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.building import built_kernel, kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of
@@ -145,7 +146,7 @@ def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
     here = Options.from_environment()
     open_records(here).put(record_of(kernel, SCHEDULES))
     elsewhere = here.replace(cache_dir=tmp_path / "elsewhere")
-    open_records(elsewhere).import_text(open_records(here).export_text())
+    open_records(elsewhere).import_text(open_records(here).export_text(), unknown_names)
     codes = [
         kernel_object(kernel, options, cpu_backend(options)).code for options in (here, elsewhere)
     ]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.runtime.records import Measured, Merged, Record, Records, _to_json
 from hlo_mlc.schedule.core import Step
 from hlo_mlc.support.errors import CacheError
@@ -91,7 +92,7 @@ def test_what_a_person_did_gives_way_to_a_person_only(records: Records, tmp_path
     elsewhere = Records(tmp_path / "elsewhere")
     elsewhere.put(faster(9.0))
     for one, other in ((records, elsewhere), (elsewhere, records)):
-        one.import_text(other.export_text())
+        one.import_text(other.export_text(), unknown_names)
     assert records.all() == elsewhere.all() == [faster(3.0, BY_HAND)]
 
 
@@ -180,10 +181,10 @@ def test_export_and_import(records: Records, tmp_path: Path) -> None:
     records.put(other)
     elsewhere = Records(tmp_path / "elsewhere")
     elsewhere.put(faster(3.0))
-    merged = elsewhere.import_text(records.export_text())
+    merged = elsewhere.import_text(records.export_text(), unknown_names)
     assert merged == Merged(2, 1, 0, ()) and merged.slower == 1
     assert elsewhere.all() == [faster(3.0), other]
-    assert elsewhere.import_text(elsewhere.export_text()).kept == 2
+    assert elsewhere.import_text(elsewhere.export_text(), unknown_names).kept == 2
 
 
 def test_templates_that_this_version_does_not_have(records: Records, tmp_path: Path) -> None:
@@ -195,7 +196,9 @@ def test_templates_that_this_version_does_not_have(records: Records, tmp_path: P
         )
     elsewhere = Records(tmp_path / "elsewhere")
     elsewhere.put(RECORD)
-    assert elsewhere.import_text(records.export_text()) == Merged(2, 1, 1, ("weaving",))
+    assert elsewhere.import_text(records.export_text(), unknown_names) == Merged(
+        2, 1, 1, ("weaving",)
+    )
     assert elsewhere.get("abc123", "cpu-2-f00") == RECORD
     assert elsewhere.get("def456", "cpu-2-f00").measured.speedup == 9
 
@@ -203,7 +206,7 @@ def test_templates_that_this_version_does_not_have(records: Records, tmp_path: P
 def test_an_export_of_another_version(records: Records) -> None:
     text = records.export_text().replace("records 1", "records 2")
     with pytest.raises(CacheError, match=r"expected the format 'hlo_mlc records 1', got .* 2'"):
-        records.import_text(text)
+        records.import_text(text, unknown_names)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +222,7 @@ def test_an_export_of_another_version(records: Records) -> None:
 )
 def test_what_is_no_export(records: Records, text: str) -> None:
     with pytest.raises(CacheError, match="no exported records"):
-        records.import_text(text)
+        records.import_text(text, unknown_names)
 
 
 def test_nothing_is_imported_of_a_damaged_export(records: Records, tmp_path: Path) -> None:
@@ -228,14 +231,16 @@ def test_nothing_is_imported_of_a_damaged_export(records: Records, tmp_path: Pat
     text = records.export_text()
     elsewhere = Records(tmp_path / "elsewhere")
     with pytest.raises(CacheError, match="digest"):
-        elsewhere.import_text(text[::-1].replace("sruo", "alx", 1)[::-1])
+        elsewhere.import_text(text[::-1].replace("sruo", "alx", 1)[::-1], unknown_names)
     assert elsewhere.all() == []
 
 
 def test_nothing_is_imported_with_a_name_that_leaves_the_folder(records: Records) -> None:
     good, bad = _to_json(RECORD), _to_json(dataclasses.replace(RECORD, kernel="../x"))
     with pytest.raises(CacheError, match="says what no record says"):
-        records.import_text(json.dumps({"format": "hlo_mlc records 1", "records": [good, bad]}))
+        records.import_text(
+            json.dumps({"format": "hlo_mlc records 1", "records": [good, bad]}), unknown_names
+        )
     assert records.all() == []
 
 
