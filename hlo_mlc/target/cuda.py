@@ -26,6 +26,12 @@ class CudaTarget:
     multiprocessors: int  # of the card that the default parameters have in mind
     # Of its memory, in a microsecond: how fast a card is, not what its code may do.
     memory_bytes_per_us: float = field(repr=False, compare=False)
+    is_one_block: bool = field(default=False, repr=False)
+
+    @property
+    def one_block(self) -> CudaTarget:
+        """What a single block of threads has of it: there is none beside it to share work with."""
+        return replace(self, is_one_block=True)
 
     @property
     def key(self) -> str:

@@ -1,5 +1,6 @@
 """The templates, most specific first."""
 
+from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.attention import AttentionTemplate
 from hlo_mlc.templates.base import Parameters, Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
@@ -20,7 +21,7 @@ from hlo_mlc.templates.unrolled import UnrolledTemplate
 from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
-TEMPLATES: tuple[Template, ...] = (
+TEMPLATES: tuple[Template[CpuTarget], ...] = (
     ShortTemplate(),
     SortTemplate(),
     AttentionTemplate(),

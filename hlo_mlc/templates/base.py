@@ -61,8 +61,8 @@ class Named(Protocol):
 Machine = TypeVar("Machine", contravariant=True)
 
 
-class Tunable(Named, Protocol[Machine]):
-    """What templates say of a nest before they are applied."""
+class Template(Named, Protocol[Machine]):
+    """A class of kernels on a kind of machine."""
 
     def refusal(self, nest: Nest, target: Machine) -> str:
         """Why this template cannot compute the nest; empty where it can."""
@@ -73,11 +73,7 @@ class Tunable(Named, Protocol[Machine]):
     def default(self, nest: Nest, target: Machine) -> Parameters:
         """Good parameters by analysis, without measuring."""
 
-
-class Template(Tunable[CpuTarget], Protocol):
-    """A class of kernels on CPUs."""
-
-    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+    def apply(self, nest: Nest, target: Machine, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
 
 
@@ -257,7 +253,7 @@ def along_axes(schedule: Schedule, axes: Sequence[str], row: str, column: str) -
     return schedule
 
 
-def naive_loops(template: Template, nest: Nest, target: CpuTarget) -> LoopProgram | None:
+def naive_loops(template: Template[CpuTarget], nest: Nest, target: CpuTarget) -> LoopProgram | None:
     """The loops of the whole nest that a template rewrites step by step; None where it does not
     work so."""
     made = template.apply(nest, target, template.default(nest, target))

@@ -22,7 +22,7 @@ from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
 from hlo_mlc.templates import program as cpu
-from hlo_mlc.templates.base import Decision, Named, Tunable
+from hlo_mlc.templates.base import Decision, Named, Template
 from hlo_mlc.templates.cuda import program as cuda
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.bench import Bench, CandidateSource, CpuBench
@@ -76,7 +76,7 @@ class Generator(Protocol[Target]):
 class ByTemplates(Generator[Target]):
     """Candidates from the templates, by the compiler's own path."""
 
-    templates: ClassVar[Sequence[Tunable]]
+    templates: ClassVar[Sequence[Template]]
     is_predicted: ClassVar[bool]
     common: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 

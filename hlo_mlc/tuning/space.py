@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target import Target
-from hlo_mlc.templates.base import Decision, Named, Tunable, work
+from hlo_mlc.templates.base import Decision, Named, Template, work
 from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
@@ -213,7 +213,7 @@ def space_of(
     program: TensorProgram,
     decisions: Sequence[Decision[Named]],
     target: Target,
-    templates: Sequence[Tunable],
+    templates: Sequence[Template],
     common: Mapping[str, tuple[int, ...]],
 ) -> Space:
     """The space of a kernel that `decisions` among these templates were taken for by default.
@@ -245,8 +245,8 @@ def space_of(
 
 
 def _fitting(
-    decision: Decision[Named], target: Target, templates: Sequence[Tunable]
-) -> list[Tunable]:
+    decision: Decision[Named], target: Target, templates: Sequence[Template]
+) -> list[Template]:
     """That of analysis, and the others that take the nest; sorting is the business of one, and so
     are procedures."""
     chosen = next(t for t in templates if t.name == decision.template.name)

@@ -1,6 +1,7 @@
-"""The templates for GPUs, most specific first."""
+"""The templates for GPUs, most specific first; none of their default parameters were measured."""
 
-from hlo_mlc.templates.cuda.base import CudaTemplate
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.base import Template
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate
 from hlo_mlc.templates.cuda.contraction import ContractionTemplate
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
@@ -11,7 +12,7 @@ from hlo_mlc.templates.cuda.scatter import ScatterTemplate
 from hlo_mlc.templates.cuda.transpose import TransposeTemplate
 from hlo_mlc.templates.cuda.window import WindowTemplate
 
-TEMPLATES: tuple[CudaTemplate, ...] = (
+TEMPLATES: tuple[Template[CudaTarget], ...] = (
     WindowTemplate(),
     ContractionTemplate(),
     ColumnsTemplate(),
@@ -23,4 +24,4 @@ TEMPLATES: tuple[CudaTemplate, ...] = (
     PlainTemplate(),
 )
 
-__all__ = ["TEMPLATES", "CudaTemplate"]
+__all__ = ["TEMPLATES"]

@@ -1,7 +1,7 @@
-"""What a template for GPUs is, and how threads and elements are laid out.
+"""How templates for GPUs lay out threads and elements.
 
-A nest becomes loops over blocks; inside of a kernel that runs a whole loop in one block, the same
-loops are serial (`outer`), and barriers stand between them.
+A nest becomes loops over blocks; where one block runs a whole loop, which is a machine of its own
+(`CudaTarget.one_block`), the same loops are serial, and barriers stand between them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, Tunable, open_schedule
+from hlo_mlc.templates.base import Scheduled, open_schedule
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
@@ -26,13 +24,6 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
 # Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
 THREADS = 256
-
-
-class CudaTemplate(Tunable[CudaTarget], Protocol):
-    """A class of kernels on a GPU, whose default parameters have not been measured."""
-
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters; `outer` is the kind of the loop over blocks."""
 
 
 def why_not_in_parts(stage: Stage, axes: Sequence[Var]) -> str:
@@ -73,14 +64,14 @@ def vector_width(stage: Stage, along: Var) -> int:
 
 
 def by_threads(
-    schedule: Schedule, name: str, threads: int, outer: LoopKind, unroll: int = 1
+    schedule: Schedule, name: str, threads: int, target: CudaTarget, unroll: int = 1
 ) -> tuple[Schedule, tuple[str, ...]]:
     """The iterations of a loop, neighbouring ones for neighbouring threads, `unroll` for each, and
     the loops that are to be bound to blocks and threads; or to threads alone where one block does
     it all, round by round."""
     schedule = schedule.split(name, threads * unroll, "guard")
     block, thread = f"{name}.o", f"{name}.i"
-    if outer is LoopKind.SERIAL:
+    if target.is_one_block:
         return schedule.reorder(thread, block), (thread,)
     if unroll == 1:
         return schedule, (block, thread)
@@ -96,11 +87,11 @@ def bound(schedule: Schedule, loops: Sequence[str]) -> Schedule:
     return schedule.bind(threads, "thread")
 
 
-def by_one_thread(nest: Nest, stage: Stage, outer: LoopKind) -> Scheduled:
+def by_one_thread(nest: Nest, stage: Stage, target: CudaTarget) -> Scheduled:
     """The naive loops of a stage, done by a single thread."""
     block, thread = f"{stage.name}_b", f"{stage.name}_t"
     schedule = open_schedule(nest, lower_stage(stage), checked=False).add_unit_loop(thread)
-    if outer is LoopKind.SERIAL:
+    if target.is_one_block:
         return Scheduled.of(bound(schedule, (thread,)))
     return Scheduled.of(bound(schedule.add_unit_loop(block), (block, thread)))
 

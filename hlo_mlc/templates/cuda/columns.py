@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import WARP, CudaTarget
@@ -73,15 +72,15 @@ class ColumnsTemplate:
             )
         return {"warps": min(8, power_of_two(-(-rows // (4 * chunks)))), "chunks": chunks}
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         warps, chunks = parameters["warps"], parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:
-            return Scheduled.of(_columns(stage, warps, outer))
+            return Scheduled.of(_columns(stage, warps, target))
         first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         last = min(8, power_of_two(-(-chunks // 4)))
         return Scheduled.of(
-            _columns(first, warps, outer), _columns(second, last, outer), scratch=partial
+            _columns(first, warps, target), _columns(second, last, target), scratch=partial
         )
 
 
@@ -89,7 +88,7 @@ def _width(stage: Stage) -> int:
     return vector_width(stage, stage.axes[-1])
 
 
-def _columns(stage: Stage, warps: int, outer: LoopKind) -> Schedule:
+def _columns(stage: Stage, warps: int, target: CudaTarget) -> Schedule:
     """Groups of columns by a block each, whose warps share the rows."""
     *others, column = (v.name for v in stage.axes)
     rows, width = [v.name for v in stage.reduce_axes], _width(stage)
@@ -124,6 +123,6 @@ def _columns(stage: Stage, warps: int, outer: LoopKind) -> Schedule:
             schedule = schedule.unswitch(*own)
         schedule = schedule.vectorize(*own)
     schedule, blocks = schedule.fuse(*others, block), ".".join((*others, block))
-    if outer is LoopKind.BLOCK:
+    if not target.is_one_block:
         schedule = schedule.bind(blocks, "block")
     return schedule.bind((*phases, lane), "thread")

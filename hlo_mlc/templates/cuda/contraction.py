@@ -27,7 +27,6 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Const
 from hlo_mlc.loops import matrices
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -130,19 +129,19 @@ class ContractionTemplate:
             "chunks": chunks,
         }
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks == 1 or stage.reduce_axes[0].extent % chunks:
-            return Scheduled.of(_tiles(stage, parameters, outer))
+            return Scheduled.of(_tiles(stage, parameters, target))
         first, second, partial = fold_in_chunks(stage, chunks)
         if contraction(first) is None:  # a chunk has one term, or the same as all others
-            return Scheduled.of(_tiles(stage, parameters, outer))
+            return Scheduled.of(_tiles(stage, parameters, target))
         sums = Nest((second,), len(second.axes))
         template = PlainTemplate() if why_not_columns(sums) else ColumnsTemplate()
         few = {"warps": 1, "chunks": 1, "threads": THREADS}
         return Scheduled.of(
-            _tiles(first, parameters, outer),
-            *template.apply(sums, few, outer).schedules,
+            _tiles(first, parameters, target),
+            *template.apply(sums, target, few).schedules,
             scratch=partial,
         )
 
@@ -160,7 +159,7 @@ def _chunks(stage: Stage, tiles: int, step: int) -> int:
     return max(whole or fitting, default=1)
 
 
-def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
+def _tiles(stage: Stage, parameters: Parameters, target: CudaTarget) -> Schedule:
     """A block for each tile of results, whose depth it goes through step by step."""
     roles, accumulator = contraction(stage), stage.accumulators[0]
     lhs, rhs, with_tensor_cores = kept_factors(roles, accumulator.dtype)
@@ -230,7 +229,7 @@ def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
         schedule = schedule.double_buffer(f"{k}.o")
     blocks = (*batch, f"{m}.o", f"{n}.o")
     schedule = schedule.fuse(*blocks)
-    if outer is LoopKind.BLOCK:
+    if not target.is_one_block:
         schedule = schedule.bind(".".join(blocks), "block")
     return schedule.bind((*filling[0], *summing, *storing), "thread")
 

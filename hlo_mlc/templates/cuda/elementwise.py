@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Load
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -64,10 +63,10 @@ class ElementwiseTemplate:
         short = sum(cost(a.value) for a in stage.assigns) <= 20
         return {"unroll": 2 if plenty and short else 1, "threads": threads}
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         if not stage.axes:
-            return by_one_thread(nest, stage, outer)
+            return by_one_thread(nest, stage, target)
         schedule, vector = _in_vectors(
             open_schedule(nest, lower_stage(stage), checked=False),
             [v.name for v in stage.axes],
@@ -76,10 +75,8 @@ class ElementwiseTemplate:
         count = constant_extent(schedule.loops(vector)[0])
         threads = min(parameters["threads"], power_of_two(count))
         # One block that does it all: its threads need not wait.
-        unroll = (
-            1 if outer is LoopKind.SERIAL else min(parameters["unroll"], max(1, count // threads))
-        )
-        schedule, around = by_threads(schedule, vector, threads, outer, unroll)
+        unroll = 1 if target.is_one_block else min(parameters["unroll"], max(1, count // threads))
+        schedule, around = by_threads(schedule, vector, threads, target, unroll)
         rest = f"{vector.removesuffix('.o')}.t"
         if rest in schedule.loop_names:
             schedule = schedule.fuse_last(rest, around)

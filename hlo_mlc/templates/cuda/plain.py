@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.core import For, LoopKind
+from hlo_mlc.loops.core import For
 from hlo_mlc.loops.dependence import Memory, carried
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
@@ -43,23 +43,25 @@ class PlainTemplate:
         points = product(nest.stages[0].axes)
         return {"threads": 32 if points <= 32 * target.multiprocessors else THREADS}
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         names = [axis.name for axis in _independent(nest, stage)]
         if not names:
-            return by_one_thread(nest, stage, outer)
-        in_blocks = outer is LoopKind.BLOCK
+            return by_one_thread(nest, stage, target)
+        in_blocks = not target.is_one_block
         schedule = open_schedule(nest, lower_stage(stage), in_blocks).fuse(*names)
         count = constant_extent(schedule.loops(".".join(names))[0])
         threads = parameters["threads"] if in_blocks else 2 * THREADS
         try:
             return Scheduled.of(
                 bound(
-                    *by_threads(schedule, ".".join(names), min(threads, power_of_two(count)), outer)
+                    *by_threads(
+                        schedule, ".".join(names), min(threads, power_of_two(count)), target
+                    )
                 )
             )
         except ScheduleError:  # what the joined loop does cannot be told apart any more
-            return by_one_thread(nest, stage, outer)
+            return by_one_thread(nest, stage, target)
 
 
 def _independent(nest: Nest, stage: Stage) -> tuple[Var, ...]:

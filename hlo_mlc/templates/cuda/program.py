@@ -15,13 +15,13 @@ from hlo_mlc.templates.base import (
     Decision,
     Parameters,
     Scheduled,
+    Template,
     Way,
     first_taking,
     open_schedule,
     work,
 )
 from hlo_mlc.templates.cuda import TEMPLATES
-from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import loops_of
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.verify import verify
@@ -42,7 +42,7 @@ COMMON: Mapping[str, tuple[int, ...]] = {GRID: (0, 1, 4, 8)}
 
 def schedule_program(
     program: TensorProgram, target: CudaTarget, tuned: Mapping[int, Way] | None = None
-) -> tuple[LoopProgram, tuple[Decision[CudaTemplate], ...]]:
+) -> tuple[LoopProgram, tuple[Decision[Template[CudaTarget]], ...]]:
     """Loops for the whole kernel, of which the outermost are launches.
 
     tuned: for the position of a nest (in program order), the template and the parameters to use
@@ -57,7 +57,9 @@ def schedule_program(
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
-def decisions_of(program: TensorProgram, target: CudaTarget) -> tuple[Decision[CudaTemplate], ...]:
+def decisions_of(
+    program: TensorProgram, target: CudaTarget
+) -> tuple[Decision[Template[CudaTarget]], ...]:
     """What `schedule_program` chooses by default, without loops.
 
     Raises: VerifyError as it does.
@@ -71,7 +73,7 @@ def decisions_of(program: TensorProgram, target: CudaTarget) -> tuple[Decision[C
 
 def choose_template(
     nest: Nest, target: CudaTarget, wanted: str = ""
-) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
+) -> tuple[Template[CudaTarget] | None, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not; None where none does: then the stages are computed one after the other."""
     return first_taking(TEMPLATES, wanted, lambda template: template.refusal(nest, target))
@@ -81,7 +83,7 @@ class _Assembler:
     def __init__(self, target: CudaTarget, tuned: Mapping[int, Way], applies: bool = True) -> None:
         """Templates are chosen only, and there are no loops, where it `applies` none."""
         self.target, self.tuned, self.applies = target, tuned, applies
-        self.decisions: list[Decision[CudaTemplate]] = []
+        self.decisions: list[Decision[Template[CudaTarget]]] = []
         self.extra: dict[Step, list[Buffer]] = {}
 
     def top(self, step: Step) -> tuple[Stmt, ...]:
@@ -90,54 +92,57 @@ class _Assembler:
         if isinstance(step, Loop) and not by_launches(step):
             return (
                 loop(
-                    "block", 1, LoopKind.BLOCK, lambda b: self._step(step, LoopKind.SERIAL, scratch)
+                    "block",
+                    1,
+                    LoopKind.BLOCK,
+                    lambda b: self._step(step, self.target.one_block, scratch),
                 ),
             )
-        return self._step(step, LoopKind.BLOCK, scratch)
+        return self._step(step, self.target, scratch)
 
-    def _step(self, step: Step, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
+    def _step(self, step: Step, target: CudaTarget, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if isinstance(step, Nest):
-            return self._nest(step, outer, scratch)
-        body = tuple(stmt for inner in step.body for stmt in self._step(inner, outer, scratch))
+            return self._nest(step, target, scratch)
+        body = tuple(stmt for inner in step.body for stmt in self._step(inner, target, scratch))
         return lower_loop(
             step,
             body,
-            tuple(stmt for inner in step.test for stmt in self._step(inner, outer, scratch)),
+            tuple(stmt for inner in step.test for stmt in self._step(inner, target, scratch)),
         )
 
-    def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
+    def _nest(self, nest: Nest, target: CudaTarget, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
             return ()
         wanted, how = self.tuned.get(len(self.decisions), ("", {}))
         if isinstance(how, tuple):
             raise ScheduleError("Nests of kernels for GPUs are not scheduled by steps")
-        template, refused = choose_template(nest, self.target, wanted)
+        template, refused = choose_template(nest, target, wanted)
         if template is not None:
             given = how if template.name == wanted else {}
-            return self._apply(template, nest, given, refused, outer, scratch)
+            return self._apply(template, nest, given, refused, target, scratch)
         if len(nest.stages) == 1:
             raise CodegenError(f"no template for GPUs takes this: {refused[-1][1]}")
         # One after the other: a stage reads what earlier ones wrote at its own point only, but now
         # it does so from memory.
         return tuple(
-            stmt for stage in nest.stages for stmt in self._nest(Nest((stage,), 0), outer, scratch)
+            stmt for stage in nest.stages for stmt in self._nest(Nest((stage,), 0), target, scratch)
         )
 
     def _apply(
         self,
-        template: CudaTemplate,
+        template: Template[CudaTarget],
         nest: Nest,
         given: Parameters,
         refused: tuple[tuple[str, str], ...],
-        outer: LoopKind,
+        target: CudaTarget,
         scratch: list[Buffer],
     ) -> tuple[Stmt, ...]:
         common = {name: values[0] for name, values in COMMON.items()}
-        parameters = {**template.default(nest, self.target), **common, **given}
-        scheduled = template.apply(nest, parameters, outer) if self.applies else Scheduled((), ())
+        parameters = {**template.default(nest, target), **common, **given}
+        scheduled = template.apply(nest, target, parameters) if self.applies else Scheduled((), ())
         self.decisions.append(Decision(nest, template, parameters, refused, scheduled.schedules))
         scratch += scheduled.scratch
-        blocks = parameters[GRID] * self.target.multiprocessors
+        blocks = parameters[GRID] * target.multiprocessors
         return _persistent(nest, scheduled.body, blocks) if blocks else scheduled.body
 
 

@@ -20,12 +20,12 @@ from dataclasses import replace
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import Allocate, LoopKind, Store, walk
+from hlo_mlc.loops.core import Allocate, Store, walk
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.support.errors import ScheduleError
-from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP
+from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, open_schedule
 from hlo_mlc.templates.cuda.base import at, flat, product, vector_width
 from hlo_mlc.tensor.classify import cost, is_map, offset
@@ -89,9 +89,9 @@ def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
     return (*read, *written)
 
 
-def row_schedule(nest: Nest, parameters: Parameters, outer: LoopKind) -> Schedule:
+def row_schedule(nest: Nest, parameters: Parameters, target: CudaTarget) -> Schedule:
     """All stages of a chain, for groups of rows."""
-    return _Rows(nest, parameters).schedule(outer)
+    return _Rows(nest, parameters).schedule(target)
 
 
 class _Rows:
@@ -114,7 +114,7 @@ class _Rows:
         self.threads = {f"{self.name}_w": self.team // WARP} if self.team > WARP else {}
         self.threads |= {f"{self.name}_l": min(self.team, WARP)}
 
-    def schedule(self, outer: LoopKind) -> Schedule:
+    def schedule(self, target: CudaTarget) -> Schedule:
         """The rewrites of naive loops."""
         rows = [v.name for v in self.axes] or [f"{self.name}_r"]
         schedule = open_schedule(self.nest, lower_nest(self.axes, self.stages), checked=False)
@@ -141,7 +141,7 @@ class _Rows:
         schedule = schedule.distribute(row)
         for along in self.along:
             schedule = self._in_vectors(schedule, along)
-        if outer is LoopKind.BLOCK:
+        if not target.is_one_block:
             schedule = schedule.bind(group, "block")
         *warps, lane = self.threads
         combining = [name for warp in warps for name in (warp, f"{warp}.e", f"{self.name}_z")]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, told_apart, why_not_in_parts
@@ -90,15 +89,15 @@ class RowsTemplate:
             "kept": kept_bytes(target) // KIB,
         }
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
-            return Scheduled.of(row_schedule(nest, parameters, outer))
+            return Scheduled.of(row_schedule(nest, parameters, target))
         first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
         few = {"team": min(WARP, power_of_two(chunks)), "rows": 1, "kept": 0}
         return Scheduled.of(
-            row_schedule(begin, parameters, outer), row_schedule(end, few, outer), scratch=partial
+            row_schedule(begin, parameters, target), row_schedule(end, few, target), scratch=partial
         )
 
 

@@ -98,11 +98,11 @@ class ScanTemplate:
             "chunks": chunks,
         }
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage, chunks = nest.stages[0], parameters["chunks"]
         merged = merging(stage.combiner, stage.terms, (stage.scan.axis,))
         if chunks == 1 or stage.scan.axis.extent < chunks * CHUNK_LEAST:
-            return Scheduled(_Lines(stage, merged, parameters, outer).loops(), ())
+            return Scheduled(_Lines(stage, merged, parameters, target).loops(), ())
         cut = scan_in_chunks(stage, chunks, BLOCK)
         within = cut.totals.scan.axis
         totals = replace(
@@ -112,27 +112,29 @@ class ScanTemplate:
             scan=None,
             assigns=cut.last,
         )
-        body = [*_folded(totals, merged, outer), *_once(cut.begin, outer)]
+        body = [*_folded(totals, merged, target), *_once(cut.begin, target)]
         for part in cut.scans:
-            body += _Lines(part, merged, parameters, outer).loops()
+            body += _Lines(part, merged, parameters, target).loops()
         return Scheduled(tuple(body), cut.scratch)
 
 
-def _once(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
+def _once(stage: Stage, target: CudaTarget) -> tuple[Stmt, ...]:
     return (
         ElementwiseTemplate()
-        .apply(Nest((stage,), len(stage.axes)), {"threads": WARP, "unroll": 1}, outer)
+        .apply(Nest((stage,), len(stage.axes)), target, {"threads": WARP, "unroll": 1})
         .body
     )
 
 
-def _folded(stage: Stage, merged: Combiner, outer: LoopKind) -> tuple[Stmt, ...]:
+def _folded(stage: Stage, merged: Combiner, target: CudaTarget) -> tuple[Stmt, ...]:
     """The totals of chunks."""
     nest = Nest((stage,), len(stage.axes))
     if not why_not_columns(nest):
-        return ColumnsTemplate().apply(nest, {"warps": 8, "chunks": 1}, outer).body
+        return ColumnsTemplate().apply(nest, target, {"warps": 8, "chunks": 1}).body
     return (
-        RowsTemplate().apply(nest, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0}, outer).body
+        RowsTemplate()
+        .apply(nest, target, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0})
+        .body
     )
 
 
@@ -152,9 +154,10 @@ class _Lines:
     """Builds the loops of one scan."""
 
     def __init__(
-        self, stage: Stage, merged: Combiner, parameters: Parameters, outer: LoopKind
+        self, stage: Stage, merged: Combiner, parameters: Parameters, target: CudaTarget
     ) -> None:
-        self.stage, self.merged, self.outer = stage, merged, outer
+        self.stage, self.merged = stage, merged
+        self.outer = LoopKind.SERIAL if target.is_one_block else LoopKind.BLOCK
         self.name, self.extent = stage.name, stage.scan.axis.extent
         self.own, self.team = parameters["own"], parameters["team"]
         self.across = _across(stage)

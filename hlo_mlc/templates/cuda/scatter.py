@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr, Load, loads
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
@@ -66,14 +65,14 @@ class ScatterTemplate:
         points = product(nest.stages[0].axes)
         return {"threads": 64 if points <= 64 * target.multiprocessors else THREADS}
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         names = [v.name for v in stage.axes]
         schedule = open_schedule(nest, lower_stage(stage), checked=False).fuse(*names)
         for buffer in stage.outputs:
             schedule = schedule.atomic(buffer.name)
         threads = min(parameters["threads"], power_of_two(product(stage.axes)))
-        return Scheduled.of(bound(*by_threads(schedule, ".".join(names), threads, outer)))
+        return Scheduled.of(bound(*by_threads(schedule, ".".join(names), threads, target)))
 
 
 def _update(assign: Assign) -> tuple[Combiner, Expr] | None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Load, Var
-from hlo_mlc.loops.core import Allocate, LoopKind, walk
+from hlo_mlc.loops.core import Allocate, walk
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import WARP, CudaTarget
@@ -63,7 +63,7 @@ class TransposeTemplate:
         """256 threads."""
         return {"rows": 8}
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         axis, loads = _crossing(stage)
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
@@ -73,7 +73,7 @@ class TransposeTemplate:
                 axis.name,
                 tuple(dict.fromkeys(load.source.name for load in loads)),
                 parameters["rows"],
-                outer,
+                target,
             )
         )
 
@@ -98,7 +98,7 @@ def _step(access: Load) -> int:
 
 
 def _in_tiles(
-    schedule: Schedule, row: str, read: Sequence[str], rows: int, outer: LoopKind
+    schedule: Schedule, row: str, read: Sequence[str], rows: int, target: CudaTarget
 ) -> Schedule:
     """Tiles of the loop `row` and the last one, each by a block, which reads its part of some
     buffers along the rows first, so many of the last loop's iterations at a time."""
@@ -122,7 +122,7 @@ def _in_tiles(
         threads.append((thread, lane))
     blocks = (*others, f"{row}.o", tile)
     schedule = schedule.fuse(*blocks)
-    if outer is LoopKind.BLOCK:
+    if not target.is_one_block:
         schedule = schedule.bind(".".join(blocks), "block")
     for names in zip(*threads, strict=True):
         schedule = schedule.bind(names, "thread")

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Var, loads
-from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -112,10 +111,10 @@ class WindowTemplate:
             "threads": min(THREADS, max(32, power_of_two(points))),
         }
 
-    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+    def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
-        return Scheduled.of(_windows(schedule, stage, parameters, outer))
+        return Scheduled.of(_windows(schedule, stage, parameters, target))
 
 
 def _axis(stage: Stage) -> Var | None:
@@ -143,7 +142,9 @@ def _vector(stage: Stage) -> int:
     return vector_width(stage, last)
 
 
-def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
+def _windows(
+    schedule: Schedule, stage: Stage, parameters: Parameters, target: CudaTarget
+) -> Schedule:
     """The rewrites of naive loops."""
     axis, last = _axis(stage), stage.axes[-1]
     along = math.gcd(parameters["along"], axis.extent) if axis is not None else 1
@@ -162,7 +163,7 @@ def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: Lo
     schedule, name = schedule.fuse(*others), ".".join(others)
     number = constant_extent(schedule.loops(name)[0])
     return bound(
-        *by_threads(schedule, name, min(parameters["threads"], power_of_two(number)), outer)
+        *by_threads(schedule, name, min(parameters["threads"], power_of_two(number)), target)
     )
 
 
