@@ -135,7 +135,7 @@ def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
 def _drawn(
     graph: Graph, donated: Sequence[tuple[int, int]], options: Options, backend: Backend
 ) -> Plan:
-    return partition(graph, backend.chooser(options), backend.is_small, donated, backend.limits)
+    return partition(graph, backend.chooser(options), backend.costs, donated, backend.limits)
 
 
 def _plan_and_build(

@@ -38,7 +38,8 @@ from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.ops.registry import evaluate_graph, references
-from hlo_mlc.partition.choose.cost import choose_all, is_small_unit
+from hlo_mlc.partition.choose.cost import choose_all
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
@@ -420,10 +421,7 @@ def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Part
     stays = nothing if limits == LIMITS else stays_complex
     graph, _ = simplify(split_complex(graph, stays), references, verify=True)
     plan = partition(
-        graph,
-        lambda cluster: choose_all(cluster, PLANNED),
-        lambda unit: is_small_unit(unit, PLANNED),
-        limits=limits,
+        graph, lambda cluster: choose_all(cluster, PLANNED), Costs(PLANNED), limits=limits
     )
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
 

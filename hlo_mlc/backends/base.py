@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof
-from hlo_mlc.partition.fuse.groups import Unit
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan
@@ -217,8 +217,9 @@ class Backend(Protocol):
     def chooser(self, options: Options) -> Chooser:
         """Whether a cluster is taken, by `options.choose`."""
 
-    def is_small(self, unit: Unit) -> bool:
-        """Whether a unit is too small to deserve a kernel of its own."""
+    @property
+    def costs(self) -> Costs:
+        """What is asked where it is decided what is computed together."""
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         """The plan that `choose="auto"` predicts to be best for the program as a whole, without the

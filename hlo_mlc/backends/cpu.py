@@ -18,14 +18,13 @@ from hlo_mlc.partition.choose.cost import (
     choose_all,
     choose_predicted,
     completion,
-    is_small_unit,
     predict,
     predict_rejected,
     worth_it,
 )
 from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.cluster import Cluster
-from hlo_mlc.partition.fuse.groups import Unit
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, Chooser, Plan, Verdict, in_row_blocks, with_taken
 from hlo_mlc.partition.row_blocks import MOST_ROWS
@@ -155,8 +154,9 @@ class CpuBackend:
         rule = choose_all if options.choose == "ours" else recorded_or(choose_predicted, options)
         return lambda cluster: rule(cluster, self.target)
 
-    def is_small(self, unit: Unit) -> bool:
-        return is_small_unit(unit, self.target, MOST_ROWS if self.any_rows else None)
+    @property
+    def costs(self) -> Costs:
+        return Costs(self.target, MOST_ROWS if self.any_rows else None)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         plan = worth_it(plan, self.target)
@@ -250,8 +250,9 @@ class ShardedCpuBackend(CpuBackend):
 
         return choose
 
-    def is_small(self, unit: Unit) -> bool:
-        return False  # what can be cut is not computed together with what cannot
+    @property
+    def costs(self) -> Costs:  # what can be cut is not computed together with what cannot
+        return Costs(self.target, merges=False)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         return worth_it(plan, self.target)  # what is rejected may not be taken for company

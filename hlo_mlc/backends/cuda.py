@@ -21,9 +21,8 @@ from hlo_mlc.frontend.emit import KERNEL_OP
 from hlo_mlc.graph.core import BRANCHES, Graph, Node
 from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.choose.cost import is_small_unit
 from hlo_mlc.partition.choose.gpu_cost import LARGE_PRODUCT, choose_all, choose_predicted
-from hlo_mlc.partition.fuse.groups import Unit
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan, partition
@@ -246,7 +245,7 @@ class CudaBackend:
 
     def _gain_us(self, graph: Graph, options: Options) -> float:
         """What a program is predicted to gain by the kernels that are taken of it."""
-        plan = partition(graph, self.chooser(options), self.is_small, limits=self.limits)
+        plan = partition(graph, self.chooser(options), self.costs, limits=self.limits)
         return sum(verdict.xla_us - verdict.ours_us for _, verdict in plan.taken)
 
     def chooser(self, options: Options) -> Chooser:
@@ -259,8 +258,9 @@ class CudaBackend:
         )
         return lambda cluster: rule(cluster, self.target)
 
-    def is_small(self, unit: Unit) -> bool:
-        return is_small_unit(unit, cpu.host())
+    @property
+    def costs(self) -> Costs:
+        return Costs(cpu.host())
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         return plan

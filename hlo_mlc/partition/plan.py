@@ -11,8 +11,9 @@ from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.partition.calls import HOLDING, WHOLE, with_calls
 from hlo_mlc.partition.cluster import Cluster, Context, cluster_of, counts, is_table
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
-from hlo_mlc.partition.fuse.groups import Fuser, Unit, in_order, merge_runs, readers
+from hlo_mlc.partition.fuse.groups import Fuser, in_order, merge_runs, readers
 from hlo_mlc.partition.fuse.loops import lower_while, refusal
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.lower.layouts import stated_orders
@@ -67,19 +68,19 @@ class Plan:
 def partition(
     graph: Graph,
     choose: Chooser,
-    small: Callable[[Unit], bool],
+    costs: Costs,
     donated: Sequence[tuple[int, int]] = (),
     limits: FusionLimits = LIMITS,
 ) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
-    `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
-    become one kernel.  `donated` are the numbers of parameters and of the results that their
-    memory is for; `limits` are those of the target.
+    By the `costs` of the machine, runs of small units become one kernel, and products that gain by
+    it.  `donated` are the numbers of parameters and of the results that their memory is for;
+    `limits` are those of the target.
     """
     opened: dict[Node, str] = {}
     while True:
-        plan = _planned(graph, choose, small, donated, frozenset(), limits, opened)
+        plan = _planned(graph, choose, costs, donated, frozenset(), limits, opened)
         more = {
             node: verdict.reason
             for cluster, verdict in plan.rejected
@@ -182,7 +183,7 @@ def _rewritten(plan: Plan, graph: Graph) -> Plan:
 def _planned(
     graph: Graph,
     choose: Chooser,
-    small: Callable[[Unit], bool],
+    costs: Costs,
     donated: Sequence[tuple[int, int]],
     around: frozenset[str],
     limits: FusionLimits,
@@ -191,7 +192,7 @@ def _planned(
     """What is to become of the nodes; `around` are the ops that `graph` is a region of, `opened`
     loops that are not to become part of a kernel, and why."""
     reasons = {node: opened.get(node) or refusal(node, limits.left) for node in graph.nodes}
-    plan = _planned_regions(graph, reasons, choose, small, around, limits, opened)
+    plan = _planned_regions(graph, reasons, choose, costs, around, limits, opened)
     fuser, values, fresh, tables = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     needed = frozenset(b for b, v in values.items() if v in results)
@@ -199,11 +200,11 @@ def _planned(
     if limits.folds_both_ways:
         fuser.join_both_ways(needed, fresh)
     fuser.join_handed(needed)
-    fuser.join_siblings()
+    fuser.join_siblings(costs.gains_from_company)
     fuser.join_updates(needed)
     fuser.compact()
     plan.apart.update(fuser.refusals)
-    mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
+    mergeable = {u.number: not u.is_outside and costs.are_small(u.all_steps) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
     read_by = readers(fuser.units)
     makers = {v: n for n in (*graph.nodes, *tables) for v in n.results}
@@ -259,7 +260,7 @@ def _planned_regions(
     graph: Graph,
     reasons: Mapping[Node, str],
     choose: Chooser,
-    small: Callable[[Unit], bool],
+    costs: Costs,
     around: frozenset[str],
     limits: FusionLimits,
     opened: Mapping[Node, str],
@@ -271,7 +272,7 @@ def _planned_regions(
             continue
         for region in node.regions:
             inner = _planned(
-                region, choose, small, _carried(node, region), around | {node.op}, limits, opened
+                region, choose, costs, _carried(node, region), around | {node.op}, limits, opened
             )
             plan.taken += inner.taken
             plan.rejected += inner.rejected

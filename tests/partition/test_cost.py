@@ -24,7 +24,6 @@ from hlo_mlc.partition.choose.cost import (
     choose_predicted,
     completion,
     estimate,
-    is_small,
     predict,
     worth_it,
 )
@@ -32,6 +31,7 @@ from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_oper
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import Surroundings, xla_threads
 from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Plan, partition
@@ -53,7 +53,9 @@ def plan_of(function: Callable, *shapes: tuple[int, ...] | jax.ShapeDtypeStruct)
     ]
     module = jax.jit(function).trace(*args).lower().compiler_ir()
     graph, _ = simplify(import_function(module), references)
-    return partition(graph, lambda cluster: choose_predicted(cluster, TARGET), lambda unit: False)
+    return partition(
+        graph, lambda cluster: choose_predicted(cluster, TARGET), Costs(TARGET, merges=False)
+    )
 
 
 def cluster_of(function: Callable, *shapes: tuple[int, ...]) -> Cluster:
@@ -165,11 +167,13 @@ def test_small_steps() -> None:
     small, large = (
         cluster_of(lambda x: x + 1, (n,)).kernel.program.steps[0] for n in (100, MILLION)
     )
-    assert is_small(small, TARGET)
-    assert not is_small(large, TARGET)
+    costs = Costs(TARGET)
+    assert costs.are_small([small])
+    assert not costs.are_small([large])
+    assert not Costs(TARGET, merges=False).are_small([small])
     loop = cluster_of(lambda x: lax.fori_loop(0, 1000, lambda _, v: v * 2, x), (4,))
     (step,) = [s for s in loop.kernel.program.steps if isinstance(s, Loop)]
-    assert not is_small(step, TARGET)
+    assert not costs.are_small([step])
 
 
 def times(function: Callable, *shapes: tuple[int, ...], target: CpuTarget = TARGET) -> Estimate:
@@ -618,7 +622,9 @@ def test_what_saves_about_the_same_stays_in_the_order_of_the_program() -> None:
     graph, _ = simplify(
         import_function(jax.jit(function).trace(*args).lower().compiler_ir()), references
     )
-    plan = partition(graph, lambda cluster: choose_all(cluster, TARGET), lambda unit: False, ())
+    plan = partition(
+        graph, lambda cluster: choose_all(cluster, TARGET), Costs(TARGET, merges=False), ()
+    )
     *small, large = [cluster.kernel.fingerprint for cluster, _ in plan.taken]
     assert len(set(small)) == 3
     assert [kernel.fingerprint for kernel in by_gain(plan)] == [large, *small]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,23 @@ from hlo_mlc.partition.choose.gpu_cost import (
     estimate,
 )
 from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target import cuda
+from hlo_mlc.target.cpu import named
 from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.tensor.core import Step
 from making.left import by_xla
 
 TARGET = cuda.named("sm_90")
+
+
+class AsOne(Costs):
+    """All that can be one kernel is."""
+
+    def are_small(self, steps: Sequence[Step]) -> bool:
+        return True
 
 
 def plan_of(
@@ -42,7 +52,10 @@ def plan_of(
     module = jax.jit(function).trace(*shapes).lower(lowering_platforms=("cuda",)).compiler_ir()
     graph, _ = simplify(import_function(module), references)
     return partition(
-        graph, lambda cluster: choose(cluster, target), lambda unit: True, limits=limits_of(target)
+        graph,
+        lambda cluster: choose(cluster, target),
+        AsOne(named("x86-64-v4")),
+        limits=limits_of(target),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from hlo_mlc.frontend.emit import KERNEL_OP
-from hlo_mlc.partition.fuse.horizontal import LARGE
+from hlo_mlc.partition.costs import Costs
+from hlo_mlc.target.cpu import named
 
 
 @pytest.fixture
@@ -75,15 +78,25 @@ def test_two_groups_that_wait_for_each_other_stay_apart(kernels_of, check, array
 
 
 def test_large_products_are_kernels_of_their_own(take_apart, arrays):
-    size = round(LARGE ** (1 / 3)) + 1
-    parts = take_apart(lambda x, a, b: (x @ a, x @ b), *arrays("float32", *((size, size),) * 3))
+    parts = take_apart(lambda x, a, b: (x @ a, x @ b), *arrays("float32", *((512, 512),) * 3))
     assert [n.op for n in parts.graph.nodes] == [KERNEL_OP] * 2
 
 
-def test_the_report_says_why_large_products_are_apart(check):
+@pytest.mark.parametrize("size, gains", [(16, True), (128, True), (512, False), (1024, False)])
+def test_company_is_worth_what_waking_threads_takes_of_a_product(take_apart, arrays, size, gains):
+    (program,) = take_apart(lambda x, a: x @ a, *arrays("float32", *((size, size),) * 2)).programs
+    (stage,) = program.steps[0].stages
+    target = replace(named("x86-64-v4"), cores=2)
+    assert Costs(target).gains_from_company(stage) is gains
+    many = replace(target, cores=256)
+    assert Costs(many).gains_from_company(stage), "on many cores each has little to do"
+
+
+def test_the_report_says_why_large_products_are_apart(check, monkeypatch):
+    monkeypatch.setenv("HLO_MLC_THREADS", "2")
     x = jnp.ones((512, 512), jnp.float32)
     report = check(lambda x, a, b: (x @ a, jnp.sin(x @ b)), x, x, x + 1)
-    assert "gain nothing from one kernel" in report.explain()
+    assert "gains nothing from company" in report.explain()
 
 
 @pytest.mark.parametrize("count", [2, 5, 9])

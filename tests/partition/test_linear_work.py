@@ -16,7 +16,8 @@ from jaxlib.mlir import passmanager
 
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph
-from hlo_mlc.partition.choose.cost import choose_predicted, is_small_unit
+from hlo_mlc.partition.choose.cost import choose_predicted
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.plan import partition
 from hlo_mlc.target.cpu import named
 
@@ -68,11 +69,7 @@ def _calls(graph: Graph) -> int:
 
     sys.setprofile(note)
     try:
-        partition(
-            graph,
-            lambda cluster: choose_predicted(cluster, target),
-            lambda unit: is_small_unit(unit, target),
-        )
+        partition(graph, lambda cluster: choose_predicted(cluster, target), Costs(target))
     finally:
         sys.setprofile(None)
     return count

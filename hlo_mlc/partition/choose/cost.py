@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
@@ -34,13 +34,12 @@ from hlo_mlc.partition.choose.xla_time import (
     xla_us,
 )
 from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.partition.costs import APART_NS, MARGIN, threads_for, vector_us
 from hlo_mlc.partition.estimate import Estimate, Prediction
-from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template, is_short
@@ -55,10 +54,6 @@ from hlo_mlc.tensor.phases import in_phases
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
 # to three a cycle: wider vectors do not help.
 _SCALAR_OPERATIONS = 10_000
-# Nanoseconds of one thread for an element that does not lie beside those of the next lanes, no
-# matter how many these are: transposing 2048 square of f32 and of bf16 took half of one on Zen 4,
-# exp of every other element 0.26 more than of neighbours, looking up 131,072 0.3 on Zen 5.
-_APART_NS = 0.35
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
 
 # A loop of which a trip touches fewer bytes becomes one function there, in which a scalar costs
@@ -73,9 +68,6 @@ BORDER_BYTES = 200_000
 # JAX making an array of each result but the first: 4 and 16 of 8 elements took 4 and 19 us more
 # than one, with as many operands, by either side.
 _RESULT_US = 1.2
-
-MARGIN = 1.02  # less of an advantage is none: nobody could measure it
-SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
 # Templates whose lanes are results, where others, and XLA, have the terms of a fold.
 _BESIDE = ("side_by_side", "tiled")
@@ -213,18 +205,17 @@ def _part(
         threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
         ours = rows = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), threads, scalar_us)
     elif stage.sort is not None:
-        alone_us = _vector_us(work, vector, rates) + sorting_us(stage, target)
+        alone_us = vector_us(work, vector, rates) + sorting_us(stage, target)
         threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
         ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
     else:
-        amount = work.operations + work.products + work.apart
-        threads = max(1, min(cores, 2 * amount // SERIAL_WORK))
+        threads = threads_for(work, cores)
         along = vector
         if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)
-        rows = OurTime(work, False, _vector_us(work, along, rates), threads, scalar_us)
+        rows = OurTime(work, False, vector_us(work, along, rates), threads, scalar_us)
         ours = (
-            replace(rows, alone_us=_vector_us(work, vector, rates)) if template in _BESIDE else rows
+            replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows
         )
     kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
@@ -239,12 +230,6 @@ def _part(
         trips * work.operations,
         trips * contraction_flops(stage),
     )
-
-
-def _vector_us(work: Work, vector: int, rates: Rates) -> float:
-    """Computing on one thread; `vector`: its lanes."""
-    vectors = work.operations / rates.vector_operations + work.products / rates.vector_products
-    return vectors / vector + _APART_NS * work.apart / 1e3
 
 
 def border_bytes(program: TensorProgram) -> int:
@@ -329,7 +314,7 @@ def _alone(
 def _transposed_us(given: TensorType, target: CpuTarget) -> float:
     """What XLA needs to lay out an array otherwise."""
     return figure("across") * max(
-        _APART_NS * given.size / target.cores / 1e3, target.rates.pass_us(2 * given.bytes)
+        APART_NS * given.size / target.cores / 1e3, target.rates.pass_us(2 * given.bytes)
     )
 
 
@@ -474,58 +459,3 @@ def by_gain(plan: Plan) -> list[Kernel]:
         kernels.values(),  # by powers of two
         key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1],
     )
-
-
-def is_small_unit(unit: Unit, target: CpuTarget, rows: int | None = None) -> bool:
-    """Whether a unit is too small to deserve a kernel of its own; of so many `rows` of it, if that
-    is given, however many it has."""
-    nests = (Nest(joined.stages, joined.shared) for joined in unit.nests)
-    return all(is_small(step, target, rows) for step in (*unit.steps, *nests))
-
-
-def is_small(step: Step, target: CpuTarget, rows: int | None = None) -> bool:
-    """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
-    if not isinstance(step, Nest):
-        return False
-    return sum(_short_us(stage, target, rows) for stage in step.stages) < SMALL_US
-
-
-def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
-    """About the time of a stage, or of so many of its rows."""
-    work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
-    axis = None if rows is None else _row_axis(stage)
-    share = 1.0 if axis is None else rows / max(1, axis.extent)
-    moved = sum(
-        size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
-        for buffer, size in work.moved.items()
-    )
-    return max(
-        share * work.operations / (vector * rates.vector_operations),
-        share * points(stage) / (vector * rates.vector_products),
-        rates.pass_us(moved),
-    )
-
-
-def _row_axis(stage: Stage) -> Var | None:
-    """The axis that rows are along: the first, or one that is folded, and the first dimension of
-    whatever is read along it."""
-    at: dict[Expr, set[int]] = {}
-    for access in (one for group in stage.loads_by_buffer.values() for one in group):
-        for d, place in enumerate(access.indices):
-            at.setdefault(place, set()).add(d)
-    return next(
-        (
-            axis
-            for axis, read in (
-                (axis, at.get(axis, set())) for axis in (*stage.axes[:1], *stage.reduce_axes)
-            )
-            if read <= {0} and (read or axis in stage.axes)
-        ),
-        None,
-    )
-
-
-def _has_rows(buffer: Buffer, stage: Stage, axis: Var) -> bool:
-    """Whether each row of a stage reads or writes a part of its own of a buffer."""
-    read = stage.loads_by_buffer.get(buffer)
-    return any(axis in load.free for load in read) if read else axis in stage.axes

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.fuse.both_ways import both_ways, matrices
-from hlo_mlc.partition.fuse.horizontal import factors, together_refusal
+from hlo_mlc.partition.fuse.horizontal import factors
 from hlo_mlc.partition.fuse.nests import ROW_LIMIT, Joined, chained, finish, handed_over, join
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Nest, Stage, Step
@@ -58,6 +58,11 @@ class Unit:
     def nests(self) -> tuple[Joined, ...]:
         """The open nests, in order."""
         return () if self.joined is None else (self.joined, *self.beside)
+
+    @property
+    def all_steps(self) -> tuple[Step, ...]:
+        """Its steps, and its open nests as they are."""
+        return (*self.steps, *(Nest(joined.stages, joined.shared) for joined in self.nests))
 
     @property
     def product(self) -> Stage | None:
@@ -284,8 +289,9 @@ class Fuser:
                 return unit
         return None
 
-    def join_siblings(self) -> None:
-        """Make one unit of products that share a factor and do not wait for each other."""
+    def join_siblings(self, gains: Callable[[Stage], bool]) -> None:
+        """Make one unit of products that share a factor and do not wait for each other, where each
+        `gains` by that."""
         known: dict[Expr, dict[int, Unit]] = {}  # by factor, the latest last
         for unit in self.units:
             product = None if unit.number in self._merged else unit.product
@@ -298,9 +304,8 @@ class Fuser:
             for other in itertools.islice(found, CANDIDATE_LIMIT):
                 if other.ancestors & unit.members or unit.ancestors & other.members:
                     continue
-                reason = together_refusal(other.joined.stages[0], product)
-                if reason:
-                    self.refusals[unit.nodes[0]] = reason
+                if not gains(product) or not gains(other.joined.stages[0]):
+                    self.refusals[unit.nodes[0]] = "so large a product gains nothing from company"
                     continue
                 leader = other
                 self.refusals.pop(unit.nodes[0], None)

@@ -1,0 +1,112 @@
+"""What our kernels take on a CPU, as far as it decides what is computed together and what is taken:
+fusion (fuse/) and choice (choose/) ask the same questions.
+
+All follows from what a stage does (work.py) and from the rates of the machine (target/rates.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.partition.work import Work
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import Rates
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
+from hlo_mlc.tensor.core import Nest, Stage, Step
+
+# Nanoseconds of one thread for an element that does not lie beside those of the next lanes, no
+# matter how many these are: transposing 2048 square of f32 and of bf16 took half of one on Zen 4,
+# exp of every other element 0.26 more than of neighbours, looking up 131,072 0.3 on Zen 5.
+APART_NS = 0.35
+MARGIN = 1.02  # less of an advantage is none: nobody could measure it
+SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What fusion is told of a machine; of kernels that serve any number of rows, what so many
+    `rows` take. Where no kernels are `merged`, none is too small to be one."""
+
+    target: CpuTarget
+    rows: int | None = None
+    merges: bool = True
+
+    def are_small(self, steps: Sequence[Step]) -> bool:
+        """Whether steps are too short to deserve a custom call of their own, so that runs of such
+        become one kernel."""
+        return self.merges and all(_is_small(step, self.target, self.rows) for step in steps)
+
+    def gains_from_company(self, product: Stage) -> bool:
+        """Whether what is saved where a product is in a kernel with others, a call and the waking
+        of the threads that fall asleep before it, is more than nothing beside what it takes.
+
+        Three products of 16 x 256 x 256 ran 1.13 to 1.25 times as fast in one kernel, three of
+        128 x 256 x 256 1.07 to 1.13 times, three of 128 x 768 x 768 1.01 times.
+        """
+        work, rates = Work.of(product), self.target.rates
+        threads = threads_for(work, self.target.cores)
+        saved = rates.call_us + rates.fork_us * (threads > 1)
+        takes = vector_us(work, lanes((product,), self.target), rates) / threads
+        return saved > (MARGIN - 1) * takes
+
+
+def threads_for(work: Work, cores: int) -> int:
+    """How many threads share this in vectors."""
+    amount = work.operations + work.products + work.apart
+    return max(1, min(cores, 2 * amount // SERIAL_WORK))
+
+
+def vector_us(work: Work, vector: int, rates: Rates) -> float:
+    """Computing on one thread; `vector`: its lanes."""
+    vectors = work.operations / rates.vector_operations + work.products / rates.vector_products
+    return vectors / vector + APART_NS * work.apart / 1e3
+
+
+def _is_small(step: Step, target: CpuTarget, rows: int | None) -> bool:
+    """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
+    if not isinstance(step, Nest):
+        return False
+    return sum(_short_us(stage, target, rows) for stage in step.stages) < SMALL_US
+
+
+def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
+    """About the time of a stage, or of so many of its rows."""
+    work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
+    axis = None if rows is None else _row_axis(stage)
+    share = 1.0 if axis is None else rows / max(1, axis.extent)
+    moved = sum(
+        size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
+        for buffer, size in work.moved.items()
+    )
+    return max(
+        share * work.operations / (vector * rates.vector_operations),
+        share * points(stage) / (vector * rates.vector_products),
+        rates.pass_us(moved),
+    )
+
+
+def _row_axis(stage: Stage) -> Var | None:
+    """The axis that rows are along: the first, or one that is folded, and the first dimension of
+    whatever is read along it."""
+    at: dict[Expr, set[int]] = {}
+    for access in (one for group in stage.loads_by_buffer.values() for one in group):
+        for d, place in enumerate(access.indices):
+            at.setdefault(place, set()).add(d)
+    return next(
+        (
+            axis
+            for axis, read in (
+                (axis, at.get(axis, set())) for axis in (*stage.axes[:1], *stage.reduce_axes)
+            )
+            if read <= {0} and (read or axis in stage.axes)
+        ),
+        None,
+    )
+
+
+def _has_rows(buffer: Buffer, stage: Stage, axis: Var) -> bool:
+    """Whether each row of a stage reads or writes a part of its own of a buffer."""
+    read = stage.loads_by_buffer.get(buffer)
+    return any(axis in load.free for load in read) if read else axis in stage.axes
