@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu import memory, reading, types, writing
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place
 from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place, resolve, scattered
@@ -47,9 +47,9 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
 
 def _lane_by_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
     mask = writer.function.mask
-    old = [memory.read(writer, place, None, mask) for place in places]
+    old = [reading.read(writer, place, None, mask) for place in places]
     for place, value in zip(places, _updated(writer, stmt, old), strict=True):
-        memory.write(writer, place, value)
+        writing.write(writer, place, value)
 
 
 def _updated(writer: Writer, stmt: Accumulate, old: Sequence[Value]) -> list[Value]:
@@ -97,11 +97,11 @@ def _add_once(
     condition: Value | None,
 ) -> None:
     """Add what the lanes have folded into, if there was any."""
-    old = [memory.read(writer, place, None, None) for place in places]
+    old = [reading.read(writer, place, None, None) for place in places]
     new = writer.combine(stmt.combiner, old, total)
     for place, before, value in zip(places, old, new, strict=True):
         kept = value if condition is None else _select(writer, condition, value, before)
-        memory.write(writer, place, kept)
+        writing.write(writer, place, kept)
 
 
 def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> list[Value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from hlo_mlc.codegen.cpu import checking, memory, statements
+from hlo_mlc.codegen.cpu import checking, reading, statements
 from hlo_mlc.codegen.cpu.program import Module
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.loops.core import LoopProgram
@@ -25,7 +25,7 @@ def print_program(
     CodeLimitError, as soon as it is known, for one of more than `most_lines`.
     """
     module = Module(program, target, checked=checked, most_lines=most_lines)
-    entry = Writer(module, memory.load)
+    entry = Writer(module, reading.load)
     statements.write_all(entry, program.body)
     name = "internal void @checked" if checked else f'void @"{program.name}"'
     statements.finish(entry, f"define {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)")

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable
 
-from hlo_mlc.codegen.cpu import checking, memory, types
+from hlo_mlc.codegen.cpu import checking, reading, types, writing
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.block import Block, Kind
@@ -110,7 +110,7 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
         copies = [written[a:b] for a, b in itertools.pairwise((*begins, len(written)))]
         written[begins[0] :] = interleave(copies, writer.module.target.registers)
     if between is not None:
-        memory.write_between(writer, places, values)
+        writing.write_between(writer, places, values)
         writer.function.lane = None
 
 
@@ -256,7 +256,7 @@ def _write_vector(writer: Writer, loop: For) -> None:
             places = [resolve(writer, one.buffer, one.indices) for one in rest[:count]]
             for place in places:
                 checking.check_place(writer, place, "store", (), writer.function.depth)
-            memory.write_between(writer, places, values)
+            writing.write_between(writer, places, values)
         rest = rest[count:]
     writer.function.lane = None
 
@@ -350,7 +350,7 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
             f"Expected tasks around vector loops, got the parallel loop over {loop.var} inside "
             f"the vector loop over {function.lane.var}"
         )
-    task = Writer(module, memory.load, writer)
+    task = Writer(module, reading.load, writer)
     number = next(module.numbers)
     name = f"@task{number}"
     task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
@@ -400,7 +400,7 @@ def _write_call(writer: Writer, stmt: Call) -> None:
         raise CodegenError(f"Expected the call of {stmt.program.name} outside of tasks and vectors")
     name = f'@"{stmt.program.name}"'
     if stmt.program not in module.root.called:
-        called = Writer(Module(stmt.program, module.target, module.root), memory.load)
+        called = Writer(Module(stmt.program, module.target, module.root), reading.load)
         write_all(called, stmt.program.body)
         function.others += finish(
             called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)"
@@ -529,7 +529,7 @@ def _stack(writer: Writer, buffer: Buffer, size: int) -> str:
 def _write_store(writer: Writer, stmt: Store) -> None:
     def write() -> None:
         value = writer.evaluate(stmt.value)
-        memory.write(writer, resolve(writer, stmt.buffer, stmt.indices), value, stmt.streaming)
+        writing.write(writer, resolve(writer, stmt.buffer, stmt.indices), value, stmt.streaming)
 
     _write_guarded(writer, stmt.guard, write)
 
