@@ -28,7 +28,7 @@ from rich.progress import Progress
 from rich.table import Table
 from search_model import costliest
 
-from hlo_mlc.interop.tuning import LEAST_GAIN
+from hlo_mlc.interop.tuning_session import LEAST_GAIN
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import MlcError

@@ -16,7 +16,7 @@ import jax
 from hlo_mlc.building import keeping
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.background import Job, Tuned
-from hlo_mlc.interop.tuning import Session
+from hlo_mlc.interop.tuning_session import Session
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.busyness import when_idle
 from hlo_mlc.support.processes import end_with_parent

@@ -19,8 +19,8 @@ from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.devices import CPU, CUDA, first_gpu
 from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.platforms import BACKENDS
-from hlo_mlc.interop.tuning import Session
 from hlo_mlc.interop.tuning_report import TunedKernel
+from hlo_mlc.interop.tuning_session import Session
 from hlo_mlc.runtime.records import open_records
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.progress import TuningProgress

@@ -22,13 +22,14 @@ from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.building import built_kernel, kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.interop import tuning
+from hlo_mlc.interop import tuning, tuning_session
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.storage import journal_path
+from hlo_mlc.tuning.tuner import Winner
 from making.left import by_xla
 
 X = np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(64, 96)
@@ -190,8 +191,8 @@ def test_recorded_choices_are_made_kernel_by_kernel() -> None:
 def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> None:
     f = mlc_jit(product, choose="ours")
     f(X)
-    winner = tuning.Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0)
-    monkeypatch.setattr(tuning, "tune_kernel", lambda *_, **__: winner)
+    winner = Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0)
+    monkeypatch.setattr(tuning_session, "tune_kernel", lambda *_, **__: winner)
     (kernel,) = f.tune(X, trials=1).kernels
     assert kernel.record.schedules == SCHEDULES
     assert f.report(X).kernels[0].nests[0].parameters["rows"] == 4
@@ -276,9 +277,9 @@ def test_the_arrays_of_the_call_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def tune_kernel(task, *_, **__):
         tasks.append(task)
-        return tuning.Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
+        return Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
 
-    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    monkeypatch.setattr(tuning_session, "tune_kernel", tune_kernel)
     table = np.arange(96, dtype=np.float32)
 
     def function(x: jax.Array, scale: float, unused: jax.Array) -> jax.Array:
@@ -434,9 +435,9 @@ def measured_on(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
     def tune_kernel(task, *_, **__):
         found.extend(task.operands)
-        return tuning.Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
+        return Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
 
-    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    monkeypatch.setattr(tuning_session, "tune_kernel", tune_kernel)
     return found
 
 
@@ -564,9 +565,9 @@ def test_a_second_interrupt_and_kernels_that_had_no_turn(monkeypatch: pytest.Mon
         if started:
             raise KeyboardInterrupt
         started.append(study)
-        return tuning.Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0, interrupted=again)
+        return Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0, interrupted=again)
 
-    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    monkeypatch.setattr(tuning_session, "tune_kernel", tune_kernel)
     for again, known in ((False, 1), (True, 1)):
         started: list = []
         f = mlc_jit(lambda x: (x @ x.T + 1, jnp.cumsum(x, 1)), choose="ours")
