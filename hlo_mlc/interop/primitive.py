@@ -266,7 +266,7 @@ def _why_not(
     return None
 
 
-def _donations(module: ir.Module, operands: Sequence[Any]) -> dict[int, int]:
+def _donations(operands: Sequence[Any]) -> dict[int, int]:
     """Which operands are donated arguments of the program, and for which of its results.
 
     That those are the results of the call is not known before the program is complete.  Where it
@@ -303,7 +303,7 @@ def called(
     """A module of its own with the function @symbol as it is called with such operands: those that
     are constants are written in, those that the program may overwrite are donated."""
     extracted = extract(module, symbols, symbol)
-    donate(extracted, symbol, _donations(module, operands))
+    donate(extracted, symbol, _donations(operands))
     write_in(extracted, symbol, _constants(operands))
     return extracted
 

@@ -112,7 +112,7 @@ class ScanTemplate:
             scan=None,
             assigns=cut.last,
         )
-        body = [*_folded(totals, merged, target), *_once(cut.begin, target)]
+        body = [*_folded(totals, target), *_once(cut.begin, target)]
         for part in cut.scans:
             body += _Lines(part, merged, parameters, target).loops()
         return Scheduled(tuple(body), cut.scratch)
@@ -126,7 +126,7 @@ def _once(stage: Stage, target: CudaTarget) -> tuple[Stmt, ...]:
     )
 
 
-def _folded(stage: Stage, merged: Combiner, target: CudaTarget) -> tuple[Stmt, ...]:
+def _folded(stage: Stage, target: CudaTarget) -> tuple[Stmt, ...]:
     """The totals of chunks."""
     nest = Nest((stage,), len(stage.axes))
     if not why_not_columns(nest):
