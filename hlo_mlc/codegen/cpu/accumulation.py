@@ -182,15 +182,7 @@ def _select(writer: Writer, condition: Value, chosen: Value, other: Value) -> Va
     lanes = max(condition.lanes, chosen.lanes, other.lanes)
     whole = types.vector(chosen.element, lanes)
     picked, on_true, on_false = (function.widen(v, lanes) for v in (condition, chosen, other))
-    text = function.block.define(
-        f"select {types.vector('i1', lanes)} ",
-        picked,
-        f", {whole} ",
-        on_true,
-        f", {whole} ",
-        on_false,
-        lanes=lanes,
-    )
+    text = function.block.select(whole, picked, on_true, on_false, lanes)
     return chosen._replace(text=text, lanes=lanes, depth=function.depth)
 
 

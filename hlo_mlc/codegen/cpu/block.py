@@ -76,6 +76,13 @@ class Block:
         self.instructions.append((name, lanes, kind, pieces))
         return name
 
+    def select(self, of: str, condition: str, chosen: str, other: str, lanes: int = 0) -> str:
+        """Of two operands of a type, `chosen` where the condition holds, in each lane."""
+        truth = f"<{lanes} x i1>" if lanes else "i1"
+        return self.define(
+            f"select {truth} ", condition, f", {of} ", chosen, f", {of} ", other, lanes=lanes
+        )
+
     def name(self, name: str, *pieces: str, lanes: int = 0) -> None:
         """Emit an instruction whose result has a name already."""
         self.instructions.append((name, lanes, Kind.COMPUTE, pieces))

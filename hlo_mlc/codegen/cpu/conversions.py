@@ -79,29 +79,24 @@ def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str
     """
     lowest = -(1 << to.bits - 1) if to.is_signed else 0
     beyond = 1 << (to.bits - 1 if to.is_signed else to.bits)
-    kind, whole, condition = _type(source, lanes), _type(to, lanes), types.vector("i1", lanes)
+    kind, whole = _type(source, lanes), _type(to, lanes)
 
     def compare(relation: str, y: str, limit: str) -> str:
         return block.define(f"fcmp {relation} {kind} ", y, ", ", limit, lanes=lanes)
 
-    def select(where: str, of: str, chosen: str, other: str) -> str:
-        return block.define(
-            f"select {condition} ", where, f", {of} ", chosen, f", {of} ", other, lanes=lanes
-        )
-
     low, end, zero = (_literal(float(v), source, lanes) for v in (lowest, beyond, 0))
-    raised = select(compare("ogt", x, low), kind, x, low)  # NaN becomes the lowest
+    raised = block.select(kind, compare("ogt", x, low), x, low, lanes)  # NaN becomes the lowest
     below = compare("olt", raised, end)
-    inside = select(below, kind, raised, zero)
+    inside = block.select(kind, below, raised, zero, lanes)
     if to.bits < 32:
         wide = block.define(f"fptosi {kind} ", inside, f" to {_type(I32, lanes)}", lanes=lanes)
         number = block.define(f"trunc {_type(I32, lanes)} ", wide, f" to {whole}", lanes=lanes)
     else:
         instruction = "fptosi" if to.is_signed else "fptoui"
         number = block.define(f"{instruction} {kind} ", inside, f" to {whole}", lanes=lanes)
-    number = select(below, whole, number, _literal(beyond - 1, to, lanes))
+    number = block.select(whole, below, number, _literal(beyond - 1, to, lanes), lanes)
     nan = compare("uno", x, x)
-    return select(nan, whole, _literal(0, to, lanes), number)
+    return block.select(whole, nan, _literal(0, to, lanes), number, lanes)
 
 
 # Narrow floats.  Source of the bit manipulations: IEEE 754 formats; F. Giesen,
@@ -127,15 +122,7 @@ class _Words:
         chosen, other = (
             _integer(x, 32, self.lanes) if isinstance(x, int) else x for x in (on_true, on_false)
         )
-        return self.block.define(
-            f"select {types.vector('i1', self.lanes)} ",
-            condition,
-            f", {self.words} ",
-            chosen,
-            f", {self.words} ",
-            other,
-            lanes=self.lanes,
-        )
+        return self.block.select(self.words, condition, chosen, other, self.lanes)
 
     def bits(self, x: str) -> str:
         return self.block.define(

@@ -135,15 +135,7 @@ def _select(
     condition, *arms = args
     whole = types.vector(element, lanes)
     chosen, other = (function.widen(resize(function, a, element), lanes) for a in arms)
-    text = function.at(depth).define(
-        f"select {types.vector('i1', lanes)} ",
-        function.widen(condition, lanes),
-        f", {whole} ",
-        chosen,
-        f", {whole} ",
-        other,
-        lanes=lanes,
-    )
+    text = function.at(depth).select(whole, function.widen(condition, lanes), chosen, other, lanes)
     return Value(text, element, lanes, depth, reads)
 
 

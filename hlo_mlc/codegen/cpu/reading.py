@@ -94,15 +94,7 @@ def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
     depth = function.pure_depth((guard, value, default))
     whole = types.vector(value.element, lanes)
     condition, chosen, other = (function.widen(v, lanes) for v in (guard, value, default))
-    text = function.at(depth).define(
-        f"select {types.vector('i1', lanes)} ",
-        condition,
-        f", {whole} ",
-        chosen,
-        f", {whole} ",
-        other,
-        lanes=lanes,
-    )
+    text = function.at(depth).select(whole, condition, chosen, other, lanes)
     reads = value.reads.union(guard.reads, default.reads)
     return Value(text, value.element, lanes, depth, reads)
 
@@ -174,7 +166,7 @@ def _read_one(
     check_span(writer, place, "load", block, address, place.dtype.bytes, condition)
     if condition is not None:
         table = writer.module.table(element, place.padding(fill), 0)
-        address = block.define("select i1 ", condition, ", ptr ", address, ", ptr ", table)
+        address = block.select("ptr", condition, address, table)
     return block.define(
         f"load {element}, ptr ",
         address,
@@ -206,7 +198,7 @@ def _read_contiguous(
         address = _kept_near(block, place, address, width * size)
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
-        address = block.define("select i1 ", switch.text, ", ptr ", address, ", ptr ", table)
+        address = block.select("ptr", switch.text, address, table)
         alignment = size
     active = None if free else active_lanes(writer, place, mask, block)
     switched = None if switch is None else switch.text
@@ -269,7 +261,7 @@ def _kept_near(block: Block, place: Place, address: str, width: int) -> str:
     offset = block.define("add i64 ", offset, f", {width}")
     end = place.buffer.size * place.dtype.bytes + width
     near = block.define("icmp ult i64 ", offset, f", {end}")
-    return block.define("select i1 ", near, ", ptr ", address, ", ptr ", base)
+    return block.select("ptr", near, address, base)
 
 
 def _gather(
@@ -298,13 +290,5 @@ def _gather(
         kind=place.storage.load_kind,
     )
     if mask is not None and fill is not None:
-        text = block.define(
-            f"select {mask_type} ",
-            function.widen(mask, width),
-            f", {whole} ",
-            text,
-            f", {whole} ",
-            padding,
-            lanes=width,
-        )
+        text = block.select(whole, function.widen(mask, width), text, padding, width)
     return text

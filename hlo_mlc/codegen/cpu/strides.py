@@ -336,7 +336,7 @@ def _switched(
     writer: Writer, place: Place, block: Block, first: str, switch: Value, table: str
 ) -> list[str]:
     """The same if `switch` holds; else that of the table for all, in steps of no bytes."""
-    found = [block.define("select i1 ", switch.text, ", ptr ", first, ", ptr ", table)]
+    found = [block.select("ptr", switch.text, first, table)]
     step = block.define(
         "select i1 ", switch.text, f", i64 {place.stride * place.dtype.bytes}, i64 0"
     )
@@ -353,7 +353,7 @@ def _masked(
     bits, kind = function.widen(mask, width), types.vector("i1", width)
     for number, address in enumerate(addresses):
         bit = block.define(f"extractelement {kind} ", bits, f", i64 {number}")
-        found.append(block.define("select i1 ", bit, ", ptr ", address, ", ptr ", elsewhere))
+        found.append(block.select("ptr", bit, address, elsewhere))
     return found
 
 
@@ -483,7 +483,7 @@ def _read_shuffled(
         )
     if switch is not None:
         table = writer.module.table(place.element, padding, max(lanes) + 1)
-        base = block.define("select i1 ", switch.text, ", ptr ", base, ", ptr ", table)
+        base = block.select("ptr", switch.text, base, table)
     text = ""
     found: dict[int, int] = {}  # the position in `text` of each lane that is there
     for number in range(step):

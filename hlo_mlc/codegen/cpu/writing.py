@@ -104,15 +104,7 @@ def _write_registers(writer: Writer, place: Place, text: str) -> None:
     active = active_lanes(writer, place, function.mask, block)
     if active is not None:
         old = read_own(writer, place, place.constant, width, function.depth)
-        text = block.define(
-            f"select {types.vector('i1', width)} ",
-            active,
-            f", {whole} ",
-            text,
-            f", {whole} ",
-            old,
-            lanes=width,
-        )
+        text = block.select(whole, active, text, old, width)
     write_own(writer, place, width, text)
 
 
