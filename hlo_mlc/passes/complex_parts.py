@@ -17,22 +17,19 @@ three and what is not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
+from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import CONTROL_FLOW, WHILE, Graph, Node, Value
-from hlo_mlc.graph.rewrite import NodeList, with_other_values, with_parts
 from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
+from hlo_mlc.passes.complex_splitting import Parts, Split, Splitter, concerns_complex, is_complex
 from hlo_mlc.passes.complex_updates import known_updates
 from hlo_mlc.passes.fourier import along_each, axis_by_axis, product_type, transformed
 from hlo_mlc.passes.real_parts import Real
-
-Parts = tuple[Value, Value]
-
 
 # What kernels are faster at than XLA, on complex numbers: an exponential of a million f32 took 0.1
 # of its time, an absolute value 0.5, a product of 256 x 256 matrices 0.5, scans of small arrays 0.1
@@ -52,7 +49,7 @@ LONGEST_TRANSFORM = 64
 def has_complex(graph: Graph) -> bool:
     """Whether there is an op on complex numbers in the graph that has a rule here."""
     return any(
-        (_has_rule(node) or _is_transformed(node)) and _concerns_complex(node)
+        (_has_rule(node) or _is_transformed(node)) and concerns_complex(node)
         for node in graph.walk()
     )
 
@@ -60,11 +57,11 @@ def has_complex(graph: Graph) -> bool:
 def gains_in_parts(graph: Graph) -> bool:
     """Whether kernels may be faster than XLA at what the graph does with complex numbers."""
     return any(
-        (node.op in SOLVES and _concerns_complex(node) and not supports(node))
+        (node.op in SOLVES and concerns_complex(node) and not supports(node))
         or (node.op == WHILE and any(map(_is_known_inside, node.regions)))
         or (
             _has_rule(node)
-            and _concerns_complex(node)
+            and concerns_complex(node)
             and (node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results))
         )
         for node in graph.walk()
@@ -73,16 +70,12 @@ def gains_in_parts(graph: Graph) -> bool:
 
 def _is_known_inside(region: Graph) -> bool:
     """Whether it computes with complex numbers, and nothing but what has a rule here."""
-    concerned = [node for node in region.walk() if _concerns_complex(node)]
+    concerned = [node for node in region.walk() if concerns_complex(node)]
     return bool(concerned) and all(_has_rule(node) or node.op in CONTROL_FLOW for node in concerned)
 
 
 def _has_rule(node: Node) -> bool:
     return node.op in _RULES and node.op != _FOURIER
-
-
-def _concerns_complex(node: Node) -> bool:
-    return any(map(_is_complex, (*node.operands, *node.results)))
 
 
 def nothing(node: Node) -> bool:
@@ -100,180 +93,27 @@ def split_complex(graph: Graph, stays: Callable[[Node], bool] = nothing) -> Grap
 
     stays: of which nodes, of static shapes, whole numbers go in and come out.
     """
-    return _Splitter(stays).whole(known_updates(graph)) if has_complex(graph) else graph
+    if not has_complex(graph):
+        return graph
+    return Splitter(_RULES, _is_joint, stays).whole(known_updates(graph))
 
 
-def _is_complex(value: Value) -> bool:
-    return value.type is not None and value.type.dtype.kind is Kind.COMPLEX
-
-
-class _Splitter(NodeList):
-    """One walk over a graph and its regions.  `parts`: of every complex number that is in parts;
-    `there`: those that exist as a whole; `real`: those whose imaginary parts are known to be zero;
-    `renamed`: what other values have become."""
-
-    def __init__(self, stays: Callable[[Node], bool]) -> None:
-        super().__init__()
-        self.stays = stays
-        self.parts: dict[Value, Parts] = {}
-        self.there: set[Value] = set()
-        self.real: set[Value] = set()
-        self.renamed: dict[Value, Value] = {}
-
-    def whole(self, graph: Graph) -> Graph:
-        """A graph whose parameters and results stay as they are."""
-        outer, self.nodes = self.nodes, []
-        for value in graph.parameters:
-            self._arrived(value)
-        for node in graph.nodes:
-            self._node(node)
-        results = tuple([self._as_before(v) for v in graph.results])
-        nodes, self.nodes = tuple(self.nodes), outer
-        return Graph(graph.parameters, nodes, results)
-
-    def in_parts(self, graph: Graph) -> Graph:
-        """A region whose parameters and results are parts."""
-        outer, self.nodes = self.nodes, []
-        parameters: list[Value] = []
-        for value in graph.parameters:
-            if _is_complex(value):
-                self.parts[value] = Value(value.type.part), Value(value.type.part)
-                parameters += self.parts[value]
-            else:
-                parameters.append(value)
-        for node in graph.nodes:
-            self._node(node)
-        results = self._expanded(graph.results)
-        nodes, self.nodes = tuple(self.nodes), outer
-        return Graph(tuple(parameters), nodes, results)
-
-    def like(self, op: str, *operands: Value) -> Value:
-        """A new node of the type of its first operand."""
-        return self.add(op, operands, operands[0].type)
-
-    def compare(self, direction: str, one: Value, other: Value) -> Value:
-        """Whether one part is so to another."""
-        return self.add(
-            "stablehlo.compare",
-            (one, other),
-            TensorType(one.type.shape, BOOL),
-            {"comparison_direction": direction, "compare_type": "FLOAT"},
-        )
-
-    def value(self, value: Value) -> Value:
-        """What a value that is not complex has become."""
-        return self.renamed.get(value, value)
-
-    def _arrived(self, value: Value) -> None:
-        """A complex number comes from outside."""
-        if _is_complex(value):
-            self.there.add(value)
-            tensor = value.type.part
-            self.parts[value] = (
-                self.add("stablehlo.real", (value,), tensor),
-                self.add("stablehlo.imag", (value,), tensor),
-            )
-
-    def _as_before(self, value: Value) -> Value:
-        if not _is_complex(value) or value in self.there:
-            return self.value(value)
-        return self.add("stablehlo.complex", self.parts[value], value.type)
-
-    def _expanded(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        return tuple(
-            [
-                part
-                for v in values
-                for part in (self.parts[v] if _is_complex(v) else (self.value(v),))
-            ]
-        )
-
-    def _node(self, node: Node) -> None:
-        self.location = node.location
-        concerned = (*node.operands, *node.results)
-        if (
-            node.op in CONTROL_FLOW
-            and not node.opaque
-            and all(v.type is not None for v in concerned)
-        ):
-            self._control(node)
-            return
-        rule = _RULES.get(node.op)
-        if (
-            rule is not None
-            and not node.opaque
-            and any(map(_is_complex, concerned))
-            and all(v.type is not None and v.type.is_static for v in concerned)
-            and not self.stays(node)
-        ):
-            found = rule(node, self)
-            if found is None and node.op in _JOINTLY and all(map(_has_rules, node.regions)):
-                self._jointly(node)
-                return
-            if found is not None:
-                (result,) = node.results
-                if _is_complex(result):
-                    self.parts[result] = found
-                else:
-                    self.renamed[result] = found
-                return
-        self._as_it_is(node)
-
-    def _as_it_is(self, node: Node) -> None:
-        """Complex numbers go in and come out as a whole, also what regions take from around."""
-        self.nodes.append(with_other_values(node, self._as_before))
-        for value in node.results:
-            self._arrived(value)
-
-    def _jointly(self, node: Node) -> None:
-        """What combines or compares complex numbers has parts of all of them as operands."""
-        (region,) = node.regions
-        changed = self.in_parts(region)
-        if node.op == "stablehlo.sort":  # its parameters come in pairs, one for each operand
-            ones, others = (self._expanded(region.parameters[k::2]) for k in (0, 1))
-            paired = tuple([v for pair in zip(ones, others, strict=True) for v in pair])
-            changed = Graph(paired, changed.nodes, changed.results)
-        self._give(node, self._expanded(node.operands), (changed,))
-
-    def _control(self, node: Node) -> None:
-        regions = tuple([self.in_parts(region) for region in node.regions])
-        operands = self._expanded(node.operands)
-        if operands == node.operands and not any(map(_is_complex, node.results)):
-            self.nodes.append(with_parts(node, operands, regions))
-            return
-        self._give(node, operands, regions)
-
-    def _give(self, node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ...]) -> None:
-        """The node with parts among its results."""
-        results: list[Value] = []
-        for value in node.results:
-            if _is_complex(value):
-                self.parts[value] = Value(value.type.part), Value(value.type.part)
-                results += self.parts[value]
-            else:
-                results.append(value)
-        self.nodes.append(
-            Node(
-                node.op, operands, tuple(results), node.attributes, regions, location=node.location
-            )
-        )
-
-
-def _has_rules(region: Graph) -> bool:
-    """Whether all that it does with complex numbers has a rule here."""
-    return all(_has_rule(node) for node in region.walk() if _concerns_complex(node))
-
-
-# A rule gives the parts of a node's result, or the result where that is no complex number; None
-# where it does not apply.
-Split = Callable[[Node, _Splitter], Parts | Value | None]
+def _is_joint(node: Node) -> bool:
+    """Whether it has parts of all arrays as operands, where all that its regions do with complex
+    numbers has a rule here."""
+    return node.op in _JOINTLY and all(
+        _has_rule(inner)
+        for region in node.regions
+        for inner in region.walk()
+        if concerns_complex(inner)
+    )
 
 
 def _part_by_part(*complex_operands: int) -> Split:
     """An op that does the same to both parts; which of its operands are complex (all where none is
     named)."""
 
-    def rule(node: Node, s: _Splitter) -> Parts | None:
+    def rule(node: Node, s: Splitter) -> Parts | None:
         positions = complex_operands or range(len(node.operands))
         if len(node.results) != 1 or node.regions:
             return None
@@ -300,14 +140,14 @@ def _part_by_part(*complex_operands: int) -> Split:
 def _folded(*regions: str) -> Split:
     """Reductions and scatters by a sum, or that replace, of one complex array."""
 
-    def rule(node: Node, s: _Splitter) -> Parts | None:
+    def rule(node: Node, s: Splitter) -> Parts | None:
         kind = _kind_of(node.regions[0]) if len(node.results) == 1 else None
         if kind not in regions:
             return None
         tensor = node.results[0].type.part
 
         def one(k: int) -> Value:
-            operands = [s.parts[v][k] if _is_complex(v) else s.value(v) for v in node.operands]
+            operands = [s.parts[v][k] if is_complex(v) else s.value(v) for v in node.operands]
             return s.add(node.op, operands, tensor, node.attributes, (_region(kind, tensor),))
 
         return one(0), one(1)
@@ -339,20 +179,20 @@ def _region(kind: str, tensor: TensorType) -> Graph:
     return Graph((one, other), (Node("stablehlo.add", (one, other), (total,)),), (total,))
 
 
-def _real(node: Node, s: _Splitter) -> Value:
+def _real(node: Node, s: Splitter) -> Value:
     return s.parts[node.operands[0]][0]
 
 
-def _imag(node: Node, s: _Splitter) -> Value:
+def _imag(node: Node, s: Splitter) -> Value:
     return s.parts[node.operands[0]][1]
 
 
-def _complex(node: Node, s: _Splitter) -> Parts:
+def _complex(node: Node, s: Splitter) -> Parts:
     one, other = node.operands
     return s.value(one), s.value(other)
 
 
-def _constant(node: Node, s: _Splitter) -> Parts:
+def _constant(node: Node, s: Splitter) -> Parts:
     found = []
     if not np.any(node.literal.imag):
         s.real.add(node.results[0])
@@ -362,29 +202,29 @@ def _constant(node: Node, s: _Splitter) -> Parts:
     return found[0], found[1]
 
 
-def _convert(node: Node, s: _Splitter) -> Parts | Value:
+def _convert(node: Node, s: Splitter) -> Parts | Value:
     source, result = node.operands[0], node.results[0]
-    if not _is_complex(result):
+    if not is_complex(result):
         return s.add("stablehlo.convert", (s.parts[source][0],), result.type)
     tensor = result.type.part
-    if not _is_complex(source):
+    if not is_complex(source):
         s.real.add(result)
         return s.add("stablehlo.convert", (s.value(source),), tensor), s.constant(0.0, tensor)
     re, im = (s.add("stablehlo.convert", (part,), tensor) for part in s.parts[source])
     return re, im
 
 
-def _bitcast(node: Node, s: _Splitter) -> Parts | None:
+def _bitcast(node: Node, s: Splitter) -> Parts | None:
     same = node.results[0].type == node.operands[0].type
     return s.parts[node.operands[0]] if same else None
 
 
-def _conjugate(node: Node, s: _Splitter) -> Parts:
+def _conjugate(node: Node, s: Splitter) -> Parts:
     re, im = s.parts[node.operands[0]]
     return re, s.like("stablehlo.negate", im)
 
 
-def _reals(s: _Splitter, value: Value) -> Complex:
+def _reals(s: Splitter, value: Value) -> Complex:
     re, im = s.parts[value]
     return Real(re, s), Real(im, s)
 
@@ -395,43 +235,43 @@ def _values(number: Complex) -> Parts:
 
 
 def _function(function: Callable[[Complex], Complex]) -> Split:
-    def rule(node: Node, s: _Splitter) -> Parts:
+    def rule(node: Node, s: Splitter) -> Parts:
         return _values(function(_reals(s, node.operands[0])))
 
     return rule
 
 
-def _multiply(node: Node, s: _Splitter) -> Parts:
+def _multiply(node: Node, s: Splitter) -> Parts:
     (a, b), (c, d) = (_reals(s, v) for v in node.operands)
     return _values((a * c - b * d, a * d + b * c))
 
 
-def _square(node: Node, s: _Splitter) -> Parts:
+def _square(node: Node, s: Splitter) -> Parts:
     a, b = _reals(s, node.operands[0])
     product = a * b
     return _values((a * a - b * b, product + product))
 
 
-def _divide(node: Node, s: _Splitter) -> Parts:
+def _divide(node: Node, s: Splitter) -> Parts:
     (a, b), (c, d) = (_reals(s, v) for v in node.operands)
     if node.operands[1] in s.real:
         return _values(((a + b * d) / c, (b - a * d) / c))
     return _values(complex_functions.divide((a, b), (c, d)))
 
 
-def _power(node: Node, s: _Splitter) -> Parts:
+def _power(node: Node, s: Splitter) -> Parts:
     z, w = (_reals(s, v) for v in node.operands)
     return _values(complex_functions.power(z, w))
 
 
-def _abs(node: Node, s: _Splitter) -> Value:
+def _abs(node: Node, s: Splitter) -> Value:
     return complex_functions.length(_reals(s, node.operands[0])).value
 
 
 def _extreme(direction: str) -> Split:
     """The larger or smaller one by its real part, then by its imaginary part."""
 
-    def rule(node: Node, s: _Splitter) -> Parts:
+    def rule(node: Node, s: Splitter) -> Parts:
         (a, b), (c, d) = (_reals(s, v) for v in node.operands)
         before = a.compare(direction, c) | a.equals(c) & b.compare(direction[0] + "E", d)
         # As among real numbers, one with NaN in it is the result.
@@ -441,7 +281,7 @@ def _extreme(direction: str) -> Split:
     return rule
 
 
-def _compare(node: Node, s: _Splitter) -> Value | None:
+def _compare(node: Node, s: Splitter) -> Value | None:
     direction = node.attributes["comparison_direction"]
     if direction not in ("EQ", "NE"):
         return None
@@ -453,7 +293,7 @@ def _compare(node: Node, s: _Splitter) -> Value | None:
     )
 
 
-def _product(node: Node, s: _Splitter) -> Parts:
+def _product(node: Node, s: Splitter) -> Parts:
     """Four products of real arrays."""
     (a, b), (c, d) = (s.parts[v] for v in node.operands)
     tensor = node.results[0].type.part
@@ -479,17 +319,17 @@ def _is_short(node: Node) -> bool:
     return bool(lengths) and all(0 < n <= LONGEST_TRANSFORM for n in lengths)
 
 
-def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
+def _fourier(node: Node, s: Splitter) -> Parts | Value | None:
     if not _is_transformed(node):
         return None
     if not _is_short(node):
         (operand,) = node.operands
         return axis_by_axis(
-            node, s.parts[operand] if _is_complex(operand) else s.value(operand), s.add
+            node, s.parts[operand] if is_complex(operand) else s.value(operand), s.add
         )
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands
-    re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]
+    re, im = (s.value(operand), None) if not is_complex(operand) else s.parts[operand]
 
     def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:
         factor = s.array(matrix.astype(array.type.dtype.numpy))
@@ -509,7 +349,7 @@ def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
     return re if im is None else (re, im)
 
 
-def _other(node: Node, s: _Splitter) -> None:
+def _other(node: Node, s: Splitter) -> None:
     """No rule for one array."""
 
 
