@@ -24,7 +24,7 @@ FOLDS = {
 
 @pytest.fixture(autouse=True)
 def _small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(both_ways, "_FROM_MEMORY", 1)
+    monkeypatch.setattr(both_ways, "FAR_BYTES", 0)
 
 
 def _arguments(shape: tuple[int, int], dtype: str) -> list[np.ndarray]:

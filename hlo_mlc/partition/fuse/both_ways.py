@@ -20,12 +20,11 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.target.rates import FAR_BYTES
 from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import map_expressions
 
-# Bytes of a matrix from which on reading it once pays: caches that all cores share hold less.
-_FROM_MEMORY = 1 << 24
 # Bytes of a block of rows, which all second levels hold beside what it is multiplied by; and its
 # rows: with fewer, what passes between blocks and their sum is too much of the traffic.
 _BLOCK_BYTES = 384 * 1024
@@ -38,8 +37,8 @@ _MOST_OPERATIONS = 8  # of a column's terms, which are written out for all rows 
 
 
 def matrices(stage: Stage) -> list[Buffer]:
-    """What a stage may read of that comes from memory."""
-    return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes >= _FROM_MEMORY]
+    """What a stage may read of that comes from memory, so that reading it once pays."""
+    return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes > FAR_BYTES]
 
 
 def both_ways(

@@ -11,6 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
 from hlo_mlc.partition.fuse.scalar_replacement import with_written_out
+from hlo_mlc.target.rates import NEAR_BYTES
 from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
@@ -29,10 +30,15 @@ from hlo_mlc.tensor.pairs import is_pairwise
 from hlo_mlc.tensor.rewrite import map_expressions, rename_axes, replace_loads
 from hlo_mlc.tensor.strictness import without_nans
 
+# What is decided here by numbers of its own is nothing that the cost model (costs.py) knows of: it
+# counts what a stage computes and reads, not how many registers and near caches that takes.  The
+# cases are those of the bench that show a number (`python scripts/thresholds.py`).
+
 # Elements of one row that may be kept between the passes over it: with f32 about half of a
-# typical 32-48 KiB L1 cache per buffer, the measured knee for softmax and layernorm.
+# typical 32-48 KiB L1 cache per buffer, the measured knee for softmax and layernorm
+# (selective_scan).
 ROW_LIMIT = 8192
-# Simple operations in one fused expression tree; beyond it registers spill.
+# Simple operations in one fused expression tree; beyond it registers spill (black_scholes).
 COST_LIMIT = 400
 # What it may have more for each value that is handed over in it and needs no memory: to store and
 # load a vector takes as long as these.  Chains of sines are left apart so, of which two nests have
@@ -41,18 +47,16 @@ COST_LIMIT = 400
 HANDED_COST = 32
 # And for each buffer that both parts of it would read.
 SHARED_COST = 8
-# Distinct buffers of one nest; each takes an address register in the inner loop.
+# Distinct buffers of one nest; each takes an address register in the inner loop (lstm_gradient).
 BUFFER_LIMIT = 64
 # Depth of the first product of a chain, and columns of the second, that leave room in L1 for a
-# block of rows; longer ones gain nothing from being computed row by row.
+# block of rows; longer ones gain nothing from being computed row by row (encoder_block).
 HEAD_LIMIT = 256
-# Rows of a chain from which on vectors across them are not mostly empty.
+# Rows of a chain from which on vectors across them are not mostly empty (small_carry).
 ROWS_LEAST = 8
-# Elements between two products that only maps lie between: with fewer, they stay in the caches.
-WIDE = 1 << 18
-# Folds that share a pass: each has up to eight vectors of partial results in registers.
+# Folds that share a pass: each has up to eight vectors of partial results in registers (moments).
 FOLDS_LIMIT = 3
-# A map cheaper than this is computed again by each of its readers in the nest.
+# A map cheaper than this is computed again by each of its readers in the nest (adam_update).
 CHEAP = 2
 
 
@@ -458,7 +462,7 @@ def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | 
     if found.row.extent < ROWS_LEAST:
         return f"fewer than {ROWS_LEAST} rows with the same keys"
     folds = any(s.combiner is not None for s in found.between)
-    if not folds and math.prod(v.extent for v in stages[0].axes) < WIDE:
+    if not folds and all(b.bytes <= NEAR_BYTES for b in first.stages[0].outputs):
         return "two products whose rows stay in the caches"
     if sum(map(stage_cost, stages)) > COST_LIMIT:
         return "the fused expressions would need more registers than there are"
