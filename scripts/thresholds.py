@@ -1,83 +1,128 @@
-"""Which cases of the bench show a threshold of fusion: whose kernels change where it is another.
+"""Which cases of the bench show a threshold of fusion: where it decides something that a quarter of
+it, or four times as much, would decide otherwise.
 
-    python scripts/thresholds.py [NAME ...] [--cases CASE ...]    # by default all, of all cases
+    python scripts/thresholds.py [CASE ...]    # by default all cases, without their neighbours
 
-Each threshold of `partition/lower/` and `partition/fuse/` is taken to be a quarter of what it is,
-and four times. Cases that are named have other kernels then; what no case shows is a limit that
-nothing in the bench comes near to. Nothing is built or run.
+A line for each number at the top of a module of `partition/lower/` or `partition/fuse/`. What no
+case shows is a limit that nothing in the bench comes near to. Nothing is built or run.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
-import contextlib
 import importlib
+import operator
 import pkgutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
+from typing import Any
 
 import jax
 
-import hlo_mlc.partition as partition_package
+import hlo_mlc.partition as package
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.graph.core import Graph
-from hlo_mlc.partition.choose.cost import choose_all
-from hlo_mlc.partition.plan import partition
+from hlo_mlc.partition.fuse.nests import ROW_LIMIT
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
 from hlo_mlc_bench.cases import BY_NAME
 
 _FACTOR = 4
-_BACKEND = CpuBackend(replace(named("x86-64-v4"), cores=2))
-_ROWS = "ROW_LIMIT"  # comes with the backend's limits
+_MOST = 12  # cases that a line names
 
 
-def main() -> None:
-    """Prints a line for each threshold, and for each side of it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--cases", nargs="*", default=[name for name in BY_NAME if "/" not in name])
-    given = parser.parse_args()
-    graphs = {name: _graph(name) for name in given.cases}
-    usual = {name: _kernels(graph) for name, graph in graphs.items()}
-    for where, (modules, value) in thresholds().items():
-        name = where.partition(".")[2]
-        if given.names and name not in given.names:
-            continue
-        for other in (type(value)(value / _FACTOR), value * _FACTOR):
-            with _set(modules, name, other):
-                changed = [
-                    case
-                    for case, graph in graphs.items()
-                    if _kernels(graph, **({"row": other} if name == _ROWS else {})) != usual[case]
-                ]
-            print(f"{where} = {value} as {other}: {', '.join(changed) or 'nothing'}", flush=True)
+class Watch:
+    """Notes which thresholds decide something in the case at hand."""
+
+    def __init__(self) -> None:
+        self.case = ""
+        self.seen: dict[str, dict[str, None]] = {}
+
+    def number(self, name: str, value: float) -> Any:
+        """A number that is compared as `value` is, and notes where it matters."""
+        self.seen[name] = {}
+        return _numbers(type(value), self).of(value, value / _FACTOR, value * _FACTOR, {name})
 
 
-def thresholds() -> Mapping[str, tuple[list[ModuleType], float]]:
-    """The numbers that modules of both floors have at their top, and who knows them."""
+def _numbers(kind: type, watch: Watch) -> Any:
+    """The class of numbers of a kind, with the lowest and highest that they might be."""
+
+    class Number(kind):
+        @classmethod
+        def of(cls, value: float, low: float, high: float, names: set[str]) -> Number:
+            made = cls(value)
+            made.plain, made.low, made.high, made.names = value, low, high, names
+            return made
+
+    def compared(is_so: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
+        def method(self: Any, other: Any) -> bool:
+            found = is_so(self.plain, other)
+            if found != is_so(self.low, other) or found != is_so(self.high, other):
+                for name in self.names:
+                    watch.seen[name][watch.case] = None
+            return found
+
+        return method
+
+    def combined(op: Callable[[Any, Any], Any], turned: bool) -> Callable[[Any, Any], Any]:
+        def method(self: Any, other: Any) -> Any:
+            names, its = self.names, (other, other, other)
+            if hasattr(other, "names"):
+                names = names | other.names
+                its = (other.plain, other.low, other.high)
+            own = (self.plain, self.low, self.high)
+            value, *bounds = (
+                op(b, a) if turned else op(a, b) for a, b in zip(own, its, strict=True)
+            )
+            return _numbers(type(value), watch).of(value, min(bounds), max(bounds), names)
+
+        return method
+
+    for name in ("lt", "le", "gt", "ge"):
+        setattr(Number, f"__{name}__", compared(getattr(operator, name)))
+    for name in ("add", "sub", "mul", "floordiv", "truediv"):
+        setattr(Number, f"__{name}__", combined(getattr(operator, name), turned=False))
+        setattr(Number, f"__r{name}__", combined(getattr(operator, name), turned=True))
+    return Number
+
+
+def main(cases: list[str]) -> None:
+    """Prints a line for each threshold."""
+    watch = Watch()
+    backend = _watching(watch)
+    for name in cases or [name for name in BY_NAME if "/" not in name]:
+        with BY_NAME[name].in_its_mode():
+            function, args = BY_NAME[name].make()
+            module = jax.jit(function).lower(*args).compiler_ir("stablehlo")
+            watch.case = name
+            clusters_of(module, Options(choose="ours"), backend=backend)
+    for name, seen in watch.seen.items():
+        more = f" and {len(seen) - _MOST} more" if len(seen) > _MOST else ""
+        print(f"{name}: {', '.join(list(seen)[:_MOST]) or 'nothing'}{more}")
+
+
+def _watching(watch: Watch) -> CpuBackend:
+    """Puts watched numbers in the places of all thresholds."""
     modules = [
         importlib.import_module(found.name)
-        for found in pkgutil.walk_packages(
-            partition_package.__path__, f"{partition_package.__name__}."
-        )
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
-    found = {}
+    rows = ROW_LIMIT
     for module in modules:
-        if module.__name__.split(".")[2] in ("lower", "fuse"):
-            for name in _assigned(module):
-                value = vars(module)[name]
-                who = (
-                    [m for m in modules if vars(m).get(name) == value]
-                    if name[0] != "_"
-                    else [module]
-                )
-                found[f"{module.__name__.split('.')[-1]}.{name}"] = (who, value)
-    return found
+        if module.__name__.split(".")[2] not in ("lower", "fuse"):
+            continue
+        for name in _assigned(module):
+            value = vars(module)[name]
+            number = watch.number(f"{module.__name__.split('.')[-1]}.{name}", value)
+            for other in [module] if name.startswith("_") else modules:
+                if vars(other).get(name) is value:
+                    setattr(other, name, number)
+            rows = number if name == "ROW_LIMIT" else rows
+    limits = replace(CpuBackend.limits, row_elements=rows)
+    backend = type("Watching", (CpuBackend,), {"limits": limits})
+    return backend(replace(named("x86-64-v4"), cores=2))
 
 
 def _assigned(module: ModuleType) -> Iterator[str]:
@@ -91,34 +136,5 @@ def _assigned(module: ModuleType) -> Iterator[str]:
                     yield target.id
 
 
-@contextlib.contextmanager
-def _set(modules: list[ModuleType], name: str, value: float) -> Iterator[None]:
-    before = [vars(module)[name] for module in modules]
-    for module in modules:
-        setattr(module, name, value)
-    try:
-        yield
-    finally:
-        for module, old in zip(modules, before, strict=True):
-            setattr(module, name, old)
-
-
-def _graph(name: str) -> Graph:
-    with BY_NAME[name].in_its_mode():
-        function, args = BY_NAME[name].make()
-        module = jax.jit(function).lower(*args).compiler_ir("stablehlo")
-        graph, _ = clusters_of(module, Options(choose="ours"), backend=_BACKEND)
-    print(".", end="", file=sys.stderr, flush=True)
-    return graph
-
-
-def _kernels(graph: Graph, row: int | None = None) -> list[str]:
-    limits = _BACKEND.limits if row is None else replace(_BACKEND.limits, row_elements=row)
-    plan = partition(
-        graph, lambda cluster: choose_all(cluster, _BACKEND.target), _BACKEND.costs, limits=limits
-    )
-    return [cluster.kernel.fingerprint for cluster, _ in plan.taken]
-
-
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

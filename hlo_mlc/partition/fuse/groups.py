@@ -20,10 +20,12 @@ from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes
 from hlo_mlc.tensor.merging import copies
 
+# These bound a search, or the size of a kernel; what pays is asked of costs.py.
+
 # Candidate nests that a stage is tried against; more never changed a result on the demo models.
 CANDIDATE_LIMIT = 8
 # Units looked at on the way back from a product to the one whose rows it sums over: a softmax is
-# one to three.
+# one to three (attention).
 CHAIN_LIMIT = 8
 # Units of one kernel.  A kernel is compiled or left as a whole: with more, too much time is lost on
 # one that turns out too long (`most_lines` of building.py).

@@ -23,9 +23,11 @@ from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.rewrite import map_expressions, rename_axes
 
 # Points that one point of the batch becomes, places that an element is selected from, and simple
-# operations in all: an inversion of 8 x 8 takes 2,500, and half a second to compile.
+# operations in all: an inversion of 8 x 8 takes 2,500, and half a second to compile.  They bound
+# what compiling takes, which no prediction of a call counts (cholesky_8x8, solve_8x8 of the bench).
 _MOST_POINTS, _MOST_PLACES, _MOST_OPERATIONS = 64, 16, 2600
-# Operations of both, at all of these points, before what is known of them is: it saves no more.
+# Operations of both, at all of these points, before what is known of them is: it saves no more
+# (solve_16x16).
 _MOST_ALONE = 3900
 
 

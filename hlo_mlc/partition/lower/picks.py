@@ -13,7 +13,8 @@ from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.ops.registry import SOURCES
 
 # Elements of sorted rows for each that is picked, and how many places of a row are searched for,
-# those at one of its ends at once: each takes 0.1 to 0.3 of the time that putting it in order does.
+# those at one of its ends at once: each takes 0.1 to 0.3 of the time that putting it in order does
+# (nearest of the bench).
 FEW, SEARCHED = 4, 4
 
 

@@ -18,45 +18,51 @@ from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import ELEMENTWISE, moves, operation_cost
 from hlo_mlc.partition.lower.uses import DEPTH_LIMIT, times_read, users_behind
 
+# All of this is decided before there are stages that the cost model (costs.py) could be asked
+# about: it decides which stages there are.  The cases are those of the bench that show a number
+# (`python scripts/thresholds.py`).
+
 # Operations per element above which a value with several users is stored rather than computed
-# again.  Low, because users in the same nest get the value handed over without a load.
+# again.  Low, because users in the same nest get the value handed over without a load
+# (encoder_block and most others).
 RECOMPUTE_LIMIT = 2
 # An array of so many bytes goes to memory and back: where it is only read in shifted parts, as
 # stencils are, it is computed for each of them as long as that takes no more operations in all.
-# What parts have in common is computed once.
+# What parts have in common is computed once (black_scholes, attention_long).
 FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
 # What it takes to find out in which of two parts of a joined array an element is, and how many
 # such operations for an element an array in the caches is stored for: 25 and 49 shifted parts of
-# images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2.
+# images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2 (neurons).
 FINDING, FOUND_LIMIT = 6, 40
 # Operations between an array and the one that is read in parts.
 MEETING_STEPS = 16
 # Operations per element above which even a value with one user gets a buffer: larger expressions
-# run out of registers and take long to compile.
+# run out of registers and take long to compile (black_scholes, normal).
 EXPRESSION_LIMIT = 160
 # What is looked up one by one is stored if it is read in parts that are so many times as large in
-# all: differences of neighbours took 0.6 to 0.75 of the time so, of 16,000 and of 2,000,000.
+# all: differences of neighbours took 0.6 to 0.75 of the time so, of 16,000 and of 2,000,000
+# (slogdet_4x4).
 FOUND_AGAIN = 1.5
 # Joined arrays are put together before they go into a product that reads each element so many
 # times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
 REUSED, JOINED_LIMIT = 4, 256 * 1024
 # Rows and columns that a tile of registers has at least, and operations for an element of a right
 # factor that take as long as to store it and read it again: quantised weights, 2048 square, took
-# 0.1 to 0.6 of the time where up to 16 rows met them.
+# 0.1 to 0.6 of the time where up to 16 rows met them (encoder_captured).
 TILE_ROWS, TILE_COLUMNS, TILE_COST = 8, 32, 8
 # Joined arrays of at least this many parts get a buffer that is filled part by part, if the parts
 # lie one behind the other and are as long: finding the part of each element costs more.  50 parts
-# of 1,000 took 330 us so, and 10 one by one.
+# of 1,000 took 330 us so, and 10 one by one (jacobi2d, rotations_unrolled).
 MANY_PARTS, LONG_PART = 4, 64
 # So do those whose parts are computed, if computing all of them for each element takes so many
 # operations more, for an element and for a part in all: a nest takes 50 ns to begin, and each row
-# of a part that is shorter than vectors of f32 may be some 10.
+# of a part that is shorter than vectors of f32 may be some 10 (lstm_gradient, mirrored_edges).
 WASTED, WASTED_FOR_PART, WASTED_FOR_ROW, SHORTEST_PART = 4, 2_000, 1_000, 16
 # Rows that are scattered are stored first where fewer neighbours than that lie side by side in what
-# they are computed of: gradients of a resized image took 0.6 of the time so.
+# they are computed of: gradients of a resized image took 0.6 of the time so (depthwise_signals).
 PIECE = 16
 # Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
-# that a few dozen rotations in a row would be written out for thousands of places.
+# that a few dozen rotations in a row would be written out for thousands of places (mass_matrix).
 PARTS_LIMIT = 32
 
 

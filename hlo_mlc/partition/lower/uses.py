@@ -12,17 +12,19 @@ from hlo_mlc.ops.registry import ELEMENTWISE, moves
 # Terms of a reduction that is written out: lanes along so short a row would stay empty, while
 # those along its results are full.  With 5 and 6, softmax and logsumexp of 20,000 rows took 0.2 to
 # 0.6 of the time, sums and distances 0.5 to 1.0, products of two arrays 0.9 to 1.7; with 8, sums
-# took 1.1 to 1.4 of it.
+# took 1.1 to 1.4 of it (nbody, rays).  This and what follows is decided before there are stages
+# that the cost model (costs.py) could be asked about; the names are cases of the bench.
 SHORT_FOLD = 6
 # And of one whose result goes back to each of its terms, as in softmax and norms: with 8, softmax
-# took 0.4 of the time.
+# took 0.4 of the time (encoder_captured).
 SHORT_ROW = 8
 # Terms of a product of matrices, of which there are at least so many and whose results lie side by
 # side as the matrices do, and so do both factors, but for the terms: with 2, 3, 4, 6 and 8 terms
 # products along 75,000 to 1,000 matrices took 0.39, 0.31, 0.45, 0.38 and 0.54 of the time, with 16
-# 0.6; where the terms lie within, 0.24, 0.25, 0.34, and 1.14 with 6.
+# 0.6; where the terms lie within, 0.24, 0.25, 0.34, and 1.14 with 6 (tiny_matmuls, pixelwise).
 SHORT_PRODUCT, SHORT_PRODUCT_WITHIN, MATRICES = 8, 4, 16
-# Ops that are read through one another; each takes a few calls on the stack of the interpreter.
+# Ops that are read through one another; each takes a few calls on the stack of the interpreter
+# (random_walk).
 DEPTH_LIMIT = 64
 
 
