@@ -83,6 +83,10 @@ class Block:
             f"select {truth} ", condition, f", {of} ", chosen, f", {of} ", other, lanes=lanes
         )
 
+    def cast(self, instruction: str, source: str, value: str, to: str, lanes: int = 0) -> str:
+        """An operand of one type as another."""
+        return self.define(f"{instruction} {source} ", value, f" to {to}", lanes=lanes)
+
     def name(self, name: str, *pieces: str, lanes: int = 0) -> None:
         """Emit an instruction whose result has a name already."""
         self.instructions.append((name, lanes, Kind.COMPUTE, pieces))

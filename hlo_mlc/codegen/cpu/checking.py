@@ -199,7 +199,7 @@ def _text(module: Module, text: str) -> str:
 def _offset(block: Block, place: Place, addresses: str, lanes: int) -> str:
     """How far from the start of the buffer addresses are, in bytes."""
     numbers, pointers = types.vector("i64", lanes), types.vector("ptr", lanes)
-    start = block.define("ptrtoint ptr ", place.storage.pointer, " to i64")
+    start = block.cast("ptrtoint", "ptr", place.storage.pointer, "i64")
     if lanes:
         first = block.define(f"insertelement {numbers} poison, i64 ", start, ", i64 0", lanes=lanes)
         start = block.define(
@@ -208,7 +208,7 @@ def _offset(block: Block, place: Place, addresses: str, lanes: int) -> str:
             f", {numbers} poison, <{lanes} x i32> zeroinitializer",
             lanes=lanes,
         )
-    at = block.define(f"ptrtoint {pointers} ", addresses, f" to {numbers}", lanes=lanes)
+    at = block.cast("ptrtoint", pointers, addresses, numbers, lanes)
     return block.define(f"sub {numbers} ", at, ", ", start, lanes=lanes)
 
 

@@ -42,15 +42,13 @@ def convert(block: Block, target: CpuTarget, x: str, source: DType, to: DType, l
         instruction = "trunc"
     else:
         instruction = "sext" if source.is_signed else "zext"
-    return block.define(f"{instruction} {from_type} ", x, f" to {to_type}", lanes=lanes)
+    return block.cast(instruction, from_type, x, to_type, lanes)
 
 
 def truncate_in_range(block: Block, x: str, source: DType, to: DType, lanes: int) -> str:
     """A float known to fit, rounded toward zero: the machine's own conversion."""
     instruction = "fptosi" if to.is_signed else "fptoui"
-    return block.define(
-        f"{instruction} {_type(source, lanes)} ", x, f" to {_type(to, lanes)}", lanes=lanes
-    )
+    return block.cast(instruction, _type(source, lanes), x, _type(to, lanes), lanes)
 
 
 def _type(dtype: DType, lanes: int) -> str:
@@ -89,11 +87,11 @@ def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str
     below = compare("olt", raised, end)
     inside = block.select(kind, below, raised, zero, lanes)
     if to.bits < 32:
-        wide = block.define(f"fptosi {kind} ", inside, f" to {_type(I32, lanes)}", lanes=lanes)
-        number = block.define(f"trunc {_type(I32, lanes)} ", wide, f" to {whole}", lanes=lanes)
+        wide = block.cast("fptosi", kind, inside, _type(I32, lanes), lanes)
+        number = block.cast("trunc", _type(I32, lanes), wide, whole, lanes)
     else:
         instruction = "fptosi" if to.is_signed else "fptoui"
-        number = block.define(f"{instruction} {kind} ", inside, f" to {whole}", lanes=lanes)
+        number = block.cast(instruction, kind, inside, whole, lanes)
     number = block.select(whole, below, number, _literal(beyond - 1, to, lanes), lanes)
     nan = compare("uno", x, x)
     return block.select(whole, nan, _literal(0, to, lanes), number, lanes)
@@ -125,14 +123,10 @@ class _Words:
         return self.block.select(self.words, condition, chosen, other, self.lanes)
 
     def bits(self, x: str) -> str:
-        return self.block.define(
-            f"bitcast {self.floats} ", x, f" to {self.words}", lanes=self.lanes
-        )
+        return self.block.cast("bitcast", self.floats, x, self.words, self.lanes)
 
     def float(self, x: str) -> str:
-        return self.block.define(
-            f"bitcast {self.words} ", x, f" to {self.floats}", lanes=self.lanes
-        )
+        return self.block.cast("bitcast", self.words, x, self.floats, self.lanes)
 
     def float_op(self, instruction: str, x: str, value: float) -> str:
         operand = _literal(value, F32, self.lanes)
@@ -141,14 +135,10 @@ class _Words:
         )
 
     def from_halves(self, x: str) -> str:
-        return self.block.define(
-            f"zext {types.vector('i16', self.lanes)} ", x, f" to {self.words}", lanes=self.lanes
-        )
+        return self.block.cast("zext", types.vector("i16", self.lanes), x, self.words, self.lanes)
 
     def to_halves(self, x: str) -> str:
-        return self.block.define(
-            f"trunc {self.words} ", x, f" to {types.vector('i16', self.lanes)}", lanes=self.lanes
-        )
+        return self.block.cast("trunc", self.words, x, types.vector("i16", self.lanes), self.lanes)
 
 
 def widen_bf16(block: Block, x: str, lanes: int) -> str:
@@ -160,17 +150,11 @@ def widen_bf16(block: Block, x: str, lanes: int) -> str:
 def widen_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f16 to f32, exact."""
     if target.has_f16c:
-        half = block.define(
-            f"bitcast {types.vector('i16', lanes)} ",
-            x,
-            f" to {types.vector('half', lanes)}",
-            lanes=lanes,
+        half = block.cast(
+            "bitcast", types.vector("i16", lanes), x, types.vector("half", lanes), lanes
         )
-        return block.define(
-            f"fpext {types.vector('half', lanes)} ",
-            half,
-            f" to {types.vector('float', lanes)}",
-            lanes=lanes,
+        return block.cast(
+            "fpext", types.vector("half", lanes), half, types.vector("float", lanes), lanes
         )
     words = _Words(block, lanes)
     half = words.from_halves(x)
@@ -203,8 +187,8 @@ def _to_odd(block: Block, x: str, lanes: int) -> str:
     """f64 to f32, inexact results made odd, so that rounding once more gives the right result."""
     doubles, singles = types.vector("double", lanes), types.vector("float", lanes)
     words = _Words(block, lanes)
-    nearest = block.define(f"fptrunc {doubles} ", x, f" to {singles}", lanes=lanes)
-    back = block.define(f"fpext {singles} ", nearest, f" to {doubles}", lanes=lanes)
+    nearest = block.cast("fptrunc", doubles, x, singles, lanes)
+    back = block.cast("fpext", singles, nearest, doubles, lanes)
     bits = words.bits(nearest)
     head = f"call {doubles} @llvm.fabs.{types.suffix('double', lanes)}({doubles} "
     magnitude, of_x = (block.define(head, v, ")", lanes=lanes) for v in (back, x))
@@ -231,17 +215,11 @@ def _narrow_bf16(block: Block, x: str, lanes: int) -> str:
 def _narrow_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f32 to f16, to nearest, ties to even."""
     if target.has_f16c:
-        half = block.define(
-            f"fptrunc {types.vector('float', lanes)} ",
-            x,
-            f" to {types.vector('half', lanes)}",
-            lanes=lanes,
+        half = block.cast(
+            "fptrunc", types.vector("float", lanes), x, types.vector("half", lanes), lanes
         )
-        return block.define(
-            f"bitcast {types.vector('half', lanes)} ",
-            half,
-            f" to {types.vector('i16', lanes)}",
-            lanes=lanes,
+        return block.cast(
+            "bitcast", types.vector("half", lanes), half, types.vector("i16", lanes), lanes
         )
     words = _Words(block, lanes)
     bits = words.bits(x)

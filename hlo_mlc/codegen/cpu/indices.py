@@ -58,11 +58,8 @@ def resize(function: Function, value: Value, element: str) -> Value:
     known = function.memo.get(key)
     if known is None:
         instruction = "trunc" if element == _SMALL else "sext"
-        text = function.at(value.depth).define(
-            f"{instruction} {value.type} ",
-            value.text,
-            f" to {types.vector(element, value.lanes)}",
-            lanes=value.lanes,
+        text = function.at(value.depth).cast(
+            instruction, value.type, value.text, types.vector(element, value.lanes), value.lanes
         )
         known = function.remember(key, value._replace(text=text, element=element))
     return known

@@ -117,6 +117,4 @@ def to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
     """A value in the form that memory has: conditions are bytes there."""
     if dtype is not BOOL:
         return text
-    return block.define(
-        f"zext {types.vector('i1', lanes)} ", text, f" to {types.vector('i8', lanes)}", lanes=lanes
-    )
+    return block.cast("zext", types.vector("i1", lanes), text, types.vector("i8", lanes), lanes)

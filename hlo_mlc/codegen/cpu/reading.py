@@ -256,7 +256,7 @@ def _kept_near(block: Block, place: Place, address: str, width: int) -> str:
     any: a rotated image, whose vectors are read from both of its ends, took 30 times as long as
     usual where it happened to lie at the end of a heap."""
     base = place.storage.pointer
-    here, start = (block.define("ptrtoint ptr ", p, " to i64") for p in (address, base))
+    here, start = (block.cast("ptrtoint", "ptr", p, "i64") for p in (address, base))
     offset = block.define("sub i64 ", here, ", ", start)
     offset = block.define("add i64 ", offset, f", {width}")
     end = place.buffer.size * place.dtype.bytes + width

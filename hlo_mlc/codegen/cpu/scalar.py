@@ -168,9 +168,7 @@ def _extremum(op: str) -> Spelling:
         if site.target.vector_bytes == 64:  # an addition under a mask
             return site.select(unordered, site.op("fadd", x, y), both)
         integers, flags = site.as_integer(), types.vector("i1", site.lanes)
-        nan = site.block.define(
-            f"sext {flags} ", unordered, f" to {integers.type}", lanes=site.lanes
-        )
+        nan = site.block.cast("sext", flags, unordered, integers.type, site.lanes)
         return site.from_bits(integers.op("or", site.bits(both), nan))
 
     return spelled
@@ -362,11 +360,7 @@ def _convert_in_range(site: Site, x: str) -> str:
 
 def _bitcast(site: Site, x: str) -> str:
     to = types.vector(types.register_type(site.result), site.lanes)
-    return (
-        x
-        if to == site.type
-        else site.block.define(f"bitcast {site.type} ", x, f" to {to}", lanes=site.lanes)
-    )
+    return x if to == site.type else site.block.cast("bitcast", site.type, x, to, site.lanes)
 
 
 # Ops on f16 and bf16 that need no arithmetic in them.

@@ -59,14 +59,10 @@ class Site(NamedTuple):
         return self._replace(dtype=conversions.BITS[self.dtype.bits])
 
     def bits(self, x: str) -> str:
-        return self.block.define(
-            f"bitcast {self.type} ", x, f" to {self.as_integer().type}", lanes=self.lanes
-        )
+        return self.block.cast("bitcast", self.type, x, self.as_integer().type, self.lanes)
 
     def from_bits(self, x: str) -> str:
-        return self.block.define(
-            f"bitcast {self.as_integer().type} ", x, f" to {self.type}", lanes=self.lanes
-        )
+        return self.block.cast("bitcast", self.as_integer().type, x, self.type, self.lanes)
 
 
 @functools.cache

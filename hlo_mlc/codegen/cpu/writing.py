@@ -181,7 +181,7 @@ def _write_streaming(
         known = function.memo.get(key)
         if known is None:
             outer = function.at(0)
-            number = outer.define("ptrtoint ptr ", storage.pointer, " to i64")
+            number = outer.cast("ptrtoint", "ptr", storage.pointer, "i64")
             low = outer.define("and i64 ", number, f", {unit - 1}")
             known = function.remember(key, Value(outer.define("icmp eq i64 ", low, ", 0"), "i1"))
         past, plain, done = function.label(), function.label(), function.label()
