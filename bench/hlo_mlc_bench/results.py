@@ -24,6 +24,10 @@ FIRST_CALL_FACTOR = 2.0
 FIRST_CALL_EXTRA_S = 0.06
 """A first call may take the factor times that of jax.jit, or so much more, whichever is longer."""
 
+MEMORY_FACTOR = 1.05
+MEMORY_EXTRA_BYTES = 8 << 20
+"""A call may need the factor times the memory that jax.jit's needs, and so much more."""
+
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
 # What has to agree for rows of two runs to stand in one table, and what those mean that are silent.
 _COMPARABLE = {
@@ -43,7 +47,8 @@ class Row:
     `status` is "right", "wrong" (a result is, so nothing was timed) or "failed" (it raised);
     `message` says why. `share` is the part of the run time that is spent in our kernels;
     `predicted_*` is what the cost model expected, unless it does not model a part of the case
-    or cannot know how often a loop runs.
+    or cannot know how often a loop runs. `*_memory_bytes` is what a call needs at once, arguments
+    and results included.
     """
 
     name: str
@@ -65,6 +70,8 @@ class Row:
     share: float | None = None
     jax_first_call_s: float | None = None
     ours_first_call_s: float | None = None
+    jax_memory_bytes: int | None = None
+    ours_memory_bytes: int | None = None
     predicted_jax_ms: float | None = None
     predicted_ours_ms: float | None = None
 
@@ -82,6 +89,13 @@ class Row:
             FIRST_CALL_FACTOR * self.jax_first_call_s, self.jax_first_call_s + FIRST_CALL_EXTRA_S
         )
         return self.ours_first_call_s > limit
+
+    @property
+    def misses_memory(self) -> bool:
+        """Whether our call needs more memory than it may."""
+        if self.ours_memory_bytes is None or self.jax_memory_bytes is None:
+            return False
+        return self.ours_memory_bytes > MEMORY_FACTOR * self.jax_memory_bytes + MEMORY_EXTRA_BYTES
 
 
 @dataclass(frozen=True, slots=True)

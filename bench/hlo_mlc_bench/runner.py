@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from hlo_mlc.backends.cpu import cpu_backend
-from hlo_mlc.interop.comparing import first_call_s
+from hlo_mlc.interop.comparing import first_call_s, memory_bytes
+from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench import check, timing
@@ -92,7 +93,8 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
     if complaint:
         return _row(case, status="wrong", message=complaint, **errors, **first_calls)
     times = timing.compare(by_jax, ours, args, rounds)
-    inspection = _inspect(ours, args)
+    report = ours.report(*args)
+    inspection = _inspect(ours, args, report)
     return _row(
         case,
         status="right",
@@ -102,6 +104,8 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
         ours_spread_ms=times.b.spread_us / 1e3,
         ratio=times.speedup,
         ratio_spread=times.speedup_spread,
+        jax_memory_bytes=memory_bytes(by_jax, args, {}),
+        ours_memory_bytes=memory_bytes(ours, args, {}, report),
         **asdict(inspection),
         **errors,
         **first_calls,
@@ -123,8 +127,7 @@ def _check(
     return errors, f"error {ours_error:.2g} is above {allowed:.2g} (jax.jit: {jax_error:.2g})"
 
 
-def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
-    report = compiled.report(*args)
+def _inspect(compiled: Any, args: tuple[Any, ...], report: Report) -> Inspection:
     predicted = report.predicted
     expected = (
         (None, None)

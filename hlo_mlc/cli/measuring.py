@@ -178,7 +178,7 @@ def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
 
 
 def misses(rows: Sequence[Row]) -> list[str]:
-    """A line for every figure and first-call limit that was not reached."""
+    """A line for every figure, and limit of first calls and of memory, that was not reached."""
     lines = []
     for row in rows:
         if row.misses_figure:
@@ -187,6 +187,11 @@ def misses(rows: Sequence[Row]) -> list[str]:
             lines.append(
                 f"{row.name}: first call {row.ours_first_call_s:.2f} s, "
                 f"of jax.jit {row.jax_first_call_s:.2f} s"
+            )
+        if row.misses_memory:
+            lines.append(
+                f"{row.name}: needs {row.ours_memory_bytes / (1 << 20):.1f} MiB, "
+                f"jax.jit {row.jax_memory_bytes / (1 << 20):.1f} MiB"
             )
     return lines
 

@@ -171,7 +171,6 @@ def compare(
         notes.append(
             "first call: its kernels were known from before; one that compiles them takes longer"
         )
-    scratch = max((_scratch_bytes(kernel.kept) for kernel in report.kernels), default=0)
     return FunctionComparison(
         sides.name,
         Measurements(
@@ -179,14 +178,14 @@ def compare(
             times.b.spread_us,
             ours_first,
             _error(leaves, exact),
-            _memory(ours, args, kwargs, scratch),
+            memory_bytes(ours, args, kwargs, report),
         ),
         Measurements(
             times.a.median_us,
             times.a.spread_us,
             jax_first,
             _error(expected, exact),
-            _memory(by_jax, args, kwargs, 0),
+            memory_bytes(by_jax, args, kwargs),
         ),
         times.speedup,
         times.speedup_spread,
@@ -357,18 +356,22 @@ def _rounds(*runs: Callable[[], object]) -> int:
     return min(max(int(_BUDGET_S / max(passed, 4e-3)), _FEWEST_ROUNDS), _MOST_ROUNDS)
 
 
-def _memory(jit: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], more: int) -> int | None:
-    """What XLA plans for a call, whose compiled program JAX has already, and our kernels ask for
-    besides."""
-    planned = jit.lower(*args, **kwargs).compile().memory_analysis()
+def memory_bytes(
+    compiled: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], report: Report | None = None
+) -> int | None:
+    """What a call of a compiled function that was called before needs at once: what XLA plans for
+    it, with arguments and results, and what kernels of ours, of which it has such a report, ask
+    for besides.  None where XLA does not say."""
+    planned = compiled.lower(*args, **kwargs).compile().memory_analysis()
     if planned is None:
         return None
+    kernels = report.kernels if report is not None else ()
     return int(
         planned.argument_size_in_bytes
         + planned.output_size_in_bytes
         + planned.temp_size_in_bytes
         - planned.alias_size_in_bytes
-        + more
+        + max((_scratch_bytes(kernel.kept) for kernel in kernels), default=0)
     )
 
 

@@ -26,7 +26,16 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
 from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes, width_along
-from hlo_mlc.tensor.classify import cost, is_apart, is_injective, is_map, picks_along, reads, stride
+from hlo_mlc.tensor.classify import (
+    cost,
+    is_apart,
+    is_injective,
+    is_map,
+    parallelism,
+    picks_along,
+    reads,
+    stride,
+)
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -37,9 +46,13 @@ SHORT_ROW = 4
 LEAST_MASKED = 4
 # Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
 SHORT, LONG = 8, 80
+# Unless they are a chain of operations that wait for each other, fewer than so many at a time (a
+# cipher's rounds): random bits of a million took 0.6 of the time, normal numbers 0.75, with AVX2
+# 0.67 and 0.97.
+ABREAST = 2
 # The work from which on more code pays: vectors whose chains of operations are written side by side
-# (codegen/cpu/interleave.py).
-MUCH = 1 << 20
+# (codegen/cpu/interleave.py), and such of long bodies.
+MUCH, MUCH_OF_LONG = 1 << 20, 1 << 23
 # Bytes by which bodies that are not bound by memory fetch ahead, as what they compute keeps the
 # processor from seeing the next loads: gelu, tanh, erf and exp of a million ran 1.01 to 1.05 times
 # as fast.
@@ -93,14 +106,19 @@ class ElementwiseTemplate:
         Stores past the caches gained a fifth at 16 and 32 MB, which the next op lost again.
         """
         stage = coalesce(nest.stages[0])
-        each = sum(cost(a.value) for a in stage.assigns)
-        unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
+        values = [a.value for a in stage.assigns]
+        each, total = sum(map(cost, values)), work(nest)
+        if each > LONG:
+            is_chain = total >= MUCH_OF_LONG and parallelism(*values) < ABREAST
+            unroll = 4 if is_chain else 1
+        else:
+            unroll = 4 if each <= SHORT or total >= MUCH else 2
         along = _axes_as_one(stage, target)
         return {
             "unroll": unroll,
             "grain": 1,
             "streaming": 0,
-            "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
+            "ahead": AHEAD if each > SHORT and total >= MUCH else 0,
             "down": int(along == 1 and _has_short_rows(stage, target)),
             "along": along,
             "borders": int(has_borders(stage, lanes((stage,), target))),

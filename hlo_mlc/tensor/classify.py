@@ -240,6 +240,18 @@ def cost(*roots: Expr) -> int:
     return total
 
 
+def parallelism(*roots: Expr) -> float:
+    """How many operations there are for each of the longest chain of such as wait for each other,
+    addresses excluded: what a processor could begin at a time."""
+    chains: dict[Expr, int] = {}
+    total = 0
+    for node in walk(*roots):
+        counts = isinstance(node, Apply) and node.dtype.name != "index"
+        total += counts
+        chains[node] = counts + max((chains[child] for child in node.children), default=0)
+    return total / max(1, *(chains[root] for root in roots))
+
+
 def cost_of_row(axis: Var, *roots: Expr) -> int:
     """`cost` of all elements along an axis where each is written out: it evaluates what conditions
     on where it stands leave of the expressions, and nothing that follows from there."""

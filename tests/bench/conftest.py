@@ -24,6 +24,9 @@ class Compiled:
     def __call__(self, *args: Any) -> Any:
         return self._jitted(*args)
 
+    def lower(self, *args: Any) -> Any:
+        return self._jitted.lower(*args)
+
     def report(self, *args: Any) -> SimpleNamespace:
         return SimpleNamespace(kernels=(), coverage=COVERAGE, predicted=Prediction(1.0, 2.0))
 

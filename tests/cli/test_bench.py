@@ -206,6 +206,17 @@ def test_a_slow_first_call_is_a_miss() -> None:
         assert len(measuring.misses([slow])) == missed
 
 
+def test_much_memory_is_a_miss() -> None:
+    row, mib = replace(_right(BY_NAME["exp"]), figure=None), 1 << 20
+    for by_jax, ours, missed in ((100, 112.9, 0), (100, 113.1, 1), (None, 500, 0), (1, 9, 0)):
+        large = replace(
+            row,
+            jax_memory_bytes=None if by_jax is None else by_jax * mib,
+            ours_memory_bytes=round(ours * mib),
+        )
+        assert len(measuring.misses([large])) == missed
+
+
 def test_list_runs_nothing(hlo_mlc: Callable, no_measuring: list[str]) -> None:
     result = hlo_mlc("bench", "--list", "--neighbours")
     assert result.exit_code == 0

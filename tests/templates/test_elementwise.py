@@ -385,3 +385,27 @@ def test_what_comes_from_the_other_side_is_between_borders(
 def test_much_between_borders_is_shared_out(check, arrays):
     (x,) = arrays("float32", (1030, 517))
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_vectors_of_long_chains_go_side_by_side(check, take_apart, arrays, level):
+    """Long bodies fill a processor by themselves unless each of their operations waits for the one
+    before."""
+    (x,) = arrays("uint32", (500, 1001))
+
+    def chain(x):
+        for step in range(1, 30):
+            x = (x ^ (x >> (step % 13 + 1))) * np.uint32(2 * step + 1)
+        return x
+
+    def wide(x):
+        return sum((x ^ np.uint32(n)) >> np.uint32(n % 13) for n in range(60))
+
+    for function, unroll in ((chain, 4), (wide, 1)):
+        (program,) = take_apart(function, x).programs
+        _, (decision,) = schedule_program(program, named(level))
+        assert (decision.template.name, decision.parameters["unroll"]) == ("elementwise", unroll)
+        check(function, x)
+    (program,) = take_apart(chain, x[:3]).programs
+    _, (decision,) = schedule_program(program, named(level))
+    assert decision.parameters["unroll"] == 1  # not worth the code
