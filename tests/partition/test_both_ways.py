@@ -24,7 +24,8 @@ FOLDS = {
 
 @pytest.fixture(autouse=True)
 def _small_counts_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(both_ways, "FAR_BYTES", 0)
+    monkeypatch.setattr(both_ways, "_FROM_MEMORY", 1)
+    monkeypatch.setattr(both_ways, "_LEAST", 1)
 
 
 def _arguments(shape: tuple[int, int], dtype: str) -> list[np.ndarray]:
@@ -114,7 +115,30 @@ def test_rows_that_wait_for_all_of_the_others_are_read_again(take_apart, check, 
             )
 
 
-def test_what_stays_in_caches_is_not_cut(take_apart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_matrices_are_not_cut(take_apart, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     for program in take_apart(FOLDS["normal"], *_arguments((64, 80), "float32")).programs:
         assert all(len(step.stages) == 1 for step in program.steps)
+
+
+@pytest.mark.parametrize(
+    "fold, shape, dtype, once",
+    [
+        ("normal", (256, 200), "float32", True),
+        ("normal", (200, 256), "float64", True),
+        ("sums", (256, 256), "float32", True),
+        ("extrema", (256, 256), "float32", False),  # that takes longer than to read them
+        ("logistic", (256, 256), "float32", False),
+        ("normal", (256, 256), "bfloat16", False),
+        ("normal", (1000, 32), "float32", False),  # short rows
+        ("normal", (32, 4000), "float32", False),  # long ones
+    ],
+)
+def test_simple_sums_of_what_stays_in_caches(
+    take_apart, monkeypatch: pytest.MonkeyPatch, fold: str, shape, dtype: str, once: bool
+) -> None:
+    monkeypatch.undo()
+    with jax.enable_x64(dtype == "float64"):
+        programs = take_apart(FOLDS[fold], *_arguments(shape, dtype)).programs
+    cut = [len(step.stages) == 2 for program in programs for step in program.steps]
+    assert any(cut) == once

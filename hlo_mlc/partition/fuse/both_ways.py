@@ -20,11 +20,18 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.target.rates import FAR_BYTES
 from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import map_expressions
 
+# Bytes of a matrix from which on reading it once pays, whatever is folded: caches that all cores
+# share hold less.  Of smaller ones reading is most of what simple sums take, and nothing else:
+# 128 x 128 to 1900 x 1900 f32 took 0.69 to 0.98 of the time, f64 0.66 to 1.05, held to AVX2 0.74 to
+# 1.04; bf16 took 0.8 to 1.4, maxima 0.83 to 1.1, rows of 32 f32 of which each gives a sigmoid 1.2
+# to 1.6, other rows of less than 512 bytes 0.7 to 1.2, rows of 20 and 40 KB 0.8 to 1.1.  No case of
+# the bench has such a matrix.
+_FROM_MEMORY, _LEAST = 1 << 24, 1 << 16
+_SHORTEST_ROW, _LONGEST_ROW = 512, 8192  # in bytes, of those that are smaller
 # Bytes of a block of rows, which all second levels hold beside what it is multiplied by; and its
 # rows: with fewer, what passes between blocks and their sum is too much of the traffic.
 _BLOCK_BYTES = 384 * 1024
@@ -37,8 +44,8 @@ _MOST_OPERATIONS = 8  # of a column's terms, which are written out for all rows 
 
 
 def matrices(stage: Stage) -> list[Buffer]:
-    """What a stage may read of that comes from memory, so that reading it once pays."""
-    return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes > FAR_BYTES]
+    """What a stage reads that takes long enough for reading it once to be worth something."""
+    return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes >= _LEAST]
 
 
 def both_ways(
@@ -80,6 +87,8 @@ def both_ways(
     ):
         return None
     bytes_of_row = sum(b.bytes for b in shared) // row.extent
+    if all(b.bytes < _FROM_MEMORY for b in shared) and not _are_simple(rows, columns, bytes_of_row):
+        return None
     size = min(_MOST, _BLOCK_BYTES // bytes_of_row)
     if size < _FEWEST:
         return None
@@ -107,6 +116,20 @@ def both_ways(
         folds.partial(number - done, sums, index.constant(chunks)),
         folds.total(sums, chunks + 1),
     ]
+
+
+def _are_simple(rows: Stage, columns: Stage, bytes_of_row: int) -> bool:
+    """Whether reading a matrix that stays in a cache is most of what two folds of it take."""
+    return (
+        _SHORTEST_ROW <= bytes_of_row <= _LONGEST_ROW
+        and cost(*rows.terms, *(a.value for a in rows.assigns)) <= _MOST_OPERATIONS
+        and all(
+            stage.combiner.name == "add"
+            and stage.terms[0].dtype.is_float
+            and not any(b.dtype.is_narrow_float for b in stage.inputs)
+            for stage in (rows, columns)
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True)
