@@ -24,7 +24,7 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.calls import HOLDING
-from hlo_mlc.partition.choose.cost import by_gain
+from hlo_mlc.partition.choose.cost import by_gain, saved_us
 from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
@@ -104,13 +104,17 @@ def compile_module(
 # updates a part of an array.  A line took 40 to 60 us to print and compile; chains of 2,000
 # operations took XLA 0.2 to 0.7 ms for each, chains of 2,000 updates 4; layers of a product, or of
 # a norm, and a few operations more took it 9 to 60 ms, and three times as long with gradients.  So
-# a first call takes about twice as long as XLA's at most, or 1.5 s longer.
+# a first call takes about twice as long as XLA's at most, or 1.5 s longer.  It also runs the
+# program: what kernels save of that may be spent on them (some gradients of convolutions take XLA a
+# second).
 _LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
+_LINE_US = 50
 
 
-def most_lines_for(graph: Graph) -> int:
-    """How much LLVM IR may be compiled for a program, by what XLA would have to do for it."""
-    return _LINES + _lines_for_nodes(graph)
+def most_lines_for(graph: Graph, saved_us: float = 0.0) -> int:
+    """How much LLVM IR may be compiled for a program, by what XLA would have to do for it and what
+    is saved of a call."""
+    return _LINES + _lines_for_nodes(graph) + int(saved_us / _LINE_US)
 
 
 def _lines_for_nodes(graph: Graph) -> int:
@@ -149,8 +153,8 @@ def _plan_and_build(
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
     is_bounded = backend.is_bounded and options.choose != "ours"
-    most_lines = most_lines_for(graph) if is_bounded else sys.maxsize
     drawn = _drawn(graph, donated, options, backend)
+    most_lines = most_lines_for(graph, saved_us(drawn)) if is_bounded else sys.maxsize
     while True:
         plan = without(drawn, graph, refused)
         if options.choose != "ours":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from hlo_mlc.backends import cpu as backend
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.partition.choose.cost import saved_us
 from hlo_mlc.partition.fuse import groups as units
 from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.report import Report
@@ -296,6 +298,27 @@ def test_the_limit_follows_the_operations() -> None:
 
     assert limit(_scalars, 1) < limit(_scalars, 50) < limit(_scalars, 100)
     assert limit(_multiplied, 8) - limit(_multiplied, 4) > limit(_scalars, 8) - limit(_scalars, 4)
+
+
+def test_the_limit_follows_what_a_call_saves() -> None:
+    """XLA convolves volumes that are spread out element by element."""
+    auto = replace(OURS, choose="auto", target="x86-64-v3")
+
+    def spread(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1, 1), [(1, 2)] * 3, lhs_dilation=(2, 2, 2)
+        ).sum()
+
+    def limit(size: int) -> int:
+        x, kernel = jnp.zeros((1, 16, size, size, size)), jnp.zeros((1, 16, 3, 3, 3))
+        module = jax.jit(jax.grad(spread, 1)).lower(x, kernel).compiler_ir()
+        graph, plan = clusters_of(module, auto)
+        assert plan.taken
+        return most_lines_for(graph, saved_us(plan)) - most_lines_for(graph)
+
+    assert 0 < 100 * limit(4) < limit(40)
+    module = module_of(lambda x, w, _: lax.while_loop(jnp.any, lambda v: v @ w, x), 1)
+    assert saved_us(clusters_of(module, OURS)[1]) == 0  # nobody knows how often it runs
 
 
 def nested(depth: int, jit: Callable, innermost: Callable = jnp.sin) -> Callable:

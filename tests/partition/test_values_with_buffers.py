@@ -236,6 +236,19 @@ def test_what_is_joined_for_a_convolution_is_put_together_once(take_apart, check
     check(interleaved, x, y, w, magnitude=10)
 
 
+@pytest.mark.parametrize(
+    ("step", "window", "stored"), [((1, 2), 3, True), ((2, 1), 3, False), ((1, 2), 1, False)]
+)
+def test_what_is_convolved_has_no_gaps_along_rows(step, window, stored, take_apart, check, arrays):
+    x, k = arrays("float32", (2, 1, 24 * step[0], 30 * step[1]), (1, 1, window, window))
+
+    def function(x, k):
+        return lax.conv(x[..., :: step[0], :: step[1]], k, (1, 1), "SAME")
+
+    assert ((2, 1, 24, 30) in _stored(take_apart(function, x, k))[:-1]) is stored
+    check(function, x, k, ulps=64)
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((80,), 0), ((40, 5), 0), ((1, 130), 1)], ids=str)
 def test_many_long_parts_are_put_together_one_by_one(shape, axis, take_apart, arrays, check):
     parts = arrays("float32", *[shape] * MANY_PARTS, (*shape[:axis], 1, *shape[axis + 1 :]))

@@ -135,6 +135,8 @@ class Storing:
             )
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
+        if _is_convolved_with_gaps(node, uses):
+            return True
         if self._looks_up(node) and (self._is_spread(value, uses) or _is_found_again(node, uses)):
             return True
         if cost == 0 or moves(node):
@@ -227,6 +229,19 @@ class Storing:
 
 def _is_shift(node: Node) -> bool:
     return node.op == "stablehlo.slice" and set(node.attributes["strides"]) <= {1}
+
+
+def _is_convolved_with_gaps(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    """True where convolutions read what is a part of each row of something, with gaps in between,
+    so often that it takes longer to load it in pieces than to store it side by side."""
+    return (
+        node.op == "stablehlo.slice"
+        and max(node.attributes["strides"][-1:], default=1) > 1
+        and any(
+            user.op == "stablehlo.convolution" and times_read(user, read) >= REUSED
+            for user, read in users_behind(node.results[0], uses, moves)
+        )
+    )
 
 
 def _is_scattered_in_pieces(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:

@@ -123,7 +123,13 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def times_read(product: Node, value: Value) -> float:
-    """How often a product of two tensors reads each element of one of them."""
-    lhs = product.operands[0].type.shape
-    depth = math.prod(lhs[d] for d in product.attributes["lhs_contracting_dimensions"])
+    """How often a product of two tensors, or a convolution, reads each element of one of them."""
+    if product.op == "stablehlo.convolution":
+        kernel = product.operands[1].type
+        depth = kernel.size // max(
+            1, kernel.shape[product.attributes["kernel_output_feature_dimension"]]
+        )
+    else:
+        lhs = product.operands[0].type.shape
+        depth = math.prod(lhs[d] for d in product.attributes["lhs_contracting_dimensions"])
     return product.results[0].type.size * depth / max(1, value.type.size)
