@@ -162,9 +162,10 @@ symbolic dimensions are compiled for the sizes that a program is called with, by
 any number of rows where each row is computed by itself; those whose operands say a shape are what
 they are with an attribute, where the operands are constants.  In modules for `compile_stablehlo`
 these operands may also say at run time where something is, between arrays of known shapes, which
-XLA does not take.  `stablehlo.batch_norm_*`, CHLO's `broadcast_*` and what StableHLO has given up
-(`stablehlo.dot`, `stablehlo.einsum`, `stablehlo.unary_einsum`, `stablehlo.torch_index_select`) are
-written out there.  Bitcasts between types of different widths are shifts.
+XLA does not take.  `stablehlo.batch_norm_*`, CHLO's `broadcast_*` and `ragged_dot` (with all groups
+for all rows, as JAX does on CPUs), and what StableHLO has given up (`stablehlo.dot`,
+`stablehlo.einsum`, `stablehlo.unary_einsum`, `stablehlo.torch_index_select`) are written out there.
+Bitcasts between types of different widths are shifts.
 
 ## What is left to XLA, and why
 """

@@ -11,6 +11,7 @@ unary_einsum, torch_index_select), which refer to TensorFlow's and PyTorch's.
 
 from __future__ import annotations
 
+import functools
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -140,32 +141,13 @@ def _without_repeats(writer: Writer, array: _Array) -> _Array:
             value = array.value
             first = letters.index(letter)
             second = letters.index(letter, first + 1)
-            if not ir.RankedTensorType(value.type).has_static_shape:
-                raise UnsupportedOpError(
-                    "stablehlo.einsum", "the diagonal of an array of a size that is not known"
-                )
-            places = with_elements(value.type, integers())
+            sizes = functools.partial(writer.sizes, value)
             along = [
-                writer.op(
-                    "stablehlo.iota",
-                    (),
-                    places,
-                    iota_dimension=ir.IntegerAttr.get(integers(), axis),
-                )
+                writer.places(with_elements(value.type, integers()), axis, sizes)
                 for axis in (first, second)
             ]
-            is_on_it = writer.op(
-                "stablehlo.compare",
-                along,
-                with_elements(value.type, ir.IntegerType.get_signless(1)),
-                comparison_direction=ir.Attribute.parse("#stablehlo<comparison_direction EQ>"),
-            )
-            zero = writer.broadcast(
-                writer.number(0, ir.RankedTensorType(value.type).element_type),
-                (),
-                value.type,
-                tuple,
-            )
+            is_on_it = writer.compare(along[0], "EQ", along[1])
+            zero = writer.filled(0, value.type, sizes)
             only = writer.op("stablehlo.select", (is_on_it, value, zero), value.type)
             del letters[second]
             array = _Array(writer.sum(only, (second,)), tuple(letters))

@@ -1,13 +1,15 @@
 """What other exporters write, as JAX writes the same.
 
 PyTorch's and TensorFlow's compute sizes in MLIR's own dialects, leave it to operations of CHLO
-which operand is to be broadcast, and have operations that StableHLO has given up:
+which operand is to be broadcast, and have operations that StableHLO has given up; JAX's own for
+other machines has products of groups of rows:
 
     %n = tensor.dim %x, %c0 : tensor<?x4xf32>         ->  get_dimension_size, convert to i64
     %s = tensor.from_elements %n : tensor<1xindex>    ->  reshape, concatenate
     %y = chlo.broadcast_add %x, %w                    ->  broadcast_in_dim, add
     %z = stablehlo.dot %y, %v                         ->  dot_general
     %u = stablehlo.einsum %y, %v, config = "ab,cb->a" ->  reduce, dot_general
+    %r = chlo.ragged_dot %x, %w, %sizes               ->  dot_general, select, reduce
 
 Requires: a module that MLIR has verified.  Ensures: the same functions; what is known here of other
 dialects is gone, indices are integers of 64 bits.
@@ -18,7 +20,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc.frontend import einsum, implied, run_time_places, shape_dialects
+from hlo_mlc.frontend import einsum, implied, ragged, run_time_places, shape_dialects
 from hlo_mlc.frontend.writing import Writer, integers, with_elements
 from hlo_mlc.support.errors import UnsupportedOpError
 
@@ -29,7 +31,7 @@ _OLD = frozenset(
     f"stablehlo.{name}" for name in ("broadcast", "create_token", "cross-replica-sum", "dot")
 )
 _RENEW = "builtin.module(func.func(stablehlo-legalize-deprecated-ops{fail-on-unused=false}))"
-_REWRITES = (shape_dialects, implied, run_time_places, einsum)
+_REWRITES = (shape_dialects, implied, run_time_places, einsum, ragged)
 _ASSUMING = "shape.assuming"
 # What is rewritten where it is of indices, which others compute with.
 _BESIDE_OTHERS = frozenset(("stablehlo.constant",))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.shape_dialects import Rewrite, broadcast_sizes
-from hlo_mlc.frontend.writing import Writer
+from hlo_mlc.frontend.writing import Writer, in_stablehlo
 from hlo_mlc.ops.registry import DEFINITIONS
 
 _BROADCASTING = "chlo.broadcast_"
@@ -62,13 +62,7 @@ def _broadcasting(name: str) -> Rewrite:
 def _attributes(operation: ir.Operation) -> dict[str, ir.Attribute]:
     """With enumerations in StableHLO's words."""
     names = [one if isinstance(one, str) else one.name for one in operation.attributes]
-    found = {name: operation.attributes[name] for name in names}
-    return {
-        name: ir.Attribute.parse(str(one).replace("#chlo<", "#stablehlo<"))
-        if str(one).startswith("#chlo<")
-        else one
-        for name, one in found.items()
-    }
+    return {name: in_stablehlo(operation.attributes[name]) for name in names}
 
 
 def _axes(rank: int, of_result: int, stated: ir.Attribute | None) -> tuple[int, ...]:

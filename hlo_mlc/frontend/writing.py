@@ -140,6 +140,31 @@ class Writer:
             broadcast_dimensions=dimensions,
         )
 
+    def filled(self, value: float, shape: ir.Type, sizes: Callable[[], Sizes]) -> ir.Value:
+        """One number everywhere, as `broadcast` makes it."""
+        number = self.number(value, ir.RankedTensorType(shape).element_type)
+        return self.broadcast(number, (), shape, sizes)
+
+    def places(self, shape: ir.Type, axis: int, sizes: Callable[[], Sizes]) -> ir.Value:
+        """Along a dimension, of each element: an array of that type."""
+        dimension = ir.IntegerAttr.get(integers(), axis)
+        if ir.RankedTensorType(shape).has_static_shape:
+            return self.op("stablehlo.iota", (), shape, iota_dimension=dimension)
+        return self.op(
+            "stablehlo.dynamic_iota", (self.joined(sizes()),), shape, iota_dimension=dimension
+        )
+
+    def compare(self, one: ir.Value, direction: str, other: ir.Value) -> ir.Value:
+        """Whether it is EQ, NE, LE, LT, GE or GT, as integers of one type are."""
+        return self.op(
+            "stablehlo.compare",
+            (one, other),
+            with_elements(one.type, ir.IntegerType.get_signless(1)),
+            comparison_direction=ir.Attribute.parse(
+                f"#stablehlo<comparison_direction {direction}>"
+            ),
+        )
+
     def sum(self, array: ir.Value, axes: Sequence[int]) -> ir.Value:
         """Over these dimensions."""
         tensor = ir.RankedTensorType(array.type)
@@ -189,3 +214,11 @@ def with_elements(tensor: ir.Type, element: ir.Type) -> ir.Type:
 def with_sizes(tensor: ir.Type, sizes: Sequence[int]) -> ir.Type:
     """The type of a tensor of other sizes with these elements."""
     return ir.RankedTensorType.get(list(sizes), ir.RankedTensorType(tensor).element_type)
+
+
+def in_stablehlo(attribute: ir.Attribute) -> ir.Attribute:
+    """Enumerations of CHLO's in StableHLO's words."""
+    text = str(attribute)
+    return (
+        ir.Attribute.parse(text.replace("#chlo<", "#stablehlo<")) if "#chlo<" in text else attribute
+    )

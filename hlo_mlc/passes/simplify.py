@@ -35,6 +35,7 @@ from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.integers import INTEGER_RULES
 from hlo_mlc.passes.invariant import hoist_invariants
+from hlo_mlc.passes.known_places import KNOWN_PLACES_RULES
 from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.narrowing import narrow_results
@@ -78,6 +79,7 @@ def graph_rules(references: Mapping[str, Reference]) -> Rules:
         CONVOLUTION_RULES,
         PRODUCT_RULES,
         BRANCH_RULES,
+        KNOWN_PLACES_RULES,
         folding,
         unrolling,
     )

@@ -38,10 +38,12 @@ from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.guards import guards
 from hlo_mlc.tensor.pairs import repeated_reads
 
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
 CHUNKS = 64
+SHORTEST_CHUNK = 64  # elements
 # Operations on what was folded from which on they are worth a loop of their own, and the vectors of
 # results in a block of rows: enough for their chains to overlap, and for calls to be rare.
 HEAVY, BLOCK = 8, 4
@@ -102,8 +104,9 @@ class ReductionTemplate:
         rows = math.prod(v.extent for v in stage.axes)
         if not _can_be_cut(nest) or rows >= CHUNKS // 2 or work(nest) < SERIAL_WORK:
             return 1
-        long = coalesce(stage).reduce_axes[0].extent
-        return max(1, min(CHUNKS // max(1, rows), work(nest) // TASK_WORK, long // 64))
+        long, *rest = (v.extent for v in coalesce(stage).reduce_axes)
+        longest = min(long, long * math.prod(rest) // SHORTEST_CHUNK)
+        return max(1, min(CHUNKS // max(1, rows), work(nest) // TASK_WORK, longest))
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         if parameters["chunks"] > 1 and _can_be_cut(nest):
@@ -262,6 +265,15 @@ def _row(
     )
 
 
+def _asking_once(schedule: Schedule, stage: Stage) -> Schedule:
+    """Where terms ask whether they count, whole vectors of those that do are folded without."""
+    if not any(map(guards, stage.terms)):
+        return schedule
+    axis = stage.reduce_axes[-1].name
+    vectors = next((n for n in (f"{axis}.u", f"{axis}.v") if n in schedule.loop_names), None)
+    return schedule if vectors is None else schedule.version(vectors)
+
+
 def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTarget) -> Schedule:
     """Ask for what comes next in the pass that computes most, which leaves the memory idle.
 
@@ -325,5 +337,5 @@ def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled
     first, second, partial = fold_in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
     begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
     schedule = _row(open_schedule(begin, lower_stage(first)), begin, first, target, parameters)
-    schedule = schedule.parallel(first.axes[0].name).cascade()
+    schedule = _asking_once(schedule.parallel(first.axes[0].name).cascade(), first)
     return Scheduled.of(schedule, open_schedule(end, lower_stage(second)), scratch=partial)

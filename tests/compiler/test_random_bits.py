@@ -82,3 +82,19 @@ def test_dropout_and_its_gradient(check: Callable, partitionable: bool) -> None:
 
     x = np.linspace(-2, 2, 35, dtype=np.float32).reshape(5, 7)
     check(of_key(lambda key, x: jax.grad(loss)(x, key)), KEY, x)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda key: jax.random.gamma(key, jnp.linspace(0.3, 9, 200)),
+        lambda key: jax.random.poisson(key, jnp.linspace(0.3, 30, 200)),
+        lambda key: jax.random.categorical(key, jnp.sin(jnp.arange(700.0)).reshape(100, 7)),
+        lambda key: jax.random.beta(key, 0.7, 2.5, (100,)),
+        lambda key: jax.random.permutation(key, 300),
+    ],
+    ids=["gamma", "poisson", "categorical", "beta", "permutation"],
+)
+def test_draws_by_rejection_and_by_order(check: Callable, draw: Callable) -> None:
+    """Loops that go on until all are accepted, within kernels."""
+    check(of_key(draw), KEY, ulps=64, kernels=None)

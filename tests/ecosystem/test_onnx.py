@@ -287,18 +287,97 @@ def test_cubic_resizing(attributes: Mapping[str, Any]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "attributes", [{}, {"onesided": 1}, {"inverse": 1}], ids=lambda given: "-".join(given) or "all"
+)
+@pytest.mark.parametrize("length", [None, 8, 12], ids=["whole", "cut", "longer"])
+@pytest.mark.parametrize("opset", [17, 20])
+def test_fourier_transforms(attributes: Mapping[str, int], length: int | None, opset: int) -> None:
+    signal = floats(3, 10, 4, 1 if "onesided" in attributes else 2)
+    sizes = {} if length is None else {"n": np.array(length)}
+    names, axis = ["x", "n" if sizes else ""], {"axis": 1}
+    if opset == 20:
+        names, sizes, axis = [*names, "axis"], {**sizes, "axis": np.array(-3)}, {}
+    node = helper.make_node("DFT", names, ["y"], **attributes, **axis)
+    check(model([node], {"x": signal}, ["y"], sizes, opset=opset), {"x": signal}, least=0.8)
+
+
+def test_a_signal_from_half_of_its_frequencies() -> None:
+    signal = floats(3, 10)
+    half = np.fft.rfft(signal)
+    x = np.stack((half.real, half.imag), -1).astype(np.float32)
+    node = helper.make_node("DFT", ["x"], ["y"], inverse=1, onesided=1)
+    out = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, (3, 10, 1))
+    ours = hlo_mlc.from_onnx(model([node], {"x": x}, [out], opset=20), choose="ours")
+    np.testing.assert_allclose(ours(x)[0][..., 0], signal, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("one_sided", [0, 1])
+@pytest.mark.parametrize("window", [None, 16], ids=["frames", "window"])
+def test_spectra_of_windows(one_sided: int, window: int | None) -> None:
+    """And the bands that are summed up from them."""
+    signal, sizes = floats(2, 103, 1), {"step": np.array(5), "frame": np.array(16)}
+    if window:
+        sizes["window"] = np.hanning(window).astype(np.float32)
+    names = ["x", "step", "window" if window else "", "frame"]
+    nodes = [helper.make_node("STFT", names, ["y"], onesided=one_sided)]
+    check(model(nodes, {"x": signal}, ["y"], sizes), {"x": signal}, least=0.8)
+
+
+def test_bands_of_a_spectrum() -> None:
+    given = {
+        "bands": np.array(6),
+        "length": np.array(64),
+        "rate": np.array(8000),
+        "low": np.float32(0),
+        "high": np.float32(3700),
+    }
+    power = floats(3, 33) ** 2
+    nodes = [
+        helper.make_node("MelWeightMatrix", list(given), ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    check(model(nodes, {"x": power}, ["y"], given), {"x": power})
+
+
+@pytest.mark.parametrize("groups, kinds", [(1, 1), (2, 1), (1, 2), (4, 2)])
+def test_windows_that_are_deformed(groups: int, kinds: int) -> None:
+    """Each element is read somewhere else, also outside and between others."""
+    inputs = {
+        "x": floats(2, 4, 6, 5),
+        "offset": 2 * floats(2, kinds * 2 * 3 * 2, 3, 4),
+        "mask": floats(2, kinds * 2 * 3, 3, 4),
+    }
+    weights = {"w": floats(8, 4 // groups, 2, 3), "b": floats(8)}
+    node = helper.make_node(
+        "DeformConv",
+        ["x", "w", "offset", "b", "mask"],
+        ["y"],
+        group=groups,
+        offset_group=kinds,
+        kernel_shape=[2, 3],
+        strides=[2, 1],
+        dilations=[2, 1],
+        pads=[0, 0, 1, 1],
+    )
+    check(model([node], inputs, ["y"], weights, opset=19), inputs)
+
+
 # ONNX's own cases, of what is most intricate: `scripts/onnx_conformance.py` runs all.
 CASES = (
     "attention_4d_gqa",
     "averagepool_2d_ceil",
     "convtranspose_group_2",
+    "deform_conv_with_multiple_offset_groups",
     "dequantizelinear_blocked",
+    "dft_inverse",
     "gridsample_bicubic",
     "group_normalization_epsilon",
     "if",
     "loop11",
     "lstm_with_peepholes",
     "maxpool_2d_ceil",
+    "melweightmatrix",
     "qlinearconv",
     "quantizelinear_blocked_asymmetric",
     "resize_downsample_scales_cubic_antialias",
@@ -307,6 +386,7 @@ CASES = (
     "scatter_elements_with_negative_indices",
     "sequence_map_add_2_sequences",
     "slice_neg_steps",
+    "stft_with_window",
     "topk_negative_axis",
 )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxlib.mlir.dialects import stablehlo
@@ -509,6 +511,14 @@ def test_a_batch_of_any_size_by_letters() -> None:
     )
 
 
+def test_a_diagonal_of_any_size_by_letters() -> None:
+    text = """func.func @main(%x: tensor<3x?x?xf32>) -> tensor<?x3xf32> {
+      %0 = stablehlo.unary_einsum %x, config = "abb->ba" : (tensor<3x?x?xf32>) -> tensor<?x3xf32>
+      return %0 : tensor<?x3xf32>
+    }"""
+    check(text, lambda x: np.einsum("abb->ba", x), random(3, 4, 4))
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
@@ -560,3 +570,131 @@ def test_artifacts_are_read_as_texts_are() -> None:
     }"""
     artifact = stablehlo.serialize_portable_artifact_str(text, stablehlo.get_minimum_version())
     check(artifact, np.matmul, random(2, 3), random(3, 4))
+
+
+def in_groups(sizes: np.ndarray) -> list[slice]:
+    ends = np.cumsum(sizes)
+    return [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+
+
+def rows_in_groups(x: np.ndarray, w: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[m, k], [g, k, n], [g] -> [m, n]"""
+    result = np.zeros((len(x), w.shape[2]), x.dtype)
+    for rows, weights in zip(in_groups(sizes), w, strict=True):
+        result[rows] = x[rows] @ weights
+    return result
+
+
+def sums_in_groups(x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """[k, m], [k, n], [g] -> [g, m, n]"""
+    return np.stack([x[rows].T @ y[rows] for rows in in_groups(sizes)])
+
+
+SIZES = np.array([3, 0, 5, 2])  # of 11 rows, of which the last is in no group
+
+
+def of_groups(operands: str, result: str, *dimensions: object) -> str:
+    """A product of which these are the dimensions: of batches, that are summed up, in groups, of
+    groups."""
+    names = ("batching", "contracting")
+    fields = [
+        f"{side}_{name}_dimensions = {value}"
+        for name, values in zip(names, (dimensions[:2], dimensions[2:4]), strict=True)
+        for side, value in zip(("lhs", "rhs"), values, strict=True)
+    ]
+    fields += [
+        f"lhs_ragged_dimensions = {dimensions[4]}",
+        f"rhs_group_dimensions = {dimensions[5]}",
+    ]
+    lhs, rhs, counts = (f"tensor<{one}>" for one in operands.split())
+    return f"""func.func @main(%x: {lhs}, %y: {rhs}, %n: {counts}) -> tensor<{result}> {{
+      %0 = "chlo.ragged_dot"(%x, %y, %n) {{
+        ragged_dot_dimension_numbers = #chlo.ragged_dot<{", ".join(fields)}>,
+        precision_config = [#chlo<precision HIGHEST>, #chlo<precision DEFAULT>]
+      }} : ({lhs}, {rhs}, {counts}) -> tensor<{result}>
+      return %0 : tensor<{result}>
+    }}"""
+
+
+def test_rows_that_lie_in_groups() -> None:
+    x, w = random(11, 5), random(4, 5, 7)
+    x[10], w[1, 2, 3] = np.inf, np.nan  # of no group, of a group without rows
+    text = of_groups("11x5xf32 4x5x7xf32 4xi64", "11x7xf32", [], [], [1], [1], [0], [0])
+    check(text, rows_in_groups, x, w, SIZES)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["groups of each", "the same groups"])
+def test_rows_of_batches_that_lie_in_groups(shared: bool) -> None:
+    def rows(x: np.ndarray, w: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        sizes = np.broadcast_to(sizes, (2, 4))
+        return np.stack([rows_in_groups(x[:, b].T, w[:, b], sizes[b]) for b in range(2)])
+
+    check(
+        of_groups(
+            f"5x2x11xf32 4x2x5x7xf32 {'' if shared else '2x'}4xui32",
+            "2x11x7xf32",
+            *([1], [1], [0], [2], [2], [0]),
+        ),
+        rows,
+        random(5, 2, 11),
+        random(4, 2, 5, 7),
+        (SIZES if shared else np.stack([SIZES, SIZES[::-1]])).astype(np.uint32),
+    )
+
+
+def test_sums_over_what_lies_in_groups() -> None:
+    x, y = random(11, 3), random(11, 7)
+    x[10] = np.nan
+    text = of_groups("11x3xf32 11x7xf32 4xi32", "4x3x7xf32", [], [], [0], [0], [0], [])
+    check(text, sums_in_groups, x, y, SIZES.astype(np.int32))
+
+
+def test_sums_over_groups_of_each_row_before() -> None:
+    def sums(x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        return sum(map(sums_in_groups, x, y, sizes))
+
+    check(
+        of_groups("2x11x3xf32 2x11x7xf32 2x4xi32", "4x3x7xf32", [], [], [0, 1], [0, 1], [1], []),
+        sums,
+        random(2, 11, 3),
+        random(2, 11, 7),
+        np.stack([SIZES, SIZES[::-1]]).astype(np.int32),
+    )
+
+
+def test_batches_that_lie_in_groups_are_batches() -> None:
+    check(
+        of_groups("6x2x3xf32 6x3x4xf32 2xi32", "6x2x4xf32", [0], [0], [2], [1], [0], []),
+        lambda x, y, sizes: x @ y,
+        random(6, 2, 3),
+        random(6, 3, 4),
+        np.array([2, 4], np.int32),
+    )
+
+
+def test_any_number_of_rows_that_lie_in_groups() -> None:
+    text = of_groups("?x5xf32 4x5x7xf32 4xi32", "?x7xf32", [], [], [1], [1], [0], [0])
+    function = check(text, rows_in_groups, random(11, 5), random(4, 5, 7), SIZES.astype(np.int32))
+    x, w, sizes = random(20, 5), random(4, 5, 7), np.array([1, 2, 3, 4], np.int32)
+    np.testing.assert_allclose(
+        function(x, w, sizes)[0], rows_in_groups(x, w, sizes), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_what_jax_writes_for_other_machines() -> None:
+    """With gradients, of which that for weights sums over groups."""
+
+    def gradients(x: jax.Array, w: jax.Array, sizes: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.sin(jax.vmap(jax.lax.ragged_dot)(x, w, sizes)))
+
+        return jax.grad(loss, (0, 1))(x, w)
+
+    arguments = (
+        random(2, 11, 5),
+        random(2, 4, 5, 7),
+        np.stack([SIZES, SIZES[::-1]]).astype(np.int32),
+    )
+    text = jax.jit(gradients).trace(*arguments).lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count('= "chlo.ragged_dot"') == 3
+    check(text, jax.jit(gradients), *arguments)

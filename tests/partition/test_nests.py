@@ -256,6 +256,37 @@ def test_joined_parts_of_any_length_are_filled_one_by_one(nests_of, check, array
     check(haar, *short)
 
 
+@pytest.mark.parametrize("shape", [(64, 64, 64), (67, 65, 63)])
+def test_folds_of_nearly_the_same_elements_take_one_pass(check, nests_of, arrays, shape):
+    """Differences of neighbours, of which there is one less along each axis."""
+
+    def function(x):
+        apart = [jnp.square(jnp.diff(x, axis=axis)) for axis in range(3)]
+        return jnp.sum(apart[0]), jnp.max(apart[1]), jnp.sum(apart[2])
+
+    check(function, *arrays("float32", shape), magnitude=float(np.prod(shape)) ** 0.5)
+    (nest,) = nests_of(function, shape)
+    assert [len(stage.terms) for stage in nest.stages] == [3]
+
+
+@pytest.mark.parametrize("rows", [1025, 4099])
+def test_folds_of_nearly_the_same_columns_take_one_pass(check, nests_of, arrays, rows):
+    def function(x):
+        return jnp.min(jnp.diff(x, axis=0), 0), jnp.sum(x, 0)
+
+    check(function, *arrays("float32", (rows, 300)), magnitude=float(rows) ** 0.5)
+    (nest,) = nests_of(function, (rows, 300))
+    assert len(nest.stages[0].terms) == 2
+
+
+@pytest.mark.parametrize("rows, first", [(1024, 512), (100, 99)])
+def test_folds_of_other_elements_have_passes_of_their_own(take_apart, arrays, rows, first):
+    """Where many elements of one are none of the other's, or all lie near."""
+    parts = take_apart(lambda x: (jnp.sum(x[:first]), jnp.max(x)), *arrays("float32", (rows, 300)))
+    stages = [s for program in parts.programs for nest in program.steps for s in nest.stages]
+    assert [len(stage.terms) for stage in stages] == [1, 1]
+
+
 def test_dead_stores_are_left_out(take_apart, arrays):
     """What only its own nest reads is never written to memory outside."""
     (x,) = arrays("float32", (9, 50))

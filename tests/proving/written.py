@@ -150,7 +150,8 @@ def scans(op: str) -> Iterator[Program]:
 
 
 def scattered(op: str) -> Iterator[Program]:
-    """Updates of all there is."""
+    """Updates of all there is, and at places that are known."""
+    yield from at_known_places(op)
     bodies = ["stablehlo.return %q", "stablehlo.return %p"]
     bodies += [
         f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
@@ -170,6 +171,49 @@ def scattered(op: str) -> Iterator[Program]:
             ^bb0(%p: tensor<f32>, %q: tensor<f32>):
               {body} : tensor<f32>
             }}) : ({whole}, tensor<0xi32>, {whole}) -> {whole}""",
+            ),
+            every,
+        )
+
+
+def at_known_places(op: str) -> Iterator[Program]:
+    """Updates of nothing, or of another number: rows of which each has one run or none, in any
+    order, with places beyond the ends, twice the same, or apart."""
+    kinds = (
+        [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
+        [(2, 1), (2, 2), (0, 2), (1, 0), (1, 1)],
+        [(0, 0), (-1, 1), (1, 1), (1, 2), (1, 3)],
+        [(0, 0), (0, 2), (1, 1)],
+        [(0, 1), (0, 0), (2, 2)],
+        [(0, 1), (0, 2), (0, 2)],
+        [(row, place) for row in (2, 0, 1) for place in range(3)],
+        [(1, 2)],
+    )
+    bodies = (
+        "stablehlo.return %q",
+        *(
+            f"%o = stablehlo.{name} : tensor<f32>\nstablehlo.return %o"
+            for name in ("add %p, %q", "subtract %q, %p")
+        ),
+    )
+    for places, body, start, turned in itertools.product(kinds, bodies, ("0.0", "-0.0"), (0, 1)):
+        count = len(places)
+        dims = "[1, 2]" if not turned else "[2, 1]"
+        rows = [list(place)[::-1] if turned else list(place) for place in places]
+        yield Program(
+            written(
+                f"%u: tensor<2x{count}xf32>",
+                "tensor<2x3x3xf32>",
+                f"""
+            %x = stablehlo.constant dense<{start}> : tensor<2x3x3xf32>
+            %i = stablehlo.constant dense<{rows}> : tensor<{count}x2xi32>
+            %r = "stablehlo.scatter"(%x, %i, %u) <{{scatter_dimension_numbers =
+              #stablehlo.scatter<update_window_dims = [0], inserted_window_dims = [1, 2],
+              scatter_dims_to_operand_dims = {dims}, index_vector_dim = 1>}}> ({{
+            ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+              {body} : tensor<f32>
+            }}) : (tensor<2x3x3xf32>, tensor<{count}x2xi32>, tensor<2x{count}xf32>)
+              -> tensor<2x3x3xf32>""",
             ),
             every,
         )

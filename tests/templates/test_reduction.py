@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.loops.core import For, LoopKind, Store, walk
+from hlo_mlc.expr.core import loads
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, Store, walk
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.columns import FAR, ROWS
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.templates.reduction import ROWS as TOGETHER
+from hlo_mlc.tensor.guards import guards
 
 SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 7), (2, 129))
 
@@ -122,6 +124,34 @@ def test_cut_into_chunks(check, arrays, shape):
         return x.sum(1), x.sum(0), x.sum(), x.max(1), jnp.argmax(x, 1), jnp.argmin(x, 0)
 
     check(function, x, ulps=0)
+
+
+@pytest.mark.parametrize("shape", [(64, 65, 67), (3, 517, 256), (1, 300_007)])
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_whole_vectors_are_folded_without_conditions(
+    machine_code, take_apart, arrays, shape, level
+):
+    """What lies behind an end of a row is nothing; whole numbers make every order exact."""
+    (x,), target = arrays("float32", shape), named(level)
+    x = np.round(x * 4)
+
+    def function(x):
+        behind = [(0, 0)] * (x.ndim - 1) + [(0, 1)]
+        return jnp.sum(jnp.abs(x - jnp.pad(x[..., 1:], behind)))
+
+    parts = take_apart(function, x)
+    (program,) = parts.programs
+    loops, _ = schedule_program(program, target)
+    asked = {
+        bool(guards(term))
+        for stmt in walk(loops.body)
+        if isinstance(stmt, Accumulate)
+        for term in stmt.terms
+        if any(one.source in program.operands for one in loads(term))
+    }
+    assert asked == {True, False}
+    execute = machine_code.executing(target=target, threads=2, fence_at="end")
+    np.testing.assert_array_equal(parts.run((x,), execute)[0], function(x))
 
 
 @pytest.mark.parametrize("shape", [(301, 1500), (1100, 301), (3, 130, 1027)])

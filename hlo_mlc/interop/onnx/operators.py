@@ -15,6 +15,7 @@ from hlo_mlc.interop.onnx.quantized import QUANTIZED
 from hlo_mlc.interop.onnx.recurrent import RECURRENT
 from hlo_mlc.interop.onnx.sampling import SAMPLING
 from hlo_mlc.interop.onnx.shapes import SHAPES
+from hlo_mlc.interop.onnx.signals import SIGNALS
 from hlo_mlc.interop.onnx.windows import WINDOWS
 
 OPERATORS: Mapping[str, Operator] = {
@@ -23,6 +24,7 @@ OPERATORS: Mapping[str, Operator] = {
     **CONTRACTIONS,
     **WINDOWS,
     **SAMPLING,
+    **SIGNALS,
     **RECURRENT,
     **QUANTIZED,
     **CONTROL,

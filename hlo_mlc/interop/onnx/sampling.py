@@ -10,8 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from hlo_mlc.interop.onnx.node import Node, Operator, along, integers, is_floating, known
+from hlo_mlc.interop.onnx.windows import Windows
 
 _NEAREST: Mapping[str, Callable[[Any], Any]] = {
     "round_prefer_floor": lambda at: np.ceil(at - 0.5),
@@ -19,6 +21,8 @@ _NEAREST: Mapping[str, Callable[[Any], Any]] = {
     "floor": np.floor,
     "ceil": np.ceil,
 }
+Taps = list[list[tuple[Any, Any]]]
+"""Of each axis, the elements that are read: index and weight."""
 _REACH = {"linear": 1, "cubic": 2}  # how many neighbours on each side count
 
 
@@ -137,7 +141,7 @@ def _grid_sample(node: Node, x: Any, grid: Any) -> Any:
     """x [n, c, …], grid [n, …, axes], from the last axis to the first."""
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(node["mode"], node["mode"])
     padding, sizes = node["padding_mode"], x.shape[2:]
-    taps: list[list[tuple[Any, Any]]] = []  # of each axis: index and weight
+    taps: Taps = []
     for axis, size in enumerate(sizes):
         at = (grid[..., len(sizes) - 1 - axis] + 1) / 2
         at, (low, high) = (
@@ -166,14 +170,54 @@ def _grid_sample(node: Node, x: Any, grid: Any) -> Any:
             each.append((jnp.clip(index, 0, size - 1).astype(np.int32), weight))
         taps.append(each)
 
-    def sampled(picture: Any, taps: Any) -> Any:  # of one of the batch, its axes last
-        return sum(
-            picture[(slice(None), *(index for index, _ in corner))]
-            * math.prod(weight for _, weight in corner)
-            for corner in itertools.product(*taps)
-        )
+    return jax.vmap(_sampled)(jnp.asarray(x), taps).astype(x.dtype)
 
-    return jax.vmap(sampled)(jnp.asarray(x), taps).astype(x.dtype)
+
+def _sampled(picture: jax.Array, taps: Taps) -> jax.Array:
+    """[c, …] of one of a batch, at all pairs of the places of its axes: [c, *places]."""
+    return sum(
+        picture[(slice(None), *(index for index, _ in corner))]
+        * math.prod(weight for _, weight in corner)
+        for corner in itertools.product(*taps)
+    )
+
+
+def _deformed(
+    node: Node, x: Any, w: Any, offset: Any, bias: Any = None, mask: Any = None
+) -> jax.Array:
+    """A convolution of x [n, c, …] by w [o, c / groups, …] whose windows read what lies `offset`
+    [n, kinds of offsets * elements of a window * axes, …] away, `mask` times."""
+    (n, channels, *sizes), kernel, out = x.shape, w.shape[2:], offset.shape[2:]
+    kinds, groups, rank = node["offset_group"], node["group"], len(kernel)
+    windows = Windows.of(node, sizes, kernel)
+    offset = offset.reshape(n, kinds, *kernel, rank, *out)
+    taps: Taps = []
+    for axis, size in enumerate(sizes):
+        start = np.arange(out[axis]) * windows.strides[axis] - windows.pads[axis][0]
+        inside = np.arange(kernel[axis]) * windows.dilations[axis]
+        at = lax.index_in_dim(jnp.asarray(offset), axis, 2 + rank, keepdims=False)
+        at = at + along(start.astype(x.dtype), axis, rank)
+        at = at + along(inside.astype(x.dtype), axis, 2 * rank)
+        first = jnp.floor(at)
+        taps.append(
+            [
+                (
+                    jnp.clip(index, 0, size - 1).astype(np.int32),
+                    _weight("linear", index - at, 0) * ((index >= 0) & (index < size)),
+                )
+                for index in (first, first + 1)
+            ]
+        )
+    pictures = jnp.asarray(x).reshape(n, kinds, channels // kinds, *sizes)
+    read = jax.vmap(jax.vmap(_sampled))(pictures, taps)
+    if mask is not None:
+        read = read * mask.reshape(n, kinds, 1, *kernel, *out)
+    found = jnp.einsum(
+        "gok,ngkp->ngop",
+        w.reshape(groups, w.shape[0] // groups, -1),
+        read.reshape(n, groups, channels // groups * math.prod(kernel), -1),
+    ).reshape(n, w.shape[0], *out)
+    return found.astype(x.dtype) if bias is None else (found + along(bias, 1, x.ndim))
 
 
 def _region_align(node: Node, x: Any, regions: Any, of_batch: Any) -> Any:
@@ -217,6 +261,7 @@ def _region_align(node: Node, x: Any, regions: Any, of_batch: Any) -> Any:
 
 
 SAMPLING: Mapping[str, Operator] = {
+    "DeformConv": _deformed,
     "GridSample": _grid_sample,
     "Resize": _resize,
     "RoiAlign": _region_align,

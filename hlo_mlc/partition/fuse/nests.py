@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.build import TRUE, all_of, apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
 from hlo_mlc.partition.fuse.scalar_replacement import with_written_out
 from hlo_mlc.target.rates import NEAR_BYTES
+from hlo_mlc.tensor.access import masked
 from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
@@ -56,6 +57,9 @@ HEAD_LIMIT = 256
 ROWS_LEAST = 8
 # Folds that share a pass: each has up to eight vectors of partial results in registers (moments).
 FOLDS_LIMIT = 3
+# What they may have more of together than each, and the bytes that they read both from which on
+# that pays: less is in the second level.
+SLACK, FAR = 1 / 16, 1 << 20
 # A map cheaper than this is computed again by each of its readers in the nest (adam_update).
 CHEAP = 2
 
@@ -182,16 +186,21 @@ def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
             or (fold.axes and not walks_columns(fold))
         ):
             return None
-    extents = [[v.extent for v in (*s.axes, *s.reduce_axes)] for s in (first, stage)]
+    shared = {*first.inputs} & {*stage.inputs}
     if (
         len(nest.stages) > 1
         or count > FOLDS_LIMIT
-        or len(first.axes) != len(stage.axes)
-        or extents[0] != extents[1]
+        or [v.extent for v in first.axes] != [v.extent for v in stage.axes]
         or {*first.outputs} & {*stage.inputs}
-        or not {*first.inputs} & {*stage.inputs}
+        or not shared
     ):
         return None
+    extents = [[v.extent for v in s.reduce_axes] for s in (first, stage)]
+    if extents[0] != extents[1]:
+        common = _common_box(*extents)
+        if common is None or sum(b.bytes for b in shared) < FAR:
+            return None
+        first, stage = (_within(s, common) for s in (first, stage))
     stage = rename_axes(
         stage,
         dict(
@@ -206,6 +215,37 @@ def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
         initial=first.initial + stage.initial,
         accumulators=first.accumulators + stage.accumulators,
     )
+
+
+def _common_box(one: Sequence[int], other: Sequence[int]) -> list[int] | None:
+    """The smallest box that holds both, where it is hardly larger than each."""
+    if len(one) != len(other):
+        return None
+    common = list(map(max, one, other))
+    least = min(math.prod(one), math.prod(other))
+    return common if math.prod(common) <= least * (1 + SLACK) else None
+
+
+def _within(fold: Stage, extents: Sequence[int]) -> Stage:
+    """sum over k < 7 of f(k)   ->   sum over k < 8 of (f(k) if k < 7 else 0)"""
+    axes = [
+        Var(v.name, v.dtype, extent) for v, extent in zip(fold.reduce_axes, extents, strict=True)
+    ]
+    inside = all_of(
+        *(
+            index.compare("lt", wide, index.constant(v.extent))
+            for v, wide in zip(fold.reduce_axes, axes, strict=True)
+            if v.extent < wide.extent
+        )
+    )
+    if inside is TRUE:
+        return fold
+    wider = dict(zip(fold.reduce_axes, axes, strict=True))
+    terms = tuple(
+        masked(substitute(term, wider), inside, neutral)
+        for term, neutral in zip(fold.terms, fold.combiner.identity, strict=True)
+    )
+    return replace(fold, reduce_axes=tuple(axes), terms=terms)
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
