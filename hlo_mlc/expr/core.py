@@ -150,7 +150,7 @@ class Apply(Expr):
         reference = _interned.get(key)
         if reference is not None and (found := reference()) is not None:
             return found
-        return _intern(cls, key, _init_apply, op, args, dtype)
+        return _made(cls, key, _init_apply, op, args, dtype)
 
 
 class Load(Expr):
@@ -178,8 +178,11 @@ class Load(Expr):
 def _intern(cls: type, key: tuple, init, *fields) -> Expr:
     reference = _interned.get(key)
     found = None if reference is None else reference()
-    if found is not None:
-        return found
+    return _made(cls, key, init, *fields) if found is None else found
+
+
+def _made(cls: type, key: tuple, init, *fields) -> Expr:
+    """The expression of a key that nobody had a moment ago."""
     with _lock:
         reference = _interned.get(key)
         found = None if reference is None else reference()
@@ -298,8 +301,43 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] | None = None) -> Iterator[E
 def loads(node: Expr) -> tuple[Load, ...]:
     """The distinct loads in `node`, those inside indices included, in order of evaluation."""
     if node._loads is None:
-        node._loads = tuple(loads_in(node))
+        _remember_loads(node)
+        if node._loads is None:
+            node._loads = tuple(loads_in(node))
     return node._loads
+
+
+# What is below an expression remembers so many where somebody asks: sums that share most of their
+# terms, as the results of a transform, are gone through once.
+_SOME_LOADS = 128
+
+
+def _remember_loads(root: Expr) -> None:
+    """Finds the loads in `root`, and in all that is below it, where they are not too many."""
+    many: set[Expr] = set()
+    known: dict[Expr, tuple[Load, ...]] = {}  # of loads, which do not refer to themselves
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        children = node.children
+        waiting = [c for c in children if c._loads is None and c not in known and c not in many]
+        if waiting:
+            waiting.reverse()
+            stack += waiting
+            continue
+        stack.pop()
+        if node._loads is not None or node in known or node in many:
+            continue
+        found: dict[Load, None] = {}
+        if many.isdisjoint(children):
+            for child in children:
+                found |= dict.fromkeys(known[child] if child._loads is None else child._loads)
+        if len(found) > _SOME_LOADS or not many.isdisjoint(children):
+            many.add(node)
+        elif isinstance(node, Load):
+            known[node] = (*found, node)
+        else:
+            node._loads = tuple(found)
 
 
 def loads_in(*roots: Expr) -> Iterator[Load]:

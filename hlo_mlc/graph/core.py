@@ -86,6 +86,7 @@ class Graph:
     nodes: tuple[Node, ...]
     results: tuple[Value, ...]
     _captures: tuple[Value, ...] | None = field(default=None, init=False, repr=False)
+    _ops: frozenset[str] | None = field(default=None, init=False, repr=False)
 
     def walk(self) -> Iterator[Node]:
         """All nodes, those of nested regions included, outer before inner."""
@@ -93,6 +94,15 @@ class Graph:
             yield node
             for region in node.regions:
                 yield from region.walk()
+
+    @property
+    def ops(self) -> frozenset[str]:
+        """The ops of all nodes, those of nested regions included."""
+        if self._ops is None:  # found once: most passes are for programs that have some op
+            inner = (region.ops for node in self.nodes for region in node.regions)
+            found = frozenset([node.op for node in self.nodes]).union(*inner)
+            object.__setattr__(self, "_ops", found)
+        return self._ops
 
     @property
     def captures(self) -> tuple[Value, ...]:

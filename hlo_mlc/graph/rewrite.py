@@ -37,6 +37,7 @@ class Rewriter:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
+        self._of_op: dict[str, tuple[Rule, ...]] = {}
         self._definitions: dict[Value, Node] = {}
         self._replaced: dict[Value, Value] = {}
         self._nodes: list[Node] = []
@@ -95,11 +96,16 @@ class Rewriter:
 
     def _visit(self, node: Node) -> None:
         operands = self._resolve(node.operands)
-        regions = tuple([self.graph(region) for region in node.regions])
+        regions = node.regions and tuple([self.graph(region) for region in node.regions])
         node = with_parts(node, operands, regions)
         self._location = node.location
         if not node.opaque and _is_static(node):
-            for rule in (*self._rules.get(EVERY_OP, ()), *self._rules.get(node.op, ())):
+            rules = self._of_op.get(node.op)
+            if rules is None:
+                known = self._rules
+                rules = (*known.get(EVERY_OP, ()), *known.get(node.op, ()))
+                self._of_op[node.op] = rules
+            for rule in rules:
                 found = rule(node, self)
                 if found is not None:
                     self._replace(node, (found,) if isinstance(found, Value) else found, rule)
@@ -117,7 +123,8 @@ class Rewriter:
 
     def _append(self, node: Node) -> Node:
         self._nodes.append(node)
-        self._definitions.update((result, node) for result in node.results)
+        for result in node.results:
+            self._definitions[result] = node
         return node
 
     def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
@@ -278,5 +285,8 @@ def operands_first(
     return tuple(placed)
 
 
+_static = attrgetter("type.is_static")
+
+
 def _is_static(node: Node) -> bool:
-    return all(map(attrgetter("type.is_static"), (*node.operands, *node.results)))
+    return all(map(_static, node.results)) and all(map(_static, node.operands))

@@ -15,7 +15,7 @@ def close_loops(graph: Graph) -> Graph:
     What a loop hands on unchanged, its body takes from outside; what only becomes itself and is
     not read after the loop is dropped.  Returns `graph` itself where loops carry nothing else.
     """
-    return _Closer(set(_used(graph))).graph(graph)
+    return _Closer(set(_used(graph))).graph(graph) if WHILE in graph.ops else graph
 
 
 def is_open_loop(node: Node) -> bool:
@@ -50,11 +50,16 @@ class _Closer:
         return with_body(graph, nodes, self._resolve(graph.results))
 
     def _node(self, node: Node) -> Node:
-        node = with_parts(node, self._resolve(node.operands), node.regions)
+        if self._replaced:
+            node = with_parts(node, self._resolve(node.operands), node.regions)
         if is_open_loop(node):
             node = self._closed(node)
-        regions = tuple([self.graph(region) for region in node.regions])
-        return with_parts(node, node.operands, regions)
+        if not node.regions:
+            return node
+        return with_parts(node, node.operands, tuple([self._region(r) for r in node.regions]))
+
+    def _region(self, region: Graph) -> Graph:
+        return self.graph(region) if self._replaced or WHILE in region.ops else region
 
     def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([self._replaced.get(value, value) for value in values])

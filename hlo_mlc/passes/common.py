@@ -22,6 +22,9 @@ def merge_common_nodes(graph: Graph) -> Graph:
 
 
 def _merge(graph: Graph, replaced: dict[Value, Value]) -> Graph:
+    is_one = len(graph.nodes) == 1 and not graph.nodes[0].regions
+    if is_one and replaced.keys().isdisjoint(graph.captures):  # as the bodies of most reductions
+        return graph
     known: dict[Hashable, Node] = {}
     # Nodes with regions by what is quick to compare; few are worth comparing whole.
     alike: dict[Hashable, Node] = {}

@@ -34,6 +34,7 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
         """`op(constants)` -> `constant`"""
         if (
             node.op not in foldable
+            or not _may_be_constant(node, context)
             or _is_modulus(node)
             or DEFINITIONS[node.op].supports(node)
             or node.results[0].type.dtype.is_packed
@@ -54,6 +55,15 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
         return context.constant(_compact(_evaluate(reference, node, literals)))
 
     return fold
+
+
+def _may_be_constant(node: Node, context: Rewriter) -> bool:
+    """Whether nothing is known of the first operand that shows that it is none: of most nodes this
+    is all that is asked."""
+    if not node.operands:
+        return True
+    value = node.operands[0]
+    return context.literal(value) is not None or splat(value, context) is not None
 
 
 def _is_modulus(node: Node) -> bool:

@@ -53,7 +53,7 @@ def hoist_invariants(graph: Graph) -> Graph:
 
 def rewrite_loops(graph: Graph, rule: LoopRule) -> Graph:
     """`graph` with every modelled while loop rewritten by `rule`, inner loops first."""
-    return _LoopRewriter(rule).graph(graph)
+    return _LoopRewriter(rule).graph(graph) if WHILE in graph.ops else graph
 
 
 class _LoopRewriter:
@@ -70,6 +70,9 @@ class _LoopRewriter:
             nodes += self._node(node)
         return with_body(graph, nodes, self._resolve(graph.results))
 
+    def _region(self, region: Graph) -> Graph:
+        return self.graph(region) if self._replaced or WHILE in region.ops else region
+
     def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([self._replaced.get(value, value) for value in values])
 
@@ -79,8 +82,9 @@ class _LoopRewriter:
             if literal.ndim == 0 and literal.dtype.kind in "iu":
                 self._literals[node.results[0]] = int(literal)
             return (node,)
-        regions = tuple([self.graph(region) for region in node.regions])
-        node = with_parts(node, self._resolve(node.operands), regions)
+        if self._replaced or node.regions:
+            regions = tuple([self._region(region) for region in node.regions])
+            node = with_parts(node, self._resolve(node.operands), regions)
         rewritten = self._rule(node, self._literals.get) if is_open_loop(node) else None
         if rewritten is None:
             return (node,)

@@ -26,7 +26,7 @@ def narrow_results(graph: Graph) -> Graph:
     Only within one region: a slice in a loop must not take into it what is computed before.
     Returns `graph` itself where there is nothing to move.
     """
-    if not any(node.op in (_SLICE, _CONVERT) for node in graph.walk()):
+    if graph.ops.isdisjoint((_SLICE, _CONVERT)):
         return graph
     alone: set[Value] = set()
     _find_alone(graph, alone)

@@ -29,7 +29,7 @@ def fold_parts(graph: Graph) -> Graph:
     For folds along the axis that the parts lie on, by a single operation g, where nothing else
     reads what is put together.  Returns `graph` itself where there is none.
     """
-    if not any(node.op == _CONCATENATE for node in graph.walk()):
+    if _CONCATENATE not in graph.ops:
         return graph
     uses: Counter[Value] = Counter()
     for inner in (graph, *(region for node in graph.walk() for region in node.regions)):

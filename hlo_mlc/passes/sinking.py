@@ -45,7 +45,10 @@ def _lift(graph: Graph) -> Graph:
 
 
 def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
-    """`outside`: the constants of the graphs around this one, by their value."""
+    """`outside`: the constants of the graphs around this one that are used in it, by their
+    value."""
+    if not outside and not any([node.regions for node in graph.nodes]):
+        return graph
     known = dict(outside)
     known.update((node.results[0], node) for node in graph.nodes if _is_splat(node))
     copies: dict[Value, Node] = {}
@@ -60,11 +63,17 @@ def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
 
     nodes = []
     for node in graph.nodes:
-        # An opaque node can only be written back with the regions that it came with.
-        regions = node.regions if node.opaque else tuple([_sink(r, known) for r in node.regions])
-        nodes.append(with_parts(node, tuple([here(v) for v in node.operands]), regions))
+        regions = node.regions
+        if regions and not node.opaque:  # which can only be written back with those it came with
+            regions = tuple([_sink(r, _captured(r, known)) for r in regions])
+        operands = tuple([here(v) for v in node.operands]) if outside else node.operands
+        nodes.append(with_parts(node, operands, regions))
     results = tuple([here(v) for v in graph.results])
     return with_body(graph, (*copies.values(), *nodes), results)
+
+
+def _captured(region: Graph, known: Mapping[Value, Node]) -> Mapping[Value, Node]:
+    return {value: known[value] for value in region.captures if value in known}
 
 
 def _is_splat(node: Node) -> bool:

@@ -45,6 +45,8 @@ def update_in_place(graph: Graph) -> Graph:
 
 def _adds_updates(graph: Graph) -> bool:
     """Whether there is anything to look at: most graphs are done with here."""
+    if graph.ops.isdisjoint((_UPDATE_OP, _SCATTER_OP)):
+        return False
     updates = {node.results[0] for node in graph.walk() if node.op in (_UPDATE_OP, _SCATTER_OP)}
     return bool(updates) and any(
         node.op == _ADD_OP and not updates.isdisjoint(node.operands) for node in graph.walk()

@@ -164,17 +164,15 @@ class _Copied:
             return places, tuple(v for v in places if isinstance(v, Var))
 
         def here(node: Expr) -> Expr | None:
-            found = tensor(node, axis) if _is_tensor(node, axis) else None
+            found = _own_tensor(node, axis)
             return load(near[found], node.indices[len(found[1]) :]) if found in near else None
 
-        every = [
-            one
-            for group in stage.loads_by_buffer.values()
-            for one in group
-            if _is_tensor(one, axis)
-        ]
-        for found in dict.fromkeys(tensor(one, axis) for one in every):
-            (source, leading), users = found, [one for one in every if tensor(one, axis) == found]
+        readers = dict[Tensor, list[Load]]()
+        for one in itertools.chain.from_iterable(stage.loads_by_buffer.values()):
+            if (found := _own_tensor(one, axis)) is not None:
+                readers.setdefault(found, []).append(one)
+        for found, users in readers.items():
+            source, leading = found
             copy = _copy(steps, users[0], len(leading)) if len(users) == 1 else None
             if copy is not None:
                 array, done = copy
@@ -229,13 +227,13 @@ def _nested(loops: Loops, move: Move) -> Move:
     return move
 
 
-def _is_tensor(read: Expr, axis: Var) -> bool:
-    """Whether this reads from a tensor of its own along `axis`, whichever step reads it."""
-    return (
-        isinstance(read, Load)
-        and begin(read, axis) is not None
-        and all(i.free <= {axis} for i in tensor(read, axis)[1])
-    )
+def _own_tensor(read: Expr, axis: Var) -> Tensor | None:
+    """The tensor of its own along `axis`, whichever step reads it, that this reads from, if so."""
+    position = begin(read, axis) if isinstance(read, Load) else None
+    if position is None:
+        return None
+    leading = read.indices[:position]
+    return (read.source, leading) if all(i.free <= {axis} for i in leading) else None
 
 
 def _is_whole(value: Expr, arrays: Sequence[Buffer], loops: Loops) -> bool:

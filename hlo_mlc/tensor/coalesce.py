@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, loads_in, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Assign, Stage, derived
@@ -162,8 +162,7 @@ def _mergeable(
 
 def accesses(stage: Stage) -> tuple[Load | Assign, ...]:
     """Every distinct load and every store of the stage."""
-    found = dict.fromkeys(load for e in stage.expressions for load in loads(e))
-    return (*found, *stage.along, *stage.assigns)
+    return (*loads_in(*stage.expressions), *stage.along, *stage.assigns)
 
 
 def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
@@ -173,7 +172,7 @@ def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
     steps = stage.procedure.expressions if stage.procedure is not None else ()
     values = [*steps, *stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    for node in walk(*(e for value in (*values, *guards) for e in _outside_addresses(value))):
+    for node in walk(*_outside_addresses(*values, *guards)):
         if (
             isinstance(node, Apply)
             and node.dtype is not INDEX
@@ -195,10 +194,10 @@ def _counts_both(e: Expr, outer: Var, inner: Var) -> bool:
     )
 
 
-def _outside_addresses(root: Expr) -> list[Expr]:
-    """The index-typed expressions in `root` that are converted, compared or guard a load."""
+def _outside_addresses(*roots: Expr) -> list[Expr]:
+    """The index-typed expressions in `roots` that are converted, compared or guard a load."""
     found: list[Expr] = []
-    for node in walk(root):
+    for node in walk(*roots):
         if isinstance(node, Load):
             if node.guard is not None:
                 found.append(node.guard)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, derived
 from hlo_mlc.tensor.covering import always_stored, left_over, stored_box, whole
 from hlo_mlc.tensor.rewrite import with_parts
 
@@ -27,8 +27,12 @@ def step_reads(step: Step) -> set[Buffer]:
     """Every buffer that a step loads from."""
     if isinstance(step, Nest):
         return {b for stage in step.stages for b in stage.inputs}
-    chosen = [access.source for access in loads(step.condition)] if step.condition else ()
-    return set(chosen).union(*map(step_reads, step.inner))
+    return set().union(*map(step_reads, step.inner), condition_reads(step))
+
+
+def condition_reads(step: Loop | Branch) -> list[Buffer]:
+    """What the condition of a loop, if it has one, or of a branch loads from."""
+    return [access.source for access in loads(step.condition)] if step.condition else []
 
 
 def step_writes(step: Step) -> set[Buffer]:
@@ -38,6 +42,7 @@ def step_writes(step: Step) -> set[Buffer]:
     return set().union(*map(step_writes, step.inner))
 
 
+@derived
 def effects(nest: Nest) -> Effects:
     """What the stages of a nest do, one after the other."""
     needs: set[Buffer] = set()
@@ -81,10 +86,12 @@ def live_after(steps: Sequence[Step], needed: Iterable[Buffer]) -> dict[Nest, Bu
 
 @dataclass(slots=True)
 class _Liveness:
-    """`entering`: what is needed where an iteration of a loop begins, as far as is known."""
+    """`entering`: what is needed where an iteration of a loop begins, as far as is known;
+    `stored`: what all of its trips together store."""
 
     after: dict[Nest, Buffers] = field(default_factory=dict)
     entering: dict[Loop, Buffers] = field(default_factory=dict)
+    stored: dict[Loop, Buffers] = field(default_factory=dict)
 
     def before(self, steps: Sequence[Step], live: Buffers) -> Buffers:
         """What is needed before the steps where `live` is after them."""
@@ -104,19 +111,24 @@ class _Liveness:
 
     def _branch(self, branch: Branch, live: Buffers) -> Buffers:
         either = self.before(branch.then, live) | self.before(branch.otherwise, live)
-        return either | {access.source for access in loads(branch.condition)}
+        return either.union(condition_reads(branch))
 
     def _loop(self, loop: Loop, live: Buffers) -> Buffers:
         """Until nothing is added: what one iteration needs, those before it keep."""
-        if loop.condition is not None:
-            live |= {access.source for access in loads(loop.condition)}
+        live = live.union(condition_reads(loop))
         while True:
             known = self.entering.get(loop, frozenset())
             tested = self.before(loop.test, live | known)
             begin = self.before(loop.body, tested)
             if begin <= known:
-                return begin - _stored_by_all(loop) if loop.trip_count else tested
+                return begin - self._stored(loop) if loop.trip_count else tested
             self.entering[loop] = known | begin
+
+    def _stored(self, loop: Loop) -> Buffers:
+        """Found once: a loop inside of others is come to as often as something is added to them."""
+        if loop not in self.stored:
+            self.stored[loop] = _stored_by_all(loop)
+        return self.stored[loop]
 
 
 def _stored_by_all(loop: Loop) -> Buffers:

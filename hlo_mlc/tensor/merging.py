@@ -27,7 +27,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
 from hlo_mlc.tensor.classify import is_apart, is_injective, is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
-from hlo_mlc.tensor.liveness import effects, live_after
+from hlo_mlc.tensor.liveness import condition_reads, effects, live_after, step_reads, step_writes
 from hlo_mlc.tensor.rewrite import reading, rename_axes, replace_buffers, with_parts
 
 
@@ -111,12 +111,13 @@ class _Refused(Exception):
 @dataclass(slots=True)
 class _Merger:
     """`clashes`: buffers that hold different values at the same time, both of which are needed;
-    `names`: what has become of a buffer."""
+    `names`: what has become of a buffer; `touched`: what steps read and write."""
 
     steps: list[Step]
     results: frozenset[Buffer]
     clashes: dict[Buffer, set[Buffer]] = field(default_factory=lambda: defaultdict(set))
     names: dict[Buffer, Buffer] = field(default_factory=dict)
+    touched: dict[Step, set[Buffer]] = field(default_factory=dict)
     written: frozenset[Buffer] = frozenset()
     numbers: Iterator[int] = field(default_factory=itertools.count)
     balance: int = 0  # elements that need not be copied, less those that are put aside instead
@@ -168,7 +169,9 @@ class _Merger:
         """
         found: list[Step] = []
         for step in steps:
-            if not isinstance(step, Nest):
+            if gone not in self._touches(step):
+                found.append(step)
+            elif not isinstance(step, Nest):
                 inner = trips * step.likely_trips
                 found.append(
                     with_parts(
@@ -177,10 +180,20 @@ class _Merger:
                         lambda e: reading(e, {gone: keep}),
                     )
                 )
-            elif any(gone in (*s.inputs, *s.outputs) for s in step.stages):
-                found += self._nest(step, keep, gone, trips)
             else:
-                found.append(step)
+                found += self._nest(step, keep, gone, trips)
+        return found
+
+    def _touches(self, step: Step) -> set[Buffer]:
+        """What a step reads and writes, found once: of a long program, a merger rewrites little."""
+        found = self.touched.get(step)
+        if found is None:
+            if isinstance(step, Nest):
+                found = step_reads(step) | step_writes(step)
+            else:
+                inner = map(self._touches, step.inner)
+                found = set().union(*inner, condition_reads(step))
+            self.touched[step] = found
         return found
 
     def _nest(self, nest: Nest, keep: Buffer, gone: Buffer, trips: int) -> list[Nest]:
