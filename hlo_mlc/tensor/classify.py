@@ -240,6 +240,18 @@ def cost(*roots: Expr) -> int:
     return total
 
 
+def chain(*roots: Expr) -> int:
+    """How many simple operations wait for each other at most. Functions count nothing: their parts
+    run side by side, and with what comes after them."""
+    longest: dict[Expr, int] = {}
+    for node in walk(*roots):
+        is_simple = (
+            isinstance(node, Apply) and node.dtype.name != "index" and cost_of_node(node) == 1
+        )
+        longest[node] = is_simple + max((longest[child] for child in node.children), default=0)
+    return max((longest[root] for root in roots), default=0)
+
+
 def cost_of_row(axis: Var, *roots: Expr) -> int:
     """`cost` of all elements along an axis where each is written out: it evaluates what conditions
     on where it stands leave of the expressions, and nothing that follows from there."""

@@ -341,6 +341,24 @@ def test_no_lane_is_off_between_borders(take_apart, arrays, dtype, elsewhere):
     assert any(found[True]) is elsewhere
 
 
+@pytest.mark.parametrize(
+    ("function", "n", "vectors"),
+    [
+        (lambda x: jax.random.bits(jax.random.key(3), x.shape) ^ x, 20_003, 4),
+        (lambda x: jax.random.bits(jax.random.key(3), x.shape) ^ x, 1003, 1),
+        (lambda x: lax.lgamma(x.astype(jnp.float32)), 20_003, 1),
+    ],
+    ids=["many", "few", "functions"],
+)
+def test_long_chains_take_turns(take_apart, check, arrays, function, n, vectors):
+    """Where there is enough to do, and none of functions, whose parts are no chains."""
+    (x,) = arrays("uint32", (n,))
+    (program,) = take_apart(function, x).programs
+    _, (decision,) = schedule_program(program, named("x86-64-v4"))
+    assert decision.template.name == "elementwise" and decision.parameters["unroll"] == vectors
+    check(function, x)
+
+
 @pytest.mark.parametrize("n", [9, 13, 35, 100])
 def test_tails_begin_early_without_masks_that_cost_nothing(take_apart, arrays, n):
     (x,) = arrays("float32", (40, n))
