@@ -1,9 +1,9 @@
 """Whether schedules that are derived by rule beat our templates, with as many trials for each.
 
-    python scripts/derived.py [--trials 500] [NAME...]
+    python scripts/derived.py [--trials 500] [--json found.jsonl] [NAME...]
 
 The nests are folds and maps of all kinds, on made-up values.  Times are ratios to what analysis
-chooses, measured in turns with it.
+chooses, measured in turns with it.  A nest whose line is in the file is left out.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from rich.progress import Progress
 from search_model import costliest_of
 
 from hlo_mlc.runtime import library
-from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.runtime.records import Schedules, schedules_text
 from hlo_mlc.tuning.messages import Task, Timed
 from hlo_mlc.tuning.space import Space
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget, tune_kernel
+from hlo_mlc_bench.searches import Derived, keep, known
 
 RULE = "derived"
 
@@ -78,35 +79,47 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *NESTS])
     parser.add_argument("--trials", type=int, default=500)
+    parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     library.register_with_jax()
-    rng = np.random.default_rng(0)
+    done = {found.case for found in known(given.json, Derived)} if given.json else set[str]()
+    names = [name for name in given.names or NESTS if name not in done]
     out = Console()
-    with Progress(transient=True, console=out) as progress, tempfile.TemporaryDirectory() as folder:
-        names = given.names or NESTS
+    with Progress(transient=True, console=out) as progress:
         bar = progress.add_task("", total=2 * given.trials * len(names))
         for name in names:
-            function, *shapes = NESTS[name]
-            task = costliest_of(function, [rng.standard_normal(s, np.float32) for s in shapes])
-            space = task.generator.space(task.program, task.target)
-            found = {}
-            for side in (False, True):
-                progress.update(bar, description=f"{name}, {RULE if side else 'templates'}")
-                found[side] = _searched(
-                    task,
-                    _only(space, side),
-                    given.trials,
-                    Path(folder, f"{name}{side}.log"),
-                    lambda: progress.advance(bar),
-                )
-            usual = space.choices[0].templates[0] if space.choices else "its only template"
-            for side, (speedup, schedules) in found.items():
-                out.print(
-                    f"{name:16} {usual:12} {RULE if side else 'templates':9} {speedup:5.2f}x "
-                    f"as fast as the default  {schedules}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+            progress.update(bar, description=name)
+            found = compared(name, given.trials, lambda: progress.advance(bar))
+            if given.json:
+                keep(given.json, found)
+            out.print(
+                f"{name:16} {found.usual:12} templates {found.templates:5.2f}x, derived "
+                f"{found.derived:5.2f}x as fast as the default  {found.schedule}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def compared(name: str, trials: int, on_trial: Callable[[], None]) -> Derived:
+    """Both searches for one nest."""
+    function, *shapes = NESTS[name]
+    rng = np.random.default_rng(0)
+    task = costliest_of(function, [rng.standard_normal(s, np.float32) for s in shapes])
+    space = task.generator.space(task.program, task.target)
+    with tempfile.TemporaryDirectory() as folder:
+        (templates, _), (derived, schedules) = (
+            _searched(task, _only(space, side), trials, Path(folder, f"{name}{side}.log"), on_trial)
+            for side in (False, True)
+        )
+    return Derived(
+        name,
+        task.target.cpu,
+        space.choices[0].templates[0] if space.choices else "its only template",
+        trials,
+        round(templates, 3),
+        round(derived, 3),
+        "; ".join(schedules_text(schedules)),
+    )
 
 
 def _only(space: Space, derived: bool) -> Space:

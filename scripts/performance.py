@@ -10,7 +10,8 @@ users reported, is measured by
     hlo-mlc bench --peers --json docs/peers.json
     hlo-mlc bench --group issues --neighbours --json docs/issues.json
 
-and how near short searches for schedules come to long ones by scripts/tuning_goal.py.
+and how near short searches for schedules come to long ones by scripts/tuning_goal.py, whether
+derived schedules beat templates by scripts/derived.py.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
+from hlo_mlc.tuning.tuner import WORTH_IT
 from hlo_mlc_bench import peers as others
 from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
 from hlo_mlc_bench.results import Results, Row, environment, load
-from hlo_mlc_bench.searches import SHORT, Found, known
+from hlo_mlc_bench.searches import SHORT, Derived, Found, known
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
@@ -46,6 +48,7 @@ DOCS = _ROOT / "docs"
 MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
 ISSUES = DOCS / "issues.json"
 TUNED = _ROOT / "bench" / "results" / "tuning_goal.jsonl"
+DERIVED = _ROOT / "bench" / "results" / "derived.jsonl"
 _TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
 
 _ROUNDS = 15
@@ -327,7 +330,11 @@ def _key(measured: Measured) -> list[str]:
 
 
 def page(
-    measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results
+    measured: Measured,
+    peers: Mapping[str, Any],
+    tuned: Sequence[Found],
+    derived: Sequence[Derived],
+    issues: Results,
 ) -> str:
     """docs/performance.md."""
     limits = measured.limits
@@ -361,6 +368,7 @@ def page(
         "",
         *_beside_others(peers),
         *_searched(tuned),
+        *_by_rule(derived),
         *_reported(issues),
     ]
     return "\n".join(lines)
@@ -426,6 +434,30 @@ def _search(one: Found) -> str:
         f"{one.best:.2f} | {statistics.median(one.reached):.1%} | {min(one.reached):.1%} | "
         f"{trials:.0f} | {seconds:.1f} |"
     )
+
+
+def _by_rule(found: Sequence[Derived]) -> list[str]:
+    """A table of nests for which schedules were derived by rule."""
+    ahead = sum(one.derived > WORTH_IT * max(one.templates, 1.0) for one in found)
+    return [
+        "## Schedules by rule",
+        "",
+        f"Two searches of {min(one.trials for one in found)} trials for each nest "
+        "(`scripts/derived.py`; "
+        f"{', '.join(sorted({one.target for one in found}))}): among schedules of templates, and "
+        "among those that a rule derives from naive loops, for which nobody has written a "
+        "template. How many times as fast as the default schedule the best of either is; in "
+        f"{ahead} of {len(found)} the derived one is more than {WORTH_IT - 1:.0%} ahead.",
+        "",
+        "| nest | analysis takes | of templates | by rule | by rule / of templates |",
+        "| --- | --- | ---: | ---: | ---: |",
+        *(
+            f"| {one.case} | {one.usual} | {one.templates:.2f} | {one.derived:.2f} | "
+            f"{one.derived / max(one.templates, 1.0):.2f} |"
+            for one in found
+        ),
+        "",
+    ]
 
 
 def _ms(row: others.PeerRow, name: str) -> str:
@@ -494,11 +526,12 @@ def draw(
     measured: Measured,
     peers: Mapping[str, Any],
     tuned: Sequence[Found],
+    derived: Sequence[Derived],
     issues: Results,
     folder: Path = DOCS,
 ) -> None:
     """Writes the page and its pictures."""
-    (folder / "performance.md").write_text(page(measured, peers, tuned, issues))
+    (folder / "performance.md").write_text(page(measured, peers, tuned, derived, issues))
     (folder / "scaling.svg").write_text(scaling(measured))
     (folder / "roofline.svg").write_text(roofline(measured))
 
@@ -508,7 +541,13 @@ def main(arguments: Sequence[str]) -> None:
     if "--draw" not in arguments:
         measured = measure(machine_limits(Options.from_environment()))
         MEASURED.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), known(TUNED), load(ISSUES))
+    draw(
+        Measured.read(MEASURED),
+        json.loads(PEERS.read_text()),
+        known(TUNED, Found),
+        known(DERIVED, Derived),
+        load(ISSUES),
+    )
     print(f"wrote {DOCS / 'performance.md'}")
 
 

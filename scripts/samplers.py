@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import random
 import sys
@@ -40,9 +39,10 @@ from hlo_mlc.tuning.messages import Build, Failed, Timed
 from hlo_mlc.tuning.model import WORST
 from hlo_mlc.tuning.placed import Placed
 from hlo_mlc.tuning.pool import Pool
-from hlo_mlc.tuning.space import Configuration, Key, Parameter, Space, TemplateChoice, key_of
+from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.study import KernelStudy, quiet
 from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc_bench.searches import Timings, timings
 
 MOST = 500
 TRIAL_S = 0.05
@@ -121,43 +121,26 @@ def record(path: Path, cases: Sequence[str]) -> None:
         except TuningError as error:
             print(f"{case}: {error}")
             continue
+        found = Timings(
+            case, task.target.cpu, space, dict(zip(map(key_of, space.all()), ratios, strict=True))
+        )
         with path.open("a") as file:
-            file.write(
-                json.dumps(
-                    {
-                        "case": case,
-                        "target": task.target.cpu,
-                        "choices": [[c.position, c.templates] for c in space.choices],
-                        "parameters": [
-                            [p.position, p.template, p.key, p.values, p.default]
-                            for p in space.parameters
-                        ],
-                        "ratios": ratios,
-                    }
-                )
-                + "\n"
-            )
+            file.write(found.line())
 
 
 def recorded(path: Path) -> list[Recorded]:
     """What a file holds."""
-    found = []
-    for line in map(json.loads, path.read_text().splitlines()):
-        space = Space(
-            tuple(
-                Parameter(position, template, key, tuple(values), default)
-                for position, template, key, values, default in line["parameters"]
-            ),
-            tuple(
-                TemplateChoice(position, tuple(templates))
-                for position, templates in line["choices"]
-            ),
+    return [
+        Recorded(
+            found.case,
+            found.space,
+            {
+                key: WORST if ratio is None else min(math.log(ratio), WORST)
+                for key, ratio in found.ratios.items()
+            },
         )
-        logs = [WORST if ratio is None else min(math.log(ratio), WORST) for ratio in line["ratios"]]
-        found.append(
-            Recorded(line["case"], space, dict(zip(map(key_of, space.all()), logs, strict=True)))
-        )
-    return found
+        for found in timings(path)
+    ]
 
 
 Search = Callable[[Recorded, int], Iterator[float]]

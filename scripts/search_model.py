@@ -1,20 +1,25 @@
 """How much the cost model helps the search for schedules, on kernels that it was not trained on.
 
-    python scripts/search_model.py collect trials.jsonl CASE...    # times schedules at random
-    python scripts/search_model.py evaluate trials.jsonl           # simulates searches among them
+    python scripts/search_model.py collect trials.jsonl CASE...    # times schedules
+    python scripts/search_model.py evaluate trials.jsonl...        # simulates searches among them
+    python scripts/search_model.py train model.npz trials.jsonl... # what all of them teach
 
 The cases are those of the benchmarks; of each, the costliest kernel that can be timed on made-up
-operands. What was collected stands for the machine in simulated searches: nothing is timed again.
+operands. Half of the schedules are drawn at random, half are neighbours of the fastest, but for
+those that are not worth being compiled; a kernel whose line is in the file is left out. What was
+collected stands for the machine in simulated searches: nothing is timed again. Searches are among
+the schedules of the first file; of each kernel the model is taught by all others, of the other
+files as well.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
-import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +33,26 @@ from hlo_mlc.compiler import clusters_of, is_data_dependent
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.cluster_programs import cluster_operands, in_memory, original_program
 from hlo_mlc.runtime import library
-from hlo_mlc.support.errors import TuningError
+from hlo_mlc.support.errors import MlcError, TuningError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 from hlo_mlc.tuning import model
-from hlo_mlc.tuning.features import NAMES, Description, Features, features_of
+from hlo_mlc.tuning.features import NAMES, Description, description_of
 from hlo_mlc.tuning.generator import TemplateGenerator
-from hlo_mlc.tuning.messages import Build, Failed, Task
+from hlo_mlc.tuning.messages import Build, Built, Failed, Task
 from hlo_mlc.tuning.model import Forest
-from hlo_mlc.tuning.pool import Pool
+from hlo_mlc.tuning.pool import Pool, may_win
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.supervisor import Supervisor
 from hlo_mlc_bench.cases import BY_NAME
+from hlo_mlc_bench.searches import Timings, timings
 
-TRIALS, TRIAL_S = 50, 0.05  # of each kernel
-STEPS = (4, 8, 16, 32)  # after how many trials searches are looked at
-SHUFFLES = 20
+TRIALS, TRIAL_S = 96, 0.05  # of each kernel, all of them other code
+MOST_DRAWN = 4 * TRIALS  # with those that have the loops or the code of others, or may not win
+PATIENCE = 0.5  # of what is usual: nobody waits for what takes LLVM 15 s
+FASTEST = 4  # of which neighbours are drawn
+STEPS = (4, 8, 16, 32, 64)  # after how many trials searches are looked at
+SHUFFLES, SEEDS = 20, 4  # of any order, and of candidates in front of a model
 WORTH_IT = 0.03  # the logarithm from which on there is a gain to have a share of
 
 
@@ -54,13 +63,14 @@ class Collected:
 
     case: str
     configurations: Sequence[Configuration]
-    features: Sequence[Features]
+    descriptions: Sequence[Description]
     logs: np.ndarray
 
     @property
     def differences(self) -> np.ndarray:
         """What each does differently from the default."""
-        return np.array([f.vector - self.features[0].vector for f in self.features])
+        vectors = [one.features.vector for one in self.descriptions]
+        return np.array([vector - vectors[0] for vector in vectors])
 
     @property
     def best(self) -> float:
@@ -69,12 +79,17 @@ class Collected:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Does what the first argument says with the file that is the second."""
-    what, path, *cases = arguments
+    """Does what the first argument says with the files that follow."""
+    what, path, *others = arguments
     if what == "collect":
-        collect(Path(path), cases)
+        collect(Path(path), others)
+    elif what == "train":
+        kernels = [kernel for other in others for kernel in collected(Path(other))]
+        trained(kernels).save(Path(path))
     else:
-        evaluate(collected(Path(path)))
+        evaluate(
+            collected(Path(path)), [kernel for other in others for kernel in collected(Path(other))]
+        )
 
 
 def costliest(case: str) -> Task:
@@ -109,67 +124,103 @@ def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task
 
 
 def collect(path: Path, cases: Sequence[str]) -> None:
-    """Adds a line for each schedule that was timed."""
+    """Adds a line for each kernel, with the time of each schedule / that of the default."""
     library.register_with_jax()
-    with path.open("a") as file:
-        for case in cases:
-            task = costliest(case)
-            space = task.generator.space(task.program, task.target)
-            try:
-                with Supervisor(task) as supervisor:
-                    for configuration in itertools.islice(at_random(space), TRIALS):
-                        ratio = _timed(supervisor, space, configuration)
-                        line = {"case": case, "configuration": configuration, "ratio": ratio}
-                        file.write(json.dumps(line) + "\n")
-            except TuningError as error:
-                print(f"{case}: {error}")
+    done = {found.case for found in timings(path)}
+    for case in cases:
+        if case in done:
+            continue
+        task = costliest(case)
+        space = task.generator.space(task.program, task.target)
+        ratios: dict[Key, float | None] = {}
+        loops, codes = set[str](), set[str]()
+        default = _description(task, space, key_of(space.default))
+        try:
+            with Supervisor(task, PATIENCE) as supervisor:
+                for configuration in itertools.islice(drawn(space, ratios), MOST_DRAWN):
+                    look = _description(task, space, key_of(configuration))
+                    if (
+                        look is None
+                        or look.digest in loops
+                        or not may_win(task.target, look.features, default.features)
+                    ):
+                        continue
+                    loops.add(look.digest)
+                    (built,) = supervisor.build(
+                        [Build(space.schedules(configuration), frozenset(codes))]
+                    )
+                    if isinstance(built, Built):
+                        if built.digest in codes:
+                            continue
+                        codes.add(built.digest)
+                    timed = (
+                        built if isinstance(built, Failed) else supervisor.measure(built, TRIAL_S)
+                    )
+                    ratios[key_of(configuration)] = (
+                        None if isinstance(timed, Failed) else round(1 / timed.speedup, 3)
+                    )
+                    if len(ratios) == TRIALS:
+                        break
+        except TuningError as error:
+            print(f"{case}: {error}")
+            continue
+        with path.open("a") as file:
+            file.write(Timings(case, task.target.cpu, space, ratios).line())
 
 
-def at_random(space: Space) -> Iterator[Configuration]:
-    """Configurations, each once, the defaults of all templates first."""
+def drawn(space: Space, ratios: Mapping[Key, float | None]) -> Iterator[Configuration]:
+    """Configurations, each once, the defaults of all templates first: all of a space that has no
+    more, else one at random and a neighbour of one of the fastest so far in turns."""
+    if space.size <= TRIALS:
+        yield from space.all()
+        return
     rng, seen = random.Random(0), set[Key]()
-    anything = (space.anything(rng) for _ in range(100 * TRIALS))
-    for configuration in itertools.chain(space.starts, anything):
+    starts = list(space.starts)
+    for number in range(100 * TRIALS):
+        right = {key: ratio for key, ratio in ratios.items() if ratio is not None}
+        near = heapq.nsmallest(FASTEST, right, key=right.__getitem__)
+        configuration = (
+            starts[number]
+            if number < len(starts)
+            else space.neighbour(dict(rng.choice(near)), rng)
+            if number % 2 and near
+            else space.anything(rng)
+        )
         if key_of(configuration) not in seen:
             seen.add(key_of(configuration))
             yield configuration
 
 
-def _timed(supervisor: Supervisor, space: Space, configuration: Configuration) -> float | None:
-    """The time of a schedule / the default's; None for one that fails."""
-    (built,) = supervisor.build([Build(space.schedules(configuration))])
-    if isinstance(built, Failed):
-        return None
-    timed = supervisor.measure(built, TRIAL_S)
-    return None if isinstance(timed, Failed) else 1 / timed.speedup
-
-
 def collected(path: Path) -> list[Collected]:
-    """What a file holds, with features as they are computed today."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    """What a file holds, with features as they are computed today, but for schedules of which
+    others have the same loops."""
     kernels = []
-    for case, rows in itertools.groupby(lines, key=lambda line: line["case"]):
-        task = costliest(case)
-        space = task.generator.space(task.program, task.target)
-        right = [row for row in rows if row["ratio"] is not None]
-        features = [
-            features_of(
-                task.generator.loops(
-                    task.program, task.target, space.schedules(row["configuration"])
-                ),
-                task.target,
-            )
-            for row in right
-        ]
+    for found in timings(path):
+        task = costliest(found.case)
+        first: dict[str, tuple[Key, Description]] = {}
+        for key, ratio in found.ratios.items():
+            if ratio is not None and (look := _description(task, found.space, key)) is not None:
+                first.setdefault(look.digest, (key, look))
         kernels.append(
             Collected(
-                case,
-                [row["configuration"] for row in right],
-                features,
-                np.log([row["ratio"] for row in right]),
+                found.case,
+                [dict(key) for key, _ in first.values()],
+                [look for _, look in first.values()],
+                np.log([found.ratios[key] for key, _ in first.values()]),
             )
         )
     return kernels
+
+
+def _description(task: Task, space: Space, key: Key) -> Description | None:
+    """What loops are like; None where today's compiler does not make them."""
+    try:
+        schedules = space.schedules(dict(key))
+        return description_of(
+            task.generator.loops(task.program, task.target, schedules), task.target
+        )
+    except MlcError:
+        return None
 
 
 def trained(kernels: Sequence[Collected]) -> Forest:
@@ -179,33 +230,37 @@ def trained(kernels: Sequence[Collected]) -> Forest:
     )
 
 
-def evaluate(kernels: Sequence[Collected]) -> None:
+def evaluate(kernels: Sequence[Collected], teaching: Sequence[Collected] = ()) -> None:
     """Prints how well each kernel's schedules are ranked, and found, by a model of the others."""
     found: dict[str, list[list[float]]] = {}
     correlations: dict[str, list[float]] = {"forest": [], "roofline": []}
     for kernel in kernels:
-        forest = trained([other for other in kernels if other is not kernel])
+        forest = trained([other for other in (*kernels, *teaching) if other.case != kernel.case])
         predicted = {
             "forest": model.predicted(forest, kernel.differences),
             "roofline": kernel.differences[:, NAMES.index("cycles")],
         }
         for name, values in predicted.items():
             correlations[name].append(float(spearmanr(values, kernel.logs).statistic))
-        orders: dict[str, Callable[[int], list[float]]] = {
-            "any order": lambda seed, k=kernel: _shuffled(k, seed),
-            "roofline, no forest": lambda _, k=kernel: _searched(k, None),
-            "forest": lambda _, k=kernel, f=forest: _searched(k, f),
+        orders: dict[str, tuple[int, Callable[[int], list[float]]]] = {
+            "any order": (SHUFFLES, lambda seed, k=kernel: _shuffled(k, seed)),
+            "roofline, no forest": (SEEDS, lambda seed, k=kernel: _searched(k, None, seed)),
+            "forest": (SEEDS, lambda seed, k=kernel, f=forest: _searched(k, f, seed)),
         }
-        for name, order in orders.items():
-            runs = range(SHUFFLES if name == "any order" else 1)
-            found.setdefault(name, []).append(np.mean([order(n) for n in runs], axis=0).tolist())
+        for name, (count, order) in orders.items():
+            curves = [order(seed) for seed in range(count)]
+            found.setdefault(name, []).append(np.mean(curves, axis=0).tolist())
         print(
             f"{kernel.case:24} {len(kernel.logs):3} schedules, best {math.exp(-kernel.best):.2f}x"
             f", rank correlation {correlations['forest'][-1]:5.2f}"
-            f" (roofline {correlations['roofline'][-1]:5.2f})"
+            f" (roofline {correlations['roofline'][-1]:5.2f})",
+            flush=True,
         )
     for name, values in correlations.items():
-        print(f"{name}: median rank correlation {np.median(values):.2f} of {len(kernels)} kernels")
+        print(
+            f"{name}: rank correlation {np.median(values):.2f} (median of {len(kernels)} kernels), "
+            f"{np.percentile(values, 25):.2f} and {np.percentile(values, 75):.2f} (quartiles)"
+        )
     worth = [n for n, kernel in enumerate(kernels) if kernel.best < -WORTH_IT]
     print(
         f"share of the gain after {STEPS} trials, mean of {len(worth)} kernels with one; "
@@ -233,16 +288,16 @@ def _shuffled(kernel: Collected, seed: int) -> list[float]:
     return _fastest(kernel, [0, *order])
 
 
-def _searched(kernel: Collected, forest: Forest | None) -> list[float]:
+def _searched(kernel: Collected, forest: Forest | None, seed: int) -> list[float]:
     """The same in the order of the tuner's pool."""
     number = {key_of(c): n for n, c in enumerate(kernel.configurations)}
     pool = Pool(
         host(),
         kernel.configurations[0],
-        lambda some: [Description(kernel.features[number[key_of(one)]], str(one)) for one in some],
+        lambda some: [kernel.descriptions[number[key_of(one)]] for one in some],
         forest,
     )
-    candidates = iter(random.Random(0).sample(kernel.configurations, len(number)))
+    candidates = iter(random.Random(seed).sample(kernel.configurations, len(number)))
     logs = {key_of(kernel.configurations[0]): 0.0}
     while len(logs) < STEPS[-1]:
         choices = pool.choose(logs, candidates)

@@ -57,10 +57,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--again", type=int, default=3)
     given = parser.parse_intermixed_args(arguments)
     if given.what == "show":
-        show(known(given.path))
+        show(known(given.path, Found))
         return
     library.register_with_jax()
-    done = {found.case for found in known(given.path)}
+    done = {found.case for found in known(given.path, Found)}
     out = Console()
     with Progress(transient=True, console=out) as progress, helpers() as others:
         for case in progress.track([c for c in given.cases if c not in done]):

@@ -35,7 +35,7 @@ _INTERRUPTED = 130  # as shells have it
 @parameters.entry
 @click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long altogether."
+    "--minutes", type=click.FloatRange(min=0, min_open=True), help="No longer than so, altogether."
 )
 @parameters.storage()
 @parameters.target
@@ -63,9 +63,9 @@ def tune(
     are tuned there; where there is no GPU, --target sm_90 tunes them by a model, without running
     any, and the records say so.
 
-    Without --trials and --minutes, each kernel is tuned until next to nothing is expected of
-    another trial. Ctrl-C ends the search and records the best so far. The same command goes on
-    where it was, also after it was killed.
+    Without --trials, each kernel is tuned until next to nothing is expected of another trial, and
+    time that one does not need is for the others. Ctrl-C ends the search and records the best so
+    far. The same command goes on where it was, also after it was killed.
 
     With --storage the kernels lie in a database with their studies, and every `hlo-mlc worker` on a
     machine of the same kind takes trials of them.

@@ -92,8 +92,8 @@ def tune_module(
     modelled: bool = False,
 ) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
-    for so many minutes altogether; if neither is given, each kernel until next to nothing is
-    expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
+    for so many minutes altogether at most; without `trials`, each kernel until next to nothing is
+    expected of another one. `given` are arguments to measure with; made-up ones if they are None.
     `storage` is the URL of a database that a team shares, where the kernels are put for others to
     take trials of; else studies lie in the cache. The kernels are those for the `platform`; if they
     are to be `modelled`, for a GPU that the options name, and nothing runs.

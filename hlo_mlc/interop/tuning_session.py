@@ -39,7 +39,7 @@ from hlo_mlc.interop.extraction import standalone
 from hlo_mlc.interop.operands import calls_back
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
-from hlo_mlc.interop.tuning_report import TunedKernel
+from hlo_mlc.interop.tuning_report import BUSY, TunedKernel
 from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
@@ -58,10 +58,12 @@ from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import Forest, model_path
+from hlo_mlc.tuning.nearest import Neighbours
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
+from hlo_mlc.tuning.space import Configuration, Space
 from hlo_mlc.tuning.storage import journal_path, open_studies
-from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
+from hlo_mlc.tuning.study import COMPLETE, OF_LIMIT, SHARE_OF, KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 from hlo_mlc.tuning.workers import Worker, helpers
 
@@ -69,6 +71,8 @@ from hlo_mlc.tuning.workers import Worker, helpers
 # final tells apart (11 of 12 kernels then had 98 % of the speed that they had after three times as
 # many), and after this many in any case.
 LEAST_GAIN, _MOST_TRIALS = 0.005, 64
+# Where that was so when a kernel was tuned before: its best are held against each other once more.
+_NO_TRIALS = Budget(0)
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 # The same by a model of a GPU: what it is wrong about in one kernel is much the same for all of its
@@ -205,12 +209,14 @@ class Session:
         return self._moment(lambda: machine_limits(self._options))
 
     def _budget(self, share: float, kernels: int) -> Budget:
-        """A share of the time that is left for trials, this kernel being the first of so many."""
+        """A share of the time that is left for trials, this kernel being the first of so many: what
+        it does not need, since nothing is expected of another trial, is for those that follow."""
         if self._deadline is None:
             return Budget(self._trials) if self._trials else Budget(_MOST_TRIALS, None, LEAST_GAIN)
         now = time.monotonic()
         left = self._deadline - now - kernels * _FINISH_S
-        return Budget(self._trials, now + share * max(left, 0.0))
+        least_gain = 0.0 if self._trials else LEAST_GAIN
+        return Budget(self._trials, now + share * max(left, 0.0), least_gain)
 
     def _kernel(
         self,
@@ -238,23 +244,27 @@ class Session:
             ([], ()) if self._modelled else self._operands_and_results(graph, cluster, program)
         )
         space = self._generator.space(kernel.program, self._target)
-        standing = known and space.configuration(known.schedules)
+        text = program_text(kernel.program)
         study = KernelStudy(
-            self._storage, self._study_name(cluster), space, [standing] if standing else []
+            self._storage,
+            self._study_name(cluster),
+            space,
+            self._first(kernel.fingerprint, text, space, known),
         )
         study.describe(
             {
                 "name": kernel.name,
-                "kernel": program_text(kernel.program),
+                "kernel": text,
                 "ops": op_counts(tuned.ops),
-                "target": f"{self._target.name}, by a model"
-                if self._modelled
-                else _machine(self._target),
+                "target": self._machine,
                 "default": schedules_text(space.schedules(space.default)),
                 **(self._shared(kernel.fingerprint) if self._is_shared else {}),
             }
         )
+        if self._trials is None and self._deadline is None and study.is_complete:
+            budget = _NO_TRIALS
         self._studies[kernel.fingerprint] = study
+        self._neighbours.add(kernel.fingerprint, text)
         progress.begin(label, study, space, budget, least_us, xla_us)
         task = Task(
             kernel.program,
@@ -295,6 +305,7 @@ class Session:
                 "speedup over XLA": record.measured.xla_ratio,
                 "choice": "modelled" if record.measured.modelled else record.choice,
                 OF_LIMIT: of_limit,
+                **({COMPLETE: True} if winner.complete and winner.noise <= BUSY else {}),
             }
         )
         return dataclasses.replace(
@@ -307,6 +318,30 @@ class Session:
             interrupted=winner.interrupted,
             of_limit=of_limit,
         )
+
+    @functools.cached_property
+    def _machine(self) -> str:
+        """What studies say of where they are tuned."""
+        return f"{self._target.name}, by a model" if self._modelled else _machine(self._target)
+
+    @functools.cached_property
+    def _neighbours(self) -> Neighbours:
+        studies = self._storage.get_all_studies()
+        return Neighbours.of({one.study_name: one.user_attrs for one in studies}, self._machine)
+
+    def _first(
+        self, fingerprint: str, text: str, space: Space, known: Record | None
+    ) -> list[Configuration]:
+        """What to try right after the default: what is recorded of the kernel, or else of those
+        that compute the same of the sizes that are nearest to its own."""
+        if known is not None and (standing := space.configuration(known.schedules)) is not None:
+            return [standing]
+        records = (
+            self._records.get(other, self._target.key)
+            for other in self._neighbours.nearest(fingerprint, text)
+        )
+        likely = (space.most_like(record.schedules) for record in records if record is not None)
+        return [configuration for configuration in likely if configuration is not None]
 
     def _operands_and_results(
         self, graph: Graph, cluster: Cluster, program: ir.Module | None

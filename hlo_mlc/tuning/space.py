@@ -185,6 +185,26 @@ class Space:
                 result[parameter.name] = value
         return result
 
+    def most_like(self, schedules: Schedules) -> Configuration | None:
+        """What comes nearest to schedules of a kernel of other sizes: each parameter has the value
+        nearest to theirs. None where they name templates that do not take these nests."""
+        values = {(p.position, p.template, p.key): p.values for p in self.parameters}
+        fitted: dict[int, tuple[str, dict[str, int]]] = {}
+        for position, (template, parameters) in schedules.items():
+            if isinstance(parameters, tuple):  # steps of a person's
+                return None
+            fitted[position] = (
+                template,
+                {
+                    key: min(
+                        there, key=lambda v, value=value: (abs(math.log((1 + v) / (1 + value))), v)
+                    )
+                    for key, value in parameters.items()
+                    if (there := values.get((position, template, key)))
+                },
+            )
+        return self.configuration(fitted)
+
     def _defaults(self, chosen: Mapping[int, str]) -> dict[str, int | str]:
         """The configuration with these templates and all else as analysis has it."""
         found: dict[str, int | str] = {f"{n}.template": template for n, template in chosen.items()}

@@ -43,6 +43,9 @@ _FASTEST = 4  # of which neighbours are candidates
 DIFFERENCES = "differences"
 """What Optuna calls what the loops of a trial do differently: the vocabulary, then its features."""
 
+COMPLETE = "nothing is expected of another trial"
+"""What is said of a study that ended by itself."""
+
 OF_LIMIT, SHARE_OF = "share of the limit", "share of the time of "
 """What the share of the machine's limit that a kernel reaches is called among the facts about it,
 and, in front of a function's name, its share of the time of all the function's kernels."""
@@ -129,6 +132,11 @@ class KernelStudy:
     def tried(self) -> list[Tried]:
         """What is known, in the order of the trials."""
         return sorted(self._tried.values(), key=lambda tried: tried.number)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether next to nothing was expected of another trial when it ended."""
+        return bool(self._study.user_attrs.get(COMPLETE))
 
     @property
     def under_way(self) -> int:

@@ -65,6 +65,7 @@ class Winner:
     failed: int  # of these, such as could not be built, were wrong, crashed or hung
     noise: float = 1.0  # of the final, see Timed
     interrupted: bool = False  # before the budget was spent
+    complete: bool = False  # all is known, or next to nothing was expected of another trial
 
 
 OnTrial = Callable[[KernelStudy, Outcome], None]
@@ -106,16 +107,17 @@ def tune_kernel(
             if task.generator.is_predicted
             else None
         )
-        interrupted = False
+        interrupted = complete = False
         try:
-            _search(supervisor, study, space, budget, on_trial, moment, pool)
+            complete = _search(supervisor, study, space, budget, on_trial, moment, pool)
         except KeyboardInterrupt:
             if not study.tried:
                 raise
             interrupted = True
             supervisor.drop()
             on_interrupt()
-        return replace(_final(supervisor, study, space, known, moment), interrupted=interrupted)
+        winner = _final(supervisor, study, space, known, moment)
+        return replace(winner, interrupted=interrupted, complete=complete)
 
 
 def _search(
@@ -126,14 +128,14 @@ def _search(
     on_trial: OnTrial,
     moment: Moment,
     pool: Pool | None,
-) -> None:
+) -> bool:
     """Tries configurations until the budget is spent, or all are known: some are built at the same
-    time, then timed one after the other."""
+    time, then timed one after the other. Whether it ended before the budget did."""
     while not budget.is_spent(len(study.tried)):
         left = max(budget.trials_left(len(study.tried) + study.under_way), 1)
         trials = study.batch(min(supervisor.at_once, left), pool, budget.least_gain)
         if not trials:
-            return
+            return True
         with contextlib.ExitStack() as leases:
             for trial in trials:
                 leases.enter_context(study.lease(trial))
@@ -146,7 +148,7 @@ def _search(
                 )
                 for one in built:
                     if budget.is_late:
-                        return
+                        return False
                     outcome, digest = _timed(supervisor, one, study, TRIAL_S, moment)
                     trial = trials[0]
                     differences = pool and pool.differences(trial.configuration)
@@ -155,6 +157,7 @@ def _search(
             finally:  # an interrupt, or it is late
                 for trial in trials:
                     study.abandon(trial)
+    return False
 
 
 def _built(

@@ -14,10 +14,11 @@ import jax
 import pytest
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.tuning.space import Parameter, Space, TemplateChoice, key_of
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME
 from hlo_mlc_bench.results import Results, Row, load
-from hlo_mlc_bench.searches import Found, keep, known
+from hlo_mlc_bench.searches import Derived, Found, Timings, keep, known, timings
 
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
@@ -57,6 +58,10 @@ _SEARCHED = [
     Found("gelu", "znver4", 96, 50.0, [(1.5, 16, 3.0), (1.2, 18, 5.0)], 1.6, 96),
     Found("exp", "znver4", 5000, 9.0, [(1.0, 8, 1.0), (1.0, 8, 1.0)], 0.98, 2000),
 ]
+_DERIVED = [
+    Derived("outer", "znver4", "elementwise", 500, 1.0, 1.2, "nest 0: derived(rows=2)"),
+    Derived("rows", "znver4", "reduction", 500, 1.1, 0.9, ""),
+]
 
 
 @pytest.fixture
@@ -82,7 +87,7 @@ def test_sizes_span_three_decades_of_work(name: str) -> None:
 
 
 def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
-    _SCRIPT["draw"](measured, _OTHERS, _SEARCHED, _REPORTED, tmp_path)
+    _SCRIPT["draw"](measured, _OTHERS, _SEARCHED, _DERIVED, _REPORTED, tmp_path)
     for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
         root = ET.fromstring((tmp_path / name).read_text())
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
@@ -103,6 +108,8 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
     assert "| exp | 9 | 5,000 | 2,000 | 1.00 | 100.0% | 100.0% | 8 | 1.0 |" in text
     assert "come to 92.2% of the best speed that was found, or nearer, in 2.0 s" in text
     assert "its geometric mean is 1.00, and 1 of 2 are at least 0.97" in text
+    assert "| outer | elementwise | 1.00 | 1.20 | 1.20 |" in text
+    assert "in 1 of 2 the derived one is more than 2% ahead" in text
 
 
 def test_nothing_lies_above_its_roof(measured: Any) -> None:
@@ -118,12 +125,30 @@ def test_what_was_measured_is_read_again(measured: Any, tmp_path: Path) -> None:
 
 def test_searches_are_kept_line_by_line(tmp_path: Path) -> None:
     path = tmp_path / "found.jsonl"
-    assert known(path) == []
+    assert known(path, Found) == []
     for found in _SEARCHED:
         keep(path, found)
-    assert [(one.case, one.best, one.reached) for one in known(path)] == [
+    assert [(one.case, one.best, one.reached) for one in known(path, Found)] == [
         (one.case, one.best, one.reached) for one in _SEARCHED
     ]
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_timings_are_read_as_written(tmp_path: Path, is_whole: bool) -> None:
+    space = Space(
+        (Parameter(0, "a", "x", (1, 2), 2), Parameter(1, "b", "y", (0, 1), 0)),
+        (TemplateChoice(0, ("c", "a")),),
+    )
+    keys = list(map(key_of, space.all()))[: None if is_whole else 3]
+    ratios = dict(zip(keys, (1.0, None, 0.5, 2.0, 3.0, 4.0), strict=False))
+    found = Timings("softmax", "znver4", space, ratios)
+    path = tmp_path / "timed.jsonl"
+    path.write_text(found.line() * 2)
+    assert ("schedules" in json.loads(found.line())) != is_whole
+    for again in timings(path):
+        assert (again.case, again.target, again.space) == (found.case, found.target, space)
+        assert list(again.ratios.items()) == list(found.ratios.items())
+    assert timings(tmp_path / "none.jsonl") == []
 
 
 def test_cases_are_measured(case: Case) -> None:
@@ -144,7 +169,8 @@ def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
     _SCRIPT["draw"](
         _SCRIPT["Measured"].read(_SCRIPT["MEASURED"]),
         others,
-        known(_SCRIPT["TUNED"]),
+        known(_SCRIPT["TUNED"], Found),
+        known(_SCRIPT["DERIVED"], Derived),
         reported,
         tmp_path,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import subprocess
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.tuning.history import attempts
 from hlo_mlc.tuning.storage import journal_path
 from hlo_mlc.tuning.tuner import Winner
 from making.left import by_xla
@@ -110,6 +112,36 @@ def test_trials_are_those_of_the_study_whoever_makes_them() -> None:
     assert kernel.tried == 3
     (kernel,) = mlc_jit(product).tune(X, trials=1).kernels
     assert kernel.tried == 3
+
+
+def test_a_search_begins_with_what_other_sizes_have() -> None:
+    mlc_jit(product).tune(X, trials=1)
+    records, known = (
+        open_records(Options.from_environment()),
+        record_of(only_kernel(product), SCHEDULES),
+    )
+    assert records.put(known, replaces=records.get(known.kernel, known.target)) == known
+    (kernel,) = mlc_jit(product).tune(X[:60], trials=2).kernels
+    journal = journal_path(Options.from_environment())
+    default, second = attempts(journal, [kernel.id])[kernel.id]
+    wanted = {"0.contraction.rows=4", "0.contraction.vectors=1"}
+    assert wanted <= set(second.what.split(", ")) and not wanted <= set(default.what.split(", "))
+
+
+def curve(x: jax.Array) -> jax.Array:
+    return jnp.tanh(x) + 1
+
+
+def test_what_was_tuned_in_another_program_takes_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody says how many, as many as pay: none more, unless the machine was busy then."""
+    monkeypatch.setattr(tuning, "BUSY", math.inf)
+    monkeypatch.setattr(tuning, "_MOST_TRIALS", 10_000)
+    (first,) = mlc_jit(curve).tune(X).kernels
+    both = mlc_jit(lambda x: (curve(x), by_xla(x)), choose="ours").tune(X)
+    (again,) = (kernel for kernel in both.kernels if kernel.id == first.id)
+    assert again.tried == first.tried and again.record is not None
+    (more,) = mlc_jit(curve).tune(X, trials=first.tried + 2).kernels
+    assert more.tried == first.tried + 2
 
 
 def test_what_is_recorded_is_compiled() -> None:
