@@ -165,7 +165,8 @@ these operands may also say at run time where something is, between arrays of kn
 XLA does not take.  `stablehlo.batch_norm_*`, CHLO's `broadcast_*` and `ragged_dot` (with all groups
 for all rows, as JAX does on CPUs), and what StableHLO has given up (`stablehlo.dot`,
 `stablehlo.einsum`, `stablehlo.unary_einsum`, `stablehlo.torch_index_select`) are written out there.
-Bitcasts between types of different widths are shifts.
+Bitcasts between types of different widths are shifts, and complex numbers are sorted by keys of
+their parts.
 
 ## What is left to XLA, and why
 """
