@@ -40,7 +40,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
 from hlo_mlc.support.warning import users_line, warn
 from hlo_mlc.templates.base import Decision, Named
-from hlo_mlc.templates.program import decisions_text
+from hlo_mlc.templates.program import decisions_text, is_longer
 from hlo_mlc.tensor.core import Nest
 from hlo_mlc.tensor.text import program_text
 
@@ -474,6 +474,8 @@ def _begin(
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
         return _Begun(key, stored)
+    if most_lines < sys.maxsize and is_longer(kernel.program, most_lines):
+        raise CodeLimitError(name, most_lines)
     announce()
     record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = backend.schedule(kernel.program, schedules)

@@ -134,6 +134,7 @@ def work(nest: Nest) -> int:
     return sum(points(s) * (_operations(s) + 1 + len(s.inputs)) for s in nest.stages)
 
 
+@derived
 def _operations(stage: Stage) -> int:
     """Of one point."""
     return cost(*stage.expressions) if stage.procedure is None else stage.procedure.total(cost)

@@ -4,9 +4,11 @@ between them."""
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hlo_mlc.expr.core import Buffer, loads
+from hlo_mlc.expr.core import Apply, Buffer, loads
+from hlo_mlc.expr.core import walk as walk_values
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Call, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.lower import lower_branch, lower_loop
 from hlo_mlc.loops.rewrite import expressions, on_one_thread
@@ -32,7 +34,7 @@ from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
-from hlo_mlc.tensor.classify import contraction, cost
+from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
@@ -260,6 +262,26 @@ class _Assembler:
         return Call(loops, (*inputs, *outputs))
 
 
+def is_longer(program: TensorProgram, lines: int) -> bool:
+    """Whether a program is more than so many lines of code for sure, before it is scheduled: each
+    operation is one at least, but in nests that may share a program. What is written out has 1.6
+    times as many."""
+    every = [nest for step in program.steps for nest in _nests(step)]
+    if sum(stage_cost(stage) for nest in every for stage in nest.stages) <= lines:
+        return False
+    repeated = _repeated(program)
+    roots = [e for n in every if n not in repeated for s in n.stages for e in s.expressions]
+    return lines < sum(isinstance(e, Apply) and e.dtype is not INDEX for e in walk_values(*roots))
+
+
+def _nests(step: Step) -> Iterator[Nest]:
+    if isinstance(step, Nest):
+        yield step
+    else:
+        for inner in step.inner:
+            yield from _nests(inner)
+
+
 def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
     """Whether other threads have to be woken in every trip of a loop, for less than that takes."""
     if not all(isinstance(step, Nest) for step, _ in parts):
@@ -290,7 +312,7 @@ def _vector_operations(nest: Nest, target: CpuTarget) -> int:
         each = (
             1
             if contraction(stage) is not None
-            else cost(*stage.expressions) + ACCESS * (1 + len(stage.inputs))
+            else stage_cost(stage) + ACCESS * (1 + len(stage.inputs))
         )
         total += points(stage) * each // lanes
     return total
@@ -318,7 +340,7 @@ def _repeated(program: TensorProgram) -> frozenset[Nest]:
                     tuple(v.extent for v in (*s.axes, *s.reduce_axes)),
                     len(s.assigns),
                     len(s.inputs),
-                    cost(*s.expressions),
+                    stage_cost(s),
                 )
                 for s in step.stages
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -182,6 +183,7 @@ def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Va
     return True
 
 
+@functools.lru_cache(256)  # of one access, several variables are asked for
 def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Elements from the start of the buffer, as an index expression."""
     total: Expr = index.constant(0)

@@ -15,6 +15,8 @@ from jaxlib.mlir import ir
 
 from hlo_mlc import compiler, mlc_jit
 from hlo_mlc.backends import cpu as backend
+from hlo_mlc.backends.cpu import cpu_backend
+from hlo_mlc.building import build_kernels
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
@@ -22,10 +24,11 @@ from hlo_mlc.partition.choose.cost import saved_us
 from hlo_mlc.partition.fuse import groups as units
 from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.report import Report
+from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
-from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.program import is_longer, schedule_program
 
 # Twice the program, and what differs in its fixed parts.
 MOST_GROWTH = 2.3
@@ -261,6 +264,19 @@ def test_a_kernel_is_printed_no_further_than_it_may_be_long(chain: Chain) -> Non
         assert printed(lines) == text
         with pytest.raises(CodeLimitError, match=f"more than {lines - 1:,} lines"):
             printed(lines - 1)
+        assert not is_longer(program, lines)
+
+
+def test_what_is_too_long_for_sure_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the inverses of 4 x 4 matrices, written out."""
+    monkeypatch.setattr(backend, "schedule_as_recorded", None)
+    module = module_of(lambda x, w, length: jnp.linalg.inv(x.reshape(8, 4, 4)), 1)
+    _, plan = clusters_of(module, OURS)
+    kernels = [cluster.kernel for cluster, _ in plan.taken]
+    assert all(is_longer(kernel.program, 50) for kernel in kernels)
+    options = Options.from_environment(choose="auto", target="cpu")
+    made = build_kernels(kernels, options, cpu_backend(options), Recorder(None), 50)
+    assert made.refused.keys() == {kernel.fingerprint for kernel in kernels}
 
 
 def test_printing_ends_at_the_limit() -> None:
