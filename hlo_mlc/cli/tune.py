@@ -64,8 +64,8 @@ def tune(
     any, and the records say so.
 
     Without --trials, each kernel is tuned until next to nothing is expected of another trial, and
-    time that one does not need is for the others. Ctrl-C ends the search and records the best so far. The same command goes on
-    where it was, also after it was killed.
+    time that one does not need is for the others. Ctrl-C ends the search and records the best so
+    far. The same command goes on where it was, also after it was killed.
 
     With --storage the kernels lie in a database with their studies, and every `hlo-mlc worker` on a
     machine of the same kind takes trials of them.

@@ -188,10 +188,10 @@ class MlcFunction(JitObject[P, R_co]):
     ) -> TuningReport:
         """Looks for faster schedules of each kernel on these arguments, until each had so many
         trials, or else until next to nothing is expected of another trial, for so many minutes in
-        all at most, and remembers them; says what came of it. `storage`, the URL of a database, has others take
-        trials as well (`hlo-mlc worker`). `target`, a GPU architecture ("sm_90"), has kernels for
-        it tuned where there is no such GPU: nothing runs, times are those of a model, and records
-        say so."""
+        all at most, and remembers them; says what came of it. `storage`, the URL of a database, has
+        others take trials as well (`hlo-mlc worker`). `target`, a GPU architecture ("sm_90"), has
+        kernels for it tuned where there is no such GPU: nothing runs, times are those of a model,
+        and records say so."""
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(

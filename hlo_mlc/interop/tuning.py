@@ -70,7 +70,7 @@ from hlo_mlc.target.cuda import names as gpu_names
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
-from hlo_mlc.tuning.model import Forest, model_path
+from hlo_mlc.tuning.model import learned
 from hlo_mlc.tuning.nearest import Neighbours
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.replay import generator_for
@@ -236,7 +236,7 @@ class Session:
         self._modelled = modelled
         self._generator = ModelledGenerator() if modelled else generator_for(self._target)
         self._forest = (
-            Forest.load(model_path(options.cache_dir, self._target))
+            learned(options.cache_dir, self._target)
             if isinstance(self._target, CpuTarget)
             else None
         )
