@@ -442,8 +442,8 @@ def _by_rule(found: Sequence[Derived]) -> list[str]:
     return [
         "## Schedules by rule",
         "",
-        f"Two searches of {min(one.trials for one in found)} trials for each nest "
-        "(`scripts/derived.py`; "
+        f"Two searches of up to {min(one.trials for one in found)} trials for each nest "
+        "(`scripts/derived.py`; in turns with the default schedule, on a machine that others used; "
         f"{', '.join(sorted({one.target for one in found}))}): among schedules of templates, and "
         "among those that a rule derives from naive loops, for which nobody has written a "
         "template. How many times as fast as the default schedule the best of either is; in "

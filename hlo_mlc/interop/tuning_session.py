@@ -57,7 +57,7 @@ from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
-from hlo_mlc.tuning.model import Forest, model_path
+from hlo_mlc.tuning.model import learned
 from hlo_mlc.tuning.nearest import Neighbours
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
@@ -113,7 +113,7 @@ class Session:
         self._modelled = modelled
         self._generator = ModelledGenerator() if modelled else self._backend.generator
         self._forest = (
-            Forest.load(model_path(options.cache_dir, self._target))
+            learned(options.cache_dir, self._target)
             if isinstance(self._target, CpuTarget)
             else None
         )

@@ -1,12 +1,15 @@
 """The cost model: what schedules are predicted to take, relative to the default of their kernel.
 
-A roofline is where it begins, and a forest that has learned from what was tuned on the machine, if
-there is one, has the same weight. What they are wrong about in one kernel, a Gaussian process
-learns from that kernel's own trials while it is tuned.
+A roofline is where it begins, and a forest that has learned from schedules of other kernels, if
+there is one, has the same weight: from those of the benchmarks on CPUs of the family, which comes
+with the package, and from what was tuned on the machine (`hlo-mlc model train`). What they are
+wrong about in one kernel, a Gaussian process learns from that kernel's own trials while it is
+tuned.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 import zipfile
@@ -23,8 +26,9 @@ from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tuning.features import NAMES, VOCABULARY
 
+_TAUGHT = Path(__file__).parent / "taught"
 _CYCLES = NAMES.index("cycles")
-_TREES, _SMALLEST_LEAF, _SHARE_OF_FEATURES = 50, 4, 0.4
+_TREES, _SMALLEST_LEAF, _SHARE_OF_FEATURES = 50, 16, 0.4
 # Of the logarithms to learn: which of two bad schedules is worse is nobody's concern.
 WORST = math.log(4.0)
 _NOISE = 0.02  # of a logarithm of measured times
@@ -101,6 +105,28 @@ class Forest:
             np.array(VOCABULARY),
         )
 
+    def beside(self, other: Forest) -> Forest:
+        """The trees of both, of which the smaller one's are there as often as it takes to have as
+        much to say."""
+        parts = [self, other]
+        trees = [len(part.roots) for part in parts]
+        copies = [math.lcm(*trees) // count for count in trees]
+        starts = [0, len(self.value)]
+        return Forest(
+            np.concatenate(
+                [
+                    np.tile(part.roots + start, count)
+                    for part, start, count in zip(parts, starts, copies, strict=True)
+                ]
+            ),
+            np.concatenate([part.feature for part in parts]),
+            np.concatenate([part.threshold for part in parts]),
+            np.concatenate([p.left + start for p, start in zip(parts, starts, strict=True)]),
+            np.concatenate([p.right + start for p, start in zip(parts, starts, strict=True)]),
+            np.concatenate([part.value for part in parts]),
+            self.vocabulary,
+        )
+
     def save(self, path: Path) -> None:
         """Keeps the forest.
 
@@ -159,6 +185,22 @@ class Forest:
 def model_path(cache_dir: Path, target: CpuTarget) -> Path:
     """Where the forest that was trained on this kind of CPU is kept."""
     return cache_dir / "models" / f"{target.cpu}.npz"
+
+
+def taught_path(target: CpuTarget) -> Path:
+    """Where that is which comes with the package for a family of CPUs, if there is one."""
+    return _TAUGHT / f"{target.cpu.rstrip('0123456789')}.npz"
+
+
+def learned(cache_dir: Path, target: CpuTarget) -> Forest | None:
+    """What is known of schedules on this kind of CPU: what comes with the package, and what was
+    trained here."""
+    known = [
+        forest
+        for path in (taught_path(target), model_path(cache_dir, target))
+        if (forest := Forest.load(path)) is not None
+    ]
+    return functools.reduce(Forest.beside, known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,15 @@ from hlo_mlc.tuning import model
 from hlo_mlc.tuning.features import NAMES, VOCABULARY, Description, Features, description_of
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Timed
-from hlo_mlc.tuning.model import Beliefs, Forest, beliefs, model_path, predicted
+from hlo_mlc.tuning.model import (
+    Beliefs,
+    Forest,
+    beliefs,
+    learned,
+    model_path,
+    predicted,
+    taught_path,
+)
 from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Parameter, Space, key_of
 from hlo_mlc.tuning.storage import open_storage
@@ -77,6 +86,35 @@ def test_a_damaged_model_is_reported_and_not_used(tmp_path: Path, damage: str) -
         path.write_bytes({"cut": whole[:-40], "empty": b"", "noise": b"\0" * 100}[damage])
     with pytest.warns(RuntimeWarning, match="damaged"):
         assert Forest.load(path) is None
+
+
+def test_two_forests_have_as_much_to_say() -> None:
+    """One of two trees, which say 1 and 3 where the other's one says -5."""
+    other = Forest(
+        roots=np.zeros(1, np.int32),
+        feature=np.zeros(1, np.int16),
+        threshold=np.zeros(1, np.float32),
+        left=np.zeros(1, np.int32),
+        right=np.zeros(1, np.int32),
+        value=np.array([-5], np.float32),
+        vocabulary=np.array(VOCABULARY),
+    )
+    for both in (stump(CYCLES).beside(other), other.beside(stump(CYCLES))):
+        both._check()
+        assert both.predict(rows(0.0, 0.5)).tolist() == [-2.0, -1.5]
+
+
+def test_what_comes_with_the_package(tmp_path: Path) -> None:
+    target, newer = (replace(TARGET, cpu=f"znver{generation}") for generation in (4, 5))
+    taught = Forest.load(taught_path(target))
+    assert taught is not None, "python scripts/search_model.py train writes it for these features"
+    assert taught_path(newer) == taught_path(target)
+    assert learned(tmp_path, named("aarch64")) is None
+    points = rows(-0.5, 0.5)
+    assert np.array_equal(learned(tmp_path, target).predict(points), taught.predict(points))
+    stump(CYCLES).save(model_path(tmp_path, target))
+    both = (taught.predict(points) + stump(CYCLES).predict(points)) / 2
+    np.testing.assert_allclose(learned(tmp_path, target).predict(points), both, atol=1e-6)
 
 
 def test_training_is_that_of_the_library() -> None:
