@@ -20,7 +20,7 @@ from hlo_mlc.partition.naming import kernel_name
 from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Step
-from hlo_mlc.tensor.liveness import step_writes, without_dead
+from hlo_mlc.tensor.liveness import step_reads, step_writes, without_dead
 from hlo_mlc.tensor.merging import merge_copies
 
 TRIVIAL = frozenset(
@@ -174,7 +174,7 @@ def cluster_of(run: list[Unit], around: Context) -> Cluster:
     }
     steps, panels = pack(steps, tables) if around.limits.packs_constants else (steps, {})
     constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
-    read = {b for s in steps for stage in stages(s) for b in stage.inputs}
+    read = {b for s in steps for b in step_reads(s)}
     operands = (*(b for b in operands if b in read), *constants)
     kernel = make_kernel(steps, operands, outputs, aliases)
     border = [

@@ -154,6 +154,25 @@ def test_conditions_on_data(check, arrays):
     check(function, x)
 
 
+def test_conditions_that_stay_as_they_are(check, arrays):
+    """A constant, an operand, and what the loop hands on unchanged: such loops never begin."""
+    (x,) = arrays("float32", (4, 9))
+
+    def function(x, flag):
+        def inside(row, _):
+            return lax.while_loop(lambda c: flag, jnp.sin, row) * 0.5, row
+
+        return (
+            lax.while_loop(lambda c: False, lambda c: c + 1, x),
+            lax.while_loop(lambda c: flag, lambda c: c + 1, x),
+            lax.while_loop(lambda s: s[1] > 1, lambda s: (s[0] * 2, s[1]), (x, 0)),
+            lax.while_loop(lambda s: s[1], lambda s: (s[0] * 2, s[1]), (x + 1, flag)),
+            lax.scan(inside, x[0], None, length=7),
+        )
+
+    check(function, x, np.array(False))
+
+
 def test_values_of_outer_loops_in_inner_ones(check, arrays):
     """An inner loop reads what its body computes before it and what comes from far outside."""
     x, y = arrays("float32", (5, 5), (5, 5))

@@ -168,11 +168,12 @@ class _WhileLoop:
         test = self._inside(self.condition)
         segments = _lower_body(self.condition, test, {})
         predicate = self.condition.results[0]
-        if predicate not in test.buffers:
-            test.store(self.node, predicate, test.reader(predicate))
+        verdict = test.buffers.get(predicate)
+        if verdict is None:  # a constant, or what the loop hands on unchanged
+            verdict = Buffer(test.fresh("t"), BOOL, ())
+            test.store_into(self.node, verdict, test.reader(predicate))
             segments.append(list(test.items))
             test.items.clear()
-        verdict = test.buffers[predicate]
         return _steps(segments, frozenset((verdict,))), verdict
 
     def _inside(self, region: Graph) -> StageLowering:
