@@ -134,8 +134,8 @@ def curve(x: jax.Array) -> jax.Array:
 
 def test_what_was_tuned_in_another_program_takes_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody says how many, as many as pay: none more, unless the machine was busy then."""
-    monkeypatch.setattr(tuning, "BUSY", math.inf)
-    monkeypatch.setattr(tuning, "_MOST_TRIALS", 10_000)
+    monkeypatch.setattr(tuning_session, "BUSY", math.inf)
+    monkeypatch.setattr(tuning_session, "_MOST_TRIALS", 10_000)
     (first,) = mlc_jit(curve).tune(X).kernels
     both = mlc_jit(lambda x: (curve(x), by_xla(x)), choose="ours").tune(X)
     (again,) = (kernel for kernel in both.kernels if kernel.id == first.id)
