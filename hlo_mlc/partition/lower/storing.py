@@ -65,6 +65,9 @@ PIECE = 16
 # that a few dozen rotations in a row would be written out for thousands of places (mass_matrix).
 PARTS_LIMIT = 32
 
+# What leaves the dimensions of an array as they are.
+_IN_PLACE = ("stablehlo.pad", "stablehlo.reverse", "stablehlo.convert")
+
 
 @dataclass(slots=True)
 class Storing:
@@ -232,15 +235,22 @@ def _is_shift(node: Node) -> bool:
 
 
 def _is_convolved_with_gaps(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """True where convolutions read what is a part of each row of something, with gaps in between,
-    so often that it takes longer to load it in pieces than to store it side by side."""
-    return (
-        node.op == "stablehlo.slice"
-        and max(node.attributes["strides"][-1:], default=1) > 1
-        and any(
-            user.op == "stablehlo.convolution" and times_read(user, read) >= REUSED
-            for user, read in users_behind(node.results[0], uses, moves)
+    """True where windows slide along rows of which only a part is read, with gaps in between, so
+    often that it takes longer to load it in pieces than to store it side by side."""
+    if node.op != "stablehlo.slice" or max(node.attributes["strides"][-1:], default=1) == 1:
+        return False
+    last = len(node.results[0].type.shape) - 1
+
+    def slides(convolution: Node, read: Value) -> bool:
+        side = "input" if read is convolution.operands[0] else "kernel"
+        return (
+            last in convolution.attributes[f"{side}_spatial_dimensions"]
+            and times_read(convolution, read) >= REUSED
         )
+
+    return any(
+        user.op == "stablehlo.convolution" and slides(user, read)
+        for user, read in users_behind(node.results[0], uses, lambda user: user.op in _IN_PLACE)
     )
 
 
