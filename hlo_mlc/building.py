@@ -442,7 +442,7 @@ def _why_refused(error: Exception, most_lines: int) -> str:
 def _too_long(most_lines: int) -> str:
     return (
         f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
-        "which take longer to compile than XLA may need for a program of this size; "
+        "which take longer to compile than XLA may need for such a program and a call of it; "
         'choose="ours" compiles it'
     )
 

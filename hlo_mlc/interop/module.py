@@ -217,8 +217,7 @@ class StablehloFunction:
     ) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, or else until next
         to nothing is expected of another trial, for so many minutes in all at most; says what came
-        of it. Calls from
-        now on run what is recorded then. `storage` is as for `MlcFunction.tune`.
+        of it. Calls from now on run what is recorded then. `storage` is as for `MlcFunction.tune`.
 
         `args` are arrays to measure with. Without any, or for types (`jax.ShapeDtypeStruct`, for
         a function with dynamic shapes), operands are made up.

@@ -65,8 +65,8 @@ PIECE = 16
 # that a few dozen rotations in a row would be written out for thousands of places (mass_matrix).
 PARTS_LIMIT = 32
 
-# What leaves the dimensions of an array as they are.
-_IN_PLACE = ("stablehlo.pad", "stablehlo.reverse", "stablehlo.convert")
+# What leaves the dimensions of an array in their order.
+_KEEPING_ORDER = ("stablehlo.pad", "stablehlo.reverse", "stablehlo.convert")
 
 
 @dataclass(slots=True)
@@ -250,7 +250,9 @@ def _is_convolved_with_gaps(node: Node, uses: Mapping[Value, tuple[Node, ...]]) 
 
     return any(
         user.op == "stablehlo.convolution" and slides(user, read)
-        for user, read in users_behind(node.results[0], uses, lambda user: user.op in _IN_PLACE)
+        for user, read in users_behind(
+            node.results[0], uses, lambda user: user.op in _KEEPING_ORDER
+        )
     )
 
 
