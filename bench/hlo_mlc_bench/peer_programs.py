@@ -21,10 +21,12 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`numpy`: a function of arrays; `torch(torch, *arguments)`: makes a function of tensors."""
+    """`numpy`: a function of arrays; `torch(torch, *arguments)`: makes a function of tensors, which
+    takes gradients where it `trains`."""
 
     numpy: Callable[..., Any] | None = None
     torch: Callable[..., Callable[..., Any]] | None = None
+    trains: bool = False
 
 
 def _softmax(x: Array) -> Array:
@@ -64,6 +66,134 @@ def _encoder(heads: int, torch: Torch, x: Tensor, p: dict[str, Tensor]) -> Tenso
     normed = functional.layer_norm(x, (width,), p["scale_2"], p["bias_2"])
     inner = functional.gelu(normed @ p["up"] + p["up_bias"], approximate="tanh")
     return x + inner @ p["down"] + p["down_bias"]
+
+
+def _decode(heads: int) -> Callable[..., tuple[Tensor, ...]]:
+    def function(
+        torch: Torch, x: Tensor, keys: Tensor, values: Tensor, at: Tensor, p: dict[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        functional, width, length = torch.nn.functional, x.shape[-1], keys.shape[1]
+        normed = functional.layer_norm(x, (width,), p["scale_1"], p["bias_1"])
+        q, k, v = (normed @ p["qkv"] + p["qkv_bias"]).view(3, heads, 1, width // heads)
+        places = torch.arange(length)
+        here, mask = (places == at).view(1, length, 1), places <= at
+        keys, values = torch.where(here, k, keys), torch.where(here, v, values)
+        mixed = functional.scaled_dot_product_attention(
+            q[None], keys[None], values[None], mask.view(1, 1, 1, length)
+        )
+        x = x + mixed.reshape(width) @ p["out"] + p["out_bias"]
+        normed = functional.layer_norm(x, (width,), p["scale_2"], p["bias_2"])
+        inner = functional.gelu(normed @ p["up"] + p["up_bias"], approximate="tanh")
+        return x + inner @ p["down"] + p["down_bias"], keys, values
+
+    return function
+
+
+def _torch_rmsnorm_rope(
+    torch: Torch, x: Tensor, scale: Tensor, frequency: Tensor
+) -> Callable[..., Tensor]:
+    """Angles are a table that is made once, as models have it."""
+    angle = torch.arange(x.shape[0], dtype=x.dtype)[:, None, None] * frequency
+    cos, sin = torch.cos(angle), torch.sin(angle)
+
+    def function(x: Tensor, scale: Tensor, frequency: Tensor) -> Tensor:
+        normed = torch.nn.functional.rms_norm(x, x.shape[-1:], scale, 1e-6)
+        first, second = normed.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    return function
+
+
+def _same_padded(torch: Torch, x: Tensor, weight: Tensor, stride: int, groups: int) -> Tensor:
+    """A convolution whose result is as large as its input, or half of it."""
+    total = max(weight.shape[-1] - (stride if x.shape[-1] % stride == 0 else 1), 0)
+    low, high = total // 2, total - total // 2
+    if low != high:
+        x, low = torch.nn.functional.pad(x, (low, high, low, high)), 0
+    return torch.nn.functional.conv2d(x, weight, None, stride, low, 1, groups)
+
+
+def _filters(kernel: Tensor) -> Tensor:
+    """[height, width, channels, features] as PyTorch has them, laid out as for its images."""
+    return kernel.permute(3, 2, 0, 1).clone()
+
+
+def _images(x: Tensor) -> Tensor:
+    """Channels come second; in memory they stay last."""
+    return x.permute(0, 3, 1, 2)
+
+
+def _torch_depthwise(torch: Torch, x: Tensor, kernel: Tensor) -> Callable[..., Tensor]:
+    weight = _filters(kernel)
+    return lambda x, kernel: _same_padded(torch, _images(x), weight, 1, x.shape[-1]).permute(
+        0, 2, 3, 1
+    )
+
+
+def _torch_mobilenet(
+    torch: Torch, x: Tensor, layers: list[dict[str, Tensor]]
+) -> Callable[..., Tensor]:
+    held = [
+        (
+            _filters(layer["depthwise"]),
+            layer["depthwise_bias"][:, None, None],
+            _filters(layer["pointwise"]),
+            layer["pointwise_bias"][:, None, None],
+        )
+        for layer in layers
+    ]
+
+    def function(x: Tensor, layers: list[dict[str, Tensor]]) -> Tensor:
+        x = _images(x)
+        for number, (depthwise, bias, pointwise, last_bias) in enumerate(held):
+            x = _same_padded(torch, x, depthwise, 1 + number % 2, x.shape[1])
+            x = torch.nn.functional.relu6(x + bias)
+            x = torch.nn.functional.relu6(torch.nn.functional.conv2d(x, pointwise) + last_bias)
+        return x.mean((2, 3))
+
+    return function
+
+
+def _torch_resnet(torch: Torch, x: Tensor, parameters: dict[str, Any]) -> Callable[..., Tensor]:
+    *pairs, last = [[_filters(kernel) for kernel in kernels] for kernels in parameters["kernels"]]
+    held = [bias[:, None, None] for bias in parameters["biases"]]
+    relu, convolve = torch.nn.functional.relu, functools.partial(_same_padded, torch)
+
+    def function(x: Tensor, parameters: dict[str, Any]) -> Tensor:
+        x, biases = _images(x), iter(held)
+        for first, second in pairs:
+            inner = relu(convolve(x, first, 1, 1) + next(biases))
+            x = relu(x + convolve(inner, second, 1, 1) + next(biases))
+        down, up, across = last
+        inner = relu(convolve(x, down, 2, 1) + next(biases))
+        x = relu(convolve(inner, up, 1, 1) + convolve(x, across, 2, 1) + next(biases))
+        return x.permute(0, 2, 3, 1)
+
+    return function
+
+
+def _torch_mlp_train_step(torch: Torch, *_: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    def function(parameters: dict[str, Tensor], x: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        held = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+        inner = torch.relu(x @ held["up"] + held["up_bias"])
+        logits = inner @ held["down"] + held["down_bias"]
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        gradients = torch.autograd.grad(loss, list(held.values()))
+        step = {
+            name: p - 0.1 * g for (name, p), g in zip(parameters.items(), gradients, strict=True)
+        }
+        return *(step[name] for name in sorted(step)), loss.detach()
+
+    return function
+
+
+def _torch_attention_gradients(torch: Torch, *_: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    def function(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> tuple[Tensor, ...]:
+        held = [x.detach().requires_grad_() for x in (q, k, v)]
+        result = torch.nn.functional.scaled_dot_product_attention(*held)
+        return torch.autograd.grad(result, held, given)
+
+    return function
 
 
 def _torch_lstm(torch: Torch, xs: Tensor, weight: Tensor, bias: Tensor) -> Callable[..., Tensor]:
@@ -168,11 +298,17 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
     heads, steps, segments = (sizes.get(name, 0) for name in ("heads", "steps", "segments"))
     return {
         "encoder_block": Program(torch=_of_torch(functools.partial(_encoder, heads))),
+        "decode": Program(torch=_of_torch(_decode(heads))),
+        "mlp_train_step": Program(torch=_torch_mlp_train_step, trains=True),
         "lstm_scan": _LSTM,
         "lstm_batch": _LSTM,
         "attention": _ATTENTION,
         "attention_short": _ATTENTION,
         "attention_long": _ATTENTION,
+        "attention_gradients": Program(torch=_torch_attention_gradients, trains=True),
+        "depthwise": Program(torch=_torch_depthwise),
+        "mobilenet_stack": Program(torch=_torch_mobilenet),
+        "resnet_stage": Program(torch=_torch_resnet),
         "gelu": Program(
             _gelu, _of_torch(lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"))
         ),
@@ -191,6 +327,7 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
             ),
         ),
         "rmsnorm": Program(_rmsnorm, _torch_rmsnorm),
+        "rmsnorm_rope": Program(torch=_torch_rmsnorm_rope),
         "moments": Program(
             lambda x: (x.sum(), (x * x).sum()), _of_torch(lambda torch, x: (x.sum(), (x * x).sum()))
         ),
@@ -225,5 +362,6 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
             lambda table, places: table[places],
             _of_torch(lambda torch, table, places: torch.nn.functional.embedding(places, table)),
         ),
+        "sort": Program(np.sort, _of_torch(lambda torch, x: torch.sort(x).values)),
         "segment_sum": Program(_segment_sum(segments), _torch_segment_sum(segments)),
     }

@@ -164,8 +164,7 @@ def _waiting(compiled: Callable[..., Any], args: Sequence[Any]) -> Run:
 
 def _as_arrays(results: Any) -> list[np.ndarray]:
     """In the order of the results of the JAX function, integers as that has them."""
-    leaves = results if isinstance(results, (tuple, list)) else [results]
-    return [np.asarray(leaf) for leaf in leaves]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
 def _program(case: Case) -> Program:
@@ -201,14 +200,18 @@ def _torch(
         torch.compiler.reset()  # which takes each case for another call of one function otherwise
         program = torch.compile(program)
 
+    mode = contextlib.nullcontext if _program(case).trains else torch.inference_mode
+
     def run() -> Any:
-        with torch.inference_mode():
+        with mode():
             return program(*tensors)
 
     return run
 
 
 def _onnx_runtime(case: Case, function: Callable[..., Any], args: Sequence[Any]) -> Run:
+    if _program(case).trains:
+        raise Unfit("it takes gradients")
     torch, runtime = map(importlib.import_module, ("torch", "onnxruntime"))
     tensors = _tensors(torch, args)
     program = _torch_function(case, torch, tensors)

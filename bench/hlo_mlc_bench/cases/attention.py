@@ -44,6 +44,17 @@ def grouped(
     return function, (q, *(inputs.normal(batch, length, groups, width) for _ in range(2)))
 
 
+def gradients(inputs: Inputs, *, batch: int, heads: int, length: int, width: int) -> Workload:
+    """The gradients for queries, keys and values."""
+
+    def function(
+        q: jax.Array, k: jax.Array, v: jax.Array, given: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        return jax.vjp(functools.partial(_attention, is_causal=False), q, k, v)[1](given)
+
+    return function, tuple(inputs.normal(batch, heads, length, width) for _ in range(4))
+
+
 _case = functools.partial(
     Case, group="attention", tiny={"batch": 1, "heads": 2, "length": 11, "width": 4}, tolerance=16
 )
@@ -56,6 +67,7 @@ CASES = (
     _case("attention_short", attention, {**_SIZES, "length": 128}),
     _case("attention_long", attention, {**_SIZES, "length": 2048}),
     _case("attention_causal", causal, _SIZES),
+    _case("attention_gradients", gradients, _SIZES, tolerance=32),
     _case(
         "attention_grouped",
         grouped,

@@ -56,6 +56,37 @@ def encoder_block(
     return function, (inputs.normal(batch, length, width), parameters)
 
 
+def decode(inputs: Inputs, *, length: int, width: int, heads: int, hidden: int) -> Workload:
+    """One token through such a block: its key and its value join those of the tokens before."""
+    parameters = encoder_block(inputs, batch=1, length=1, width=width, heads=heads, hidden=hidden)[
+        1
+    ][1]
+
+    def function(
+        x: jax.Array, keys: jax.Array, values: jax.Array, at: jax.Array, p: Parameters
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        normed = _layer_norm(x, p["scale_1"], p["bias_1"])
+        q, k, v = (normed @ p["qkv"] + p["qkv_bias"]).reshape(3, heads, width // heads)
+        keys = jax.lax.dynamic_update_index_in_dim(keys, k, at, 1)
+        values = jax.lax.dynamic_update_index_in_dim(values, v, at, 1)
+        scores = jnp.einsum("hd,hkd->hk", q, keys) / math.sqrt(width // heads)
+        weights = jax.nn.softmax(jnp.where(jnp.arange(length) <= at, scores, -jnp.inf))
+        mixed = jnp.einsum("hk,hkd->hd", weights, values).reshape(width)
+        x = x + mixed @ p["out"] + p["out_bias"]
+        normed = _layer_norm(x, p["scale_2"], p["bias_2"])
+        x = x + jax.nn.gelu(normed @ p["up"] + p["up_bias"]) @ p["down"] + p["down_bias"]
+        return x, keys, values
+
+    cache = (heads, length, width // heads)
+    return function, (
+        inputs.normal(width),
+        inputs.normal(*cache),
+        inputs.normal(*cache),
+        jnp.int32(3 * length // 4),
+        parameters,
+    )
+
+
 def encoder_captured(inputs: Inputs, **sizes: int) -> Workload:
     """The same for a few rows, by a function that has closed over its weights."""
     function, (x, parameters) = encoder_block(inputs, **sizes)
@@ -232,6 +263,13 @@ CASES = (
         tolerance=16,
         figure=1.3,
     ).with_neighbours(odd={"length": 7, "hidden": 3071}, dtype="bfloat16", view="transposed"),
+    _case(
+        "decode",
+        decode,
+        {"length": 512, "width": 768, "heads": 12, "hidden": 3072},
+        tiny={"length": 5, "width": 12, "heads": 3, "hidden": 14},
+        tolerance=16,
+    ),
     _case(
         "lstm_scan", lstm_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32, figure=2.5
     ).with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),

@@ -26,6 +26,23 @@ def rmsnorm(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     return function, (inputs.normal(rows, columns), inputs.normal(columns))
 
 
+def normed_and_turned(inputs: Inputs, *, length: int, heads: int, width: int) -> Workload:
+    """Heads [length, heads, width] by their root mean square, then pairs turned by position."""
+
+    def function(x: jax.Array, scale: jax.Array, frequency: jax.Array) -> jax.Array:
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6) * scale
+        angle = jnp.arange(length, dtype=x.dtype)[:, None, None] * frequency
+        first, second = jnp.split(x, 2, axis=-1)
+        cos, sin = jnp.cos(angle), jnp.sin(angle)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+    return function, (
+        inputs.normal(length, heads, width),
+        inputs.normal(width),
+        inputs.uniform(width // 2),
+    )
+
+
 def moments(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     """Two sums over all of one tensor."""
 
@@ -52,4 +69,11 @@ CASES = (
     _case("layernorm", layernorm, _MATRIX, tolerance=8),
     _case("moments", moments, _MATRIX, tolerance=8),
     _case("rmsnorm", rmsnorm, _MATRIX, tolerance=8),
+    _case(
+        "rmsnorm_rope",
+        normed_and_turned,
+        {"length": 512, "heads": 12, "width": 64},
+        tiny={"length": 5, "heads": 2, "width": 6},
+        tolerance=64,
+    ),
 )
