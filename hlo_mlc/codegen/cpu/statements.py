@@ -12,7 +12,7 @@ from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.block import Block, Kind
 from hlo_mlc.codegen.cpu.function import Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
-from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
+from hlo_mlc.codegen.cpu.places import address, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Buffer, Expr, loads
@@ -542,9 +542,5 @@ def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
     ):
         return
     block = writer.function.block
-    address = displaced(
-        block, pointer(writer, place).text, place.constant + stmt.ahead * place.dtype.bytes
-    )
-    block.emit(
-        "call void @llvm.prefetch.p0(ptr ", address, ", i32 0, i32 3, i32 1)", kind=Kind.HINT
-    )
+    ahead = address(writer, place, block, place.constant + stmt.ahead * place.dtype.bytes)
+    block.emit("call void @llvm.prefetch.p0(ptr ", ahead, ", i32 0, i32 3, i32 1)", kind=Kind.HINT)
