@@ -66,9 +66,7 @@ def write_all(writer: Writer, statements: Statements) -> None:
 
 def _computed(stmt: Stmt) -> Buffer | None:
     """The buffer that a statement is there for, if it is one."""
-    if isinstance(stmt, Accumulate):
-        return stmt.buffers[0]
-    return stmt.buffer if isinstance(stmt, Store) else None
+    return stmt.buffers[0] if isinstance(stmt, Store | Accumulate) else None
 
 
 # Loops

@@ -17,7 +17,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Scheduled, open_schedule
-from hlo_mlc.tensor.access import Pair
+from hlo_mlc.tensor.access import Pair, delinearize
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
@@ -103,20 +103,7 @@ def below(position: Expr, extent: int) -> Expr:
 
 def at(position: Expr, axes: Sequence[Var]) -> dict[Var, Expr]:
     """The variables of nested loops at a row-major position among their points."""
-    mapping: dict[Var, Expr] = {}
-    for number, var in reversed(tuple(enumerate(axes))):
-        # The first axis needs no remainder: the position is within the loops.
-        mapping[var] = index.floormod(position, var.extent) if number else position
-        position = index.floordiv(position, var.extent)
-    return mapping
-
-
-def flat(*parts: tuple[Expr, int]) -> Expr:
-    """A row-major position from (index, extent) pairs, outermost first."""
-    position: Expr = index.constant(0)
-    for i, extent in parts:
-        position = index.add(index.multiply(position, index.constant(extent)), i)
-    return position
+    return dict(zip(axes, delinearize(position, [v.extent for v in axes]), strict=True))
 
 
 def product(axes: Sequence[Var]) -> int:

@@ -33,7 +33,6 @@ from hlo_mlc.templates.cuda.base import (
     at,
     below,
     equals,
-    flat,
     power_of_two,
     product,
     why_not_in_parts,
@@ -42,6 +41,7 @@ from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.rows import MOST_THREADS, RowsTemplate
 from hlo_mlc.templates.scan_loops import BLOCK
+from hlo_mlc.tensor.access import linearize
 from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import accesses
@@ -171,7 +171,7 @@ class _Lines:
         self.line = at(index.floordiv(self.block, groups), others)
         self.exists = build.TRUE  # whether there is such a line
         if self.across is not None:
-            first = flat((index.floormod(self.block, groups), groups), (self.column, count))
+            first = linearize((index.floormod(self.block, groups), self.column), (groups, count))
             self.line[self.across] = first
             self.exists = below(first, self.across.extent)
         self.allocated: list[Buffer] = []
@@ -268,7 +268,7 @@ class _Lines:
         otherwise: Callable[[Expr], tuple[Stmt, ...]] | None = None,
     ) -> tuple[Stmt, ...]:
         """body(position, number among the thread's terms) in the order of memory."""
-        first = flat((o, 1), (self.member, self.team))
+        first = linearize((o, self.member), (1, self.team))
         first = index.multiply(first, index.constant(self.own))
 
         def number(u: Expr) -> Expr:
