@@ -17,7 +17,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Scheduled, open_schedule
-from hlo_mlc.tensor.access import Pair, delinearize
+from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
@@ -99,11 +99,6 @@ def by_one_thread(nest: Nest, stage: Stage, target: CudaTarget) -> Scheduled:
 def below(position: Expr, extent: int) -> Expr:
     """The condition position < extent, decided where the bounds decide it."""
     return index.compare("lt", position, index.constant(extent))
-
-
-def at(position: Expr, axes: Sequence[Var]) -> dict[Var, Expr]:
-    """The variables of nested loops at a row-major position among their points."""
-    return dict(zip(axes, delinearize(position, [v.extent for v in axes]), strict=True))
 
 
 def product(axes: Sequence[Var]) -> int:

@@ -26,8 +26,8 @@ from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, open_schedule
-from hlo_mlc.templates.cuda.base import at, product, vector_width
+from hlo_mlc.templates.base import Parameters, decoded, open_schedule
+from hlo_mlc.templates.cuda.base import product, vector_width
 from hlo_mlc.tensor.access import linearize
 from hlo_mlc.tensor.classify import cost, is_map, offset
 from hlo_mlc.tensor.coalesce import coalesce
@@ -337,7 +337,7 @@ def _in_a_row(stage: Stage, name: str) -> Stage:
     inner, length = _inner(stage, 0), row_length(stage, 0)
     single = is_map(stage) and length == 1
     axis = () if single else (variable(name, length),)
-    place = at(index.constant(0) if single else axis[0], inner)
+    place = decoded(inner, index.constant(0) if single else axis[0])
     stage = map_expressions(stage, lambda e: build.substitute(e, place))
     return replace(stage, axes=axis) if is_map(stage) else replace(stage, reduce_axes=axis)
 

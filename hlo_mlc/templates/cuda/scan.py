@@ -27,10 +27,9 @@ from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, decoded
 from hlo_mlc.templates.cuda.base import (
     THREADS,
-    at,
     below,
     equals,
     power_of_two,
@@ -74,8 +73,7 @@ class ScanTemplate:
             return "an axis without elements"
         if reason := why_not_in_parts(stage, (stage.scan.axis,)):
             return reason
-        written = set(stage.outputs)
-        if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
+        if not set(stage.inputs).isdisjoint(stage.outputs):
             return "it reads what it overwrites"
         return ""
 
@@ -168,7 +166,7 @@ class _Lines:
         groups = 1 if self.across is None else -(-self.across.extent // count)
         others = tuple(v for v in stage.axes if v not in (stage.scan.axis, self.across))
         self.block = Var(f"{self.name}_b", INDEX, groups * product(others))
-        self.line = at(index.floordiv(self.block, groups), others)
+        self.line = decoded(others, index.floordiv(self.block, groups))
         self.exists = build.TRUE  # whether there is such a line
         if self.across is not None:
             first = linearize((index.floormod(self.block, groups), self.column), (groups, count))
