@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.definition import OpKind
-from hlo_mlc.ops.registry import DEFINITIONS, moves
+from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.choose.cost import border_bytes
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
@@ -56,6 +56,10 @@ MARGIN = 1.5
 # FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
 # of 128 x 128 matrices.
 LARGE_PRODUCT = 2 * 128**3
+# What makes no elements, and leaves none out.
+_ON_THE_WAY = frozenset(
+    f"stablehlo.{name}" for name in ("convert", "transpose", "reshape", "broadcast_in_dim")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,10 @@ def choose_all(cluster: Cluster, target: CudaTarget) -> Verdict:
 
 
 def _adds_nothing(node: Node) -> bool:
-    """Whether it is a product, or leaves numbers what they are."""
-    return (
-        moves(node)
-        or node.op == "stablehlo.convert"
-        or (node.op in DEFINITIONS and DEFINITIONS[node.op].kind is OpKind.PRODUCT)
-    )
+    """Whether it is a product, or what libraries do with its factors on the way."""
+    definition = lookup(node.op)
+    is_product = definition is not None and definition.kind is OpKind.PRODUCT
+    return is_product or node.op in _ON_THE_WAY
 
 
 def choose_predicted(cluster: Cluster, target: CudaTarget) -> Verdict:
