@@ -137,9 +137,7 @@ def _sunk(outer: For, memory: Memory | None) -> Body:
             raise refuse("sink", inner, f"has an extent that depends on {outer.var.name}")
         if memory is not None:
             check_permutable([held, inner], [inner, held], memory, "sink")
-        result += (
-            For(inner.var, inner.extent, inner.kind, _sunk(outer.around(inner.body), memory)),
-        )
+        result += (inner.around(_sunk(outer.around(inner.body), memory)),)
     return result
 
 
