@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     LEAVES,
@@ -61,11 +61,16 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     return ()
 
 
+def loads_of(stmt: Stmt) -> Iterator[Load]:
+    """What `stmt` itself reads."""
+    return (load for e in expressions(stmt) for load in loads(e))
+
+
 def touched(stmt: Stmt) -> Iterator[Buffer]:
     """The buffers that `stmt` itself writes, reads, or has a program work on."""
     if isinstance(stmt, Store | Accumulate | Call):
         yield from stmt.buffers
-    for load in loads_in(*expressions(stmt)):
+    for load in loads_of(stmt):
         yield load.source
 
 

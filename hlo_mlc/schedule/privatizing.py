@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Load, loads, loads_in
+from hlo_mlc.expr.core import Buffer, Expr, Load, loads
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -25,7 +25,7 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     constant_extent,
-    expressions,
+    loads_of,
     loop,
     paths,
     redirect,
@@ -130,7 +130,7 @@ def _by_each(
     for s in nest:
         if isinstance(s, For):
             require_kind("privatize", s, LoopKind.SERIAL, LoopKind.UNROLL)
-    if any(read.source in starts for s in (*nest, update) for read in loads_in(*expressions(s))):
+    if any(read.source in starts for s in (*nest, update) for read in loads_of(s)):
         raise refuse("privatize", update, "reads what it updates")
     neutral = update.combiner.identity
     merged = merging(update.combiner, update.terms, [s.var for s in nest if isinstance(s, For)])

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, loads_in
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -22,7 +22,16 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, expressions, guarded, loop, substitute, transform, when
+from hlo_mlc.loops.rewrite import (
+    Body,
+    expressions,
+    guarded,
+    loads_of,
+    loop,
+    substitute,
+    transform,
+    when,
+)
 from hlo_mlc.schedule.loops import (
     refuse,
     require_constant,
@@ -282,7 +291,7 @@ def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> b
         isinstance(stmt, Store)
         and stmt.buffer in private
         and all(i.free.isdisjoint(position.free) for i in stmt.indices)
-        and all(read.free.isdisjoint(position.free) for read in loads_in(*expressions(stmt)))
+        and all(read.free.isdisjoint(position.free) for read in loads_of(stmt))
     )
 
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -26,8 +26,8 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     constant_extent,
-    expressions,
     guarded,
+    loads_of,
     loop,
     loop_names,
     map_expressions,
@@ -366,7 +366,7 @@ def _reading_own(
         )
 
     def visit(stmt: Stmt) -> Body | None:
-        if not fits and any(r.source == buffer for r in loads_in(*expressions(stmt))):
+        if not fits and any(r.source == buffer for r in loads_of(stmt)):
             raise refuse(
                 "replicate", stmt, f"reads {buffer.name} in no such loops as those that compute it"
             )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from hlo_mlc.expr import build
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     STACK_BYTES,
@@ -29,7 +29,7 @@ from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
-    expressions,
+    loads_of,
     paths,
     redirect,
     substitute,
@@ -279,7 +279,7 @@ def _only_update(stmt: For) -> Accumulate:
     if (
         not axes.isdisjoint(places)
         or any(map(loads, inner.indices))
-        or any(read.source == inner.buffers[0] for read in loads_in(*expressions(inner)))
+        or any(read.source == inner.buffers[0] for read in loads_of(inner))
     ):
         raise refuse("promote", stmt, "must update one element of it, and not read it")
     return inner

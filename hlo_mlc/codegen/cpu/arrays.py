@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, Var, loads_in
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -23,7 +23,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.rewrite import constant_extent, expressions
+from hlo_mlc.loops.rewrite import constant_extent, loads_of
 
 Statements = tuple[Stmt, ...]
 
@@ -58,7 +58,7 @@ def _use(statements: Statements, vector: For | None, found: list[Use]) -> None:
             found += [Use(buffer, (), vector) for buffer in stmt.buffers]
         elif isinstance(stmt, Store | Accumulate):
             found += [Use(buffer, stmt.indices, vector) for buffer in stmt.buffers]
-        found += [Use(x.source, x.indices, vector) for x in loads_in(*expressions(stmt))]
+        found += [Use(x.source, x.indices, vector) for x in loads_of(stmt)]
         is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
         for body in bodies(stmt):
             _use(body, stmt if is_vector else vector, found)
