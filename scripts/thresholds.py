@@ -3,14 +3,16 @@ it, or four times as much, would decide otherwise.
 
     python scripts/thresholds.py [CASE ...]    # by default all cases, without their neighbours
 
-A line for each number at the top of a module of `partition/lower/` or `partition/fuse/`. What no
-case shows is a limit that nothing in the bench comes near to. Nothing is built or run.
+A line for each number at the top of a module of `partition/lower/` or `partition/fuse/`. A number
+that no case shows goes, or gets a case (`bench/hlo_mlc_bench/cases/fusion.py`). Nothing is built or
+run.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
+import math
 import operator
 import pkgutil
 import sys
@@ -58,10 +60,16 @@ def _numbers(kind: type, watch: Watch) -> Any:
 
     def compared(is_so: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
         def method(self: Any, other: Any) -> bool:
-            found = is_so(self.plain, other)
-            if found != is_so(self.low, other) or found != is_so(self.high, other):
-                for name in self.names:
-                    watch.seen[name][watch.case] = None
+            own = (self.plain, self.low, self.high)
+            its = (other.plain, other.low, other.high) if hasattr(other, "names") else (other,)
+            found = is_so(own[0], its[0])
+            for names, answers in (
+                (self.names, [is_so(x, its[0]) for x in own]),
+                (getattr(other, "names", ()), [is_so(own[0], x) for x in its]),
+            ):
+                if any(answer != found for answer in answers):
+                    for name in names:
+                        watch.seen[name][watch.case] = None
             return found
 
         return method
@@ -80,8 +88,16 @@ def _numbers(kind: type, watch: Watch) -> Any:
 
         return method
 
-    for name in ("lt", "le", "gt", "ge"):
+    def applied(function: Callable[[Any], Any], number: Any) -> Any:
+        value, *bounds = map(function, (number.plain, number.low, number.high))
+        return _numbers(type(value), watch).of(value, min(bounds), max(bounds), number.names)
+
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(Number, f"__{name}__", compared(getattr(operator, name)))
+    Number.__hash__ = kind.__hash__
+    Number.__bool__ = lambda number: number != 0
+    Number.__ceil__ = lambda number: applied(math.ceil, number)
+    Number.__neg__ = lambda number: applied(operator.neg, number)
     for name in ("add", "sub", "mul", "floordiv", "truediv"):
         setattr(Number, f"__{name}__", combined(getattr(operator, name), turned=False))
         setattr(Number, f"__r{name}__", combined(getattr(operator, name), turned=True))

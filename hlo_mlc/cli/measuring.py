@@ -150,10 +150,10 @@ def _fitting_table(rows: Sequence[Row], console: Console) -> Table:
     return table
 
 
-def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
-    """One line for each workload, by groups; what misses its figure or its limit is marked."""
+def of_workloads(title: str) -> Table:
+    """A table whose lines begin with the name of a workload."""
     table = Table(
-        title="jax.jit and hlo_mlc in turns, times of one call",
+        title=title,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -161,6 +161,12 @@ def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
         show_edge=False,
     )
     table.add_column("workload", no_wrap=True)
+    return table
+
+
+def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    """One line for each workload, by groups; what misses its figure or its limit is marked."""
+    table = of_workloads("jax.jit and hlo_mlc in turns, times of one call")
     for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     groups = dict.fromkeys(row.group for row in rows)

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 import hlo_mlc_bench.runner as runner
@@ -77,15 +75,7 @@ def compare(
 
 
 def _show(rows: Sequence[PeerRow], peers: Sequence[str], console: Console) -> None:
-    table = Table(
-        title="milliseconds of a call, all in turns",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    table.add_column("workload", no_wrap=True)
+    table = measuring.of_workloads("milliseconds of a call, all in turns")
     for title in (OURS, JAX, *peers, "best peer\n/ hlo_mlc"):
         table.add_column(title, justify="right")
     for row in rows:

@@ -21,6 +21,7 @@ from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from hlo_mlc.frontend import einsum, implied, ragged, run_time_places, shape_dialects
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.frontend.writing import Writer, integers, with_elements
 from hlo_mlc.support.errors import UnsupportedOpError
 
@@ -45,7 +46,7 @@ def write_as_jax_does(module: ir.Module) -> None:
     Raises: UnsupportedOpError for an operation on sizes that is not known; ir.MLIRError for what
     StableHLO's pass refuses.
     """
-    names = _names_in(module)
+    names = {operation.name for operation in operations(module)}
     with module.context, ir.Location.unknown():
         if names & _OLD:
             passmanager.PassManager.parse(_RENEW).run(module.operation)
@@ -55,17 +56,6 @@ def write_as_jax_does(module: ir.Module) -> None:
             module.operation.verify()
     for operation in module.body.operations:
         _forget_notes(operation.operation)
-
-
-def _names_in(module: ir.Module) -> set[str]:
-    names: set[str] = set()
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        names.add(operation.name)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return names
 
 
 def _rewrite_regions(operation: ir.Operation) -> None:

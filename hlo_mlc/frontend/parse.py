@@ -6,9 +6,9 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.foreign import write_as_jax_does
 from hlo_mlc.frontend.types import is_resource, read_literal, read_type, write_literal
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.support.errors import FrontendError
 
 BYTECODE_MAGIC = b"ML\xefR"
@@ -46,18 +46,9 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
 def _write_constants_alike(module: ir.Module) -> None:
     """Constants of MLIR's own, and those whose values stand below the module, as JAX writes them:
     PyTorch's exporter has both, and XLA takes neither."""
-    found: list[tuple[ir.Operation, TensorType | None]] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in ("stablehlo.constant", "arith.constant"):
-            tensor = read_type(operation.results[0].type, "")
-            if operation.name == "arith.constant" or is_resource(operation):
-                found.append((operation, tensor))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for constant, tensor in found:
-        if tensor is None:
+    for constant in operations(module, "stablehlo.constant", "arith.constant"):
+        tensor = read_type(constant.results[0].type, "")
+        if tensor is None or (constant.name == "stablehlo.constant" and not is_resource(constant)):
             continue
         with constant.location, ir.InsertionPoint(constant):
             value = write_literal(read_literal(constant, tensor), tensor.dtype)

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.sizes import numbers_from_shapes
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.graph.core import Node
 from hlo_mlc.interop.extraction import MAIN
 
@@ -38,16 +39,6 @@ def _is_assertion(node: Node) -> bool:
 
 def without_assertions(module: ir.Module) -> None:
     """Takes them out of a module, in all of its functions."""
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if (
-            operation.name == _CALL
-            and ir.StringAttr(operation.attributes["call_target_name"]).value == _NAME
-        ):
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for assertion in found:
-        assertion.erase()
+    for call in operations(module, _CALL):
+        if ir.StringAttr(call.attributes["call_target_name"]).value == _NAME:
+            call.erase()

@@ -13,6 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.explain import duration
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types
 from hlo_mlc.interop.devices import platform_of
@@ -302,26 +303,12 @@ def _exact(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
     module: ir.Module = sides.untimed().lower(*args, **kwargs).compiler_ir()
     try:
         given = matched_arrays(argument_types(module, MAIN, MAIN), leaves)
-        if given is None or _calls_others(module):
+        # Others do what they do for one type, or for the program that they came with.
+        if given is None or operations(module, "stablehlo.custom_call"):
             return None
         return exact_results(module, given, platform)
     except (UnsupportedOpError, ir.MLIRError, jax.errors.JaxRuntimeError):
         return None  # a program that f64 makes another one of
-
-
-def _calls_others(module: ir.Module) -> bool:
-    """Whether something in it is done by functions that are made for one type, or for the program
-    that they came with."""
-    found: list[str] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call":
-            found.append(operation.name)
-            return ir.WalkResult.INTERRUPT
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return bool(found)
 
 
 def _flat(results: Any) -> list[np.ndarray]:

@@ -37,6 +37,7 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.partition.choose.xla_faults import is_faulty
 
 jit = api.jit
@@ -279,23 +280,17 @@ def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:
 
 def _meshes_named(module: ir.Module) -> set[Any]:
     """The meshes over which a module, as far as it is written, says that something is sharded."""
-    shardings = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        attributes = operation.attributes
-        if operation.name == "sdy.sharding_constraint":
-            shardings.append(attributes["sharding"])
-        elif operation.name == "func.func":
-            shardings.extend(
-                value["sdy.sharding"]
-                for name in ("arg_attrs", "res_attrs")
-                if name in attributes
-                for value in attributes[name]
-                if "sdy.sharding" in value
-            )
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
+    shardings = [
+        one.attributes["sharding"] for one in operations(module, "sdy.sharding_constraint")
+    ]
+    shardings += [
+        value["sdy.sharding"]
+        for function in operations(module, "func.func")
+        for name in ("arg_attrs", "res_attrs")
+        if name in function.attributes
+        for value in function.attributes[name]
+        if "sdy.sharding" in value
+    ]
     meshes = {sdy.TensorShardingAttr(sharding).mesh_or_ref for sharding in shardings}
     named = {
         tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes))
@@ -496,15 +491,9 @@ def compile_for(
 
 def _without_faults(module: ir.Module) -> dict[str, str]:
     """XLA's options without which the program may kill this process."""
-    ranks = [0]
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.reduce":
-            ranks.append(len(operation.operands[0].type.shape))
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return {"xla_cpu_experimental_ynn_fusion_type": ""} if is_faulty(max(ranks)) else {}
+    reductions = operations(module, "stablehlo.reduce")
+    rank = max((len(one.operands[0].type.shape) for one in reductions), default=0)
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if is_faulty(rank) else {}
 
 
 def place_on_cpu(array: Any) -> jax.Array:

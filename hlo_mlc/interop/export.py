@@ -25,11 +25,11 @@ from typing import Any, SupportsIndex
 import jax
 import numpy as np
 from jax.export import DisabledSafetyCheck
-from jaxlib.mlir import ir
 
 from hlo_mlc.building import keeping
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop.bundle_writer import CpuTargets, GpuTargets
 from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.jit import mlc_jit
@@ -312,18 +312,9 @@ def _kernels_called(exported: jax.export.Exported, vjp_order: int) -> tuple[str,
 def _kernel_ids(exported: jax.export.Exported) -> Iterator[str]:
     """The ids of the kernels that a program calls, in order of their first call."""
     module = parse_module(bytes(exported.mlir_module_serialized))
-    found: dict[str, None] = {}
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if (
-            operation.name == "stablehlo.custom_call"
-            and operation.attributes["call_target_name"].value == KERNEL_TARGET
-        ):
-            found[operation.attributes["backend_config"]["id"].value] = None
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    return iter(found)
+    calls = (call.attributes for call in operations(module, "stablehlo.custom_call"))
+    ours = (call for call in calls if call["call_target_name"].value == KERNEL_TARGET)
+    return iter(dict.fromkeys(call["backend_config"]["id"].value for call in ours))
 
 
 def _parameters(given: Entry) -> list[str]:

@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from hlo_mlc.frontend.importer import DONATED
+from hlo_mlc.frontend.walking import operations
 
 MAIN = "main"
 """The name of the function that XLA runs."""
@@ -130,7 +131,7 @@ def _callees(function: ir.Operation) -> set[str]:
     """The functions that the operations of a function refer to."""
     names: set[str] = set()
 
-    def visit(operation: ir.Operation) -> ir.WalkResult:
+    for operation in operations(function):
         attributes = operation.attributes
         match operation.name:
             case "func.call":
@@ -139,9 +140,6 @@ def _callees(function: ir.Operation) -> set[str]:
                 names.add(attributes["decomposition"].value)
             case "stablehlo.custom_call" if "called_computations" in attributes:
                 names.update(symbol.value for symbol in attributes["called_computations"])
-        return ir.WalkResult.ADVANCE
-
-    function.walk(visit)
     return names
 
 

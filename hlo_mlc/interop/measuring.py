@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.graph.core import WHILE
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
@@ -140,17 +141,10 @@ def _why_not(candidate: CompiledModule, original: ir.Module, are_real: bool) -> 
     """
     if not are_real and (reason := _why_not_made_up(candidate, original)):
         return reason
-    found: list[str] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        reason = _refusal(operation, are_real)
-        if reason:
-            found.append(f"{operation.name} stays with XLA, and {reason}")
-            return ir.WalkResult.INTERRUPT
-        return ir.WalkResult.ADVANCE
-
-    candidate.module.operation.walk(visit)
-    return found[0] if found else ""
+    for operation in operations(candidate.module):
+        if reason := _refusal(operation, are_real):
+            return f"{operation.name} stays with XLA, and {reason}"
+    return ""
 
 
 def _why_not_made_up(candidate: CompiledModule, original: ir.Module) -> str:

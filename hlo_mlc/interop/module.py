@@ -35,7 +35,7 @@ from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
-from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit, program_call_p
+from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
@@ -254,12 +254,7 @@ class StablehloFunction:
     def _traceable(self) -> MlcFunction[..., tuple[jax.Array, ...]]:
         """The function for JAX to trace."""
         program = Program(self._name, self._module_for, self._results, self._run)
-
-        def call(*arrays: Any) -> tuple[jax.Array, ...]:
-            return tuple(program_call_p.bind(*arrays, program=program))
-
-        call.__name__ = call.__qualname__ = self._name
-        return jitted(call, self._options, {})
+        return jitted(program.traceable(), self._options, {})
 
     def _run(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
         return self._programs.called(arrays).execute(arrays)

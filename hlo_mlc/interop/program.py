@@ -44,6 +44,15 @@ class Program:
     def __repr__(self) -> str:
         return f"@{self.name}"
 
+    def traceable(self) -> Callable[..., tuple[jax.Array, ...]]:
+        """The function for JAX to trace."""
+
+        def call(*arrays: Any) -> tuple[jax.Array, ...]:
+            return tuple(program_call_p.bind(*arrays, program=self))
+
+        call.__name__ = call.__qualname__ = self.name
+        return call
+
 
 def compile_as_jit(
     name: str, module: ir.Module, arguments: Sequence[ArgumentType], results: Sequence[ArgumentType]
@@ -64,12 +73,8 @@ def compile_as_jit(
         return None
     program = Program(name, lambda _: module, lambda _: tuple(results), _never_run)
 
-    def call(*arrays: Any) -> tuple[jax.Array, ...]:
-        return tuple(program_call_p.bind(*arrays, program=program))
-
-    call.__name__ = name
     types = (jax.ShapeDtypeStruct(one.shape, one.dtype) for one in arguments)
-    compiled = jax.jit(call, keep_unused=True).lower(*types).compile()
+    compiled = jax.jit(program.traceable(), keep_unused=True).lower(*types).compile()
 
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
         if not jax.config.jax_disable_jit:

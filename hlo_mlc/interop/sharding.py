@@ -36,6 +36,7 @@ from hlo_mlc.backends.cpu import ShardedCpuBackend, sharded_cpu_backend
 from hlo_mlc.building import build_kernels
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop import compat
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.report import Report
@@ -190,7 +191,7 @@ def make_partitionable(
     backend = sharded_cpu_backend(options)
     kernels = {k.id + backend.variant: k.kept for k in report.kernels}
     known: dict[str, dict[str, ir.Attribute]] = {}
-    for operation in _operations(module, "stablehlo.custom_call"):
+    for operation in operations(module, "stablehlo.custom_call"):
         attributes = operation.attributes
         if ir.StringAttr(attributes["call_target_name"]).value != KERNEL_TARGET or _is_of_a_device(
             operation
@@ -265,17 +266,3 @@ def _is_of_a_device(operation: ir.Operation) -> bool:
         if operation.name == "sdy.manual_computation":
             return True
     return False
-
-
-def _operations(within: ir.Module | ir.Operation | ir.Block, *names: str) -> list[ir.Operation]:
-    """The operations of these names, in order."""
-    found = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name in names:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    for one in within.operations if isinstance(within, ir.Block) else [within]:
-        one.operation.walk(visit)
-    return found

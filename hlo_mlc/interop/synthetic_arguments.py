@@ -12,30 +12,16 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.ops.definition import FewBits, OpKind
+from hlo_mlc.ops.registry import lookup
 from hlo_mlc.runtime.measure import made_up
 
 Shape = Sequence[int]
 DType = np.typing.DTypeLike
 
-# What hands indices on as they are, or nearly: jnp.take adds a size to negative ones and selects.
-_PASSING = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "add",
-        "broadcast_in_dim",
-        "clamp",
-        "concatenate",
-        "convert",
-        "maximum",
-        "minimum",
-        "reshape",
-        "select",
-        "slice",
-        "sort",
-        "subtract",
-        "transpose",
-    )
-)
+# What hands indices on nearly as they are: jnp.take adds a size to negative ones and selects.
+_NEARLY = frozenset(f"stablehlo.{name}" for name in ("add", "subtract", "convert"))
+_WITHIN = {OpKind.ELEMENTWISE, OpKind.SORT}
 
 
 def synthetic_arguments(module: ir.Module) -> list[np.ndarray]:
@@ -84,8 +70,8 @@ def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
             dimensions = node.attributes["lhs_contracting_dimensions"]
             count = math.prod(node.operands[0].type.shape[d] for d in dimensions)
             known = [(operand, count) for operand in node.operands]
-        elif node.op in _PASSING and node.results[0] in terms:
-            known = [(operand, terms[node.results[0]]) for operand in node.operands]
+        elif node.results and node.results[0] in terms:
+            known = [(operand, terms[node.results[0]]) for operand in _handed_on(node)]
         terms.update((value, count) for value, count in known if value.type.dtype.is_float)
     return terms
 
@@ -97,11 +83,21 @@ def index_extents(graph: Graph) -> Mapping[Value, int]:
     for node in reversed(graph.nodes):
         for value, extent in _indexed(node):
             extents[value] = min(extent, extents.get(value, extent))
-        if node.op in _PASSING:
-            bounds = [extents[result] for result in node.results if result in extents]
-            for value in node.operands if bounds else ():
-                extents[value] = min(*bounds, extents.get(value, bounds[0]))
+        bounds = [extents[result] for result in node.results if result in extents]
+        for value in _handed_on(node) if bounds else ():
+            extents[value] = min(*bounds, extents.get(value, bounds[0]))
     return extents
+
+
+def _handed_on(node: Node) -> Sequence[Value]:
+    """The operands whose numbers are those of the results, or nearly, or bounds of them."""
+    definition = lookup(node.op)
+    if definition is None or node.opaque:
+        return ()
+    if definition.sources is not None:
+        return node.operands[definition.sources]
+    stays = definition.kind in _WITHIN and definition.of_few_bits is FewBits.SAME
+    return node.operands if stays or node.op in _NEARLY else ()
 
 
 def _indexed(node: Node) -> Iterator[tuple[Value, int]]:

@@ -10,6 +10,7 @@ from jaxlib.mlir.dialects import stablehlo
 from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.types import read_literal, read_type, write_literal, write_type
+from hlo_mlc.frontend.walking import operations
 
 _WIDE = {
     **dict.fromkeys(dtypes.FLOATS_OF_A_BYTE, dtypes.F64),
@@ -34,21 +35,15 @@ def widened(module: ir.Module) -> ir.Module | None:
     None where somebody else's code calls parts of it."""
     with module.context, ir.Location.unknown():
         copy = ir.Module.parse(module.operation.get_asm(enable_debug_info=False))
-        operations: list[ir.Operation] = []
-
-        def visit(operation: ir.Operation) -> ir.WalkResult:
-            operations.append(operation)
-            return ir.WalkResult.ADVANCE
-
-        copy.operation.walk(visit)
-        if any("called_computations" in operation.attributes for operation in operations):
+        found = operations(copy)
+        if any("called_computations" in operation.attributes for operation in found):
             return None
         kept = [
             (operation, [value.type for value in (*operation.operands, *operation.results)])
-            for operation in operations
+            for operation in found
             if operation.name in _OF_ONE_TYPE
         ]
-        for operation in operations:
+        for operation in found:
             _widen(operation)
         for operation, types in kept:
             _keep(operation, types)

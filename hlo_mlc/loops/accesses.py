@@ -141,9 +141,7 @@ class Inside:
 def _written(statements: tuple[Stmt, ...]) -> Iterator[Buffer]:
     """The buffers that statements write, and programs that they call."""
     for stmt in walk(statements):
-        if isinstance(stmt, Store):
-            yield stmt.buffer
-        elif isinstance(stmt, Accumulate):
+        if isinstance(stmt, Store | Accumulate):
             yield from stmt.buffers
         elif isinstance(stmt, Call):
             yield from _written(inlined(stmt))
@@ -232,12 +230,8 @@ class _Walk:
         once is enough for proofs where no alias matters: what holds of the first read holds of
         those behind it, which find at least as much written.  Unrolled, a body reads elements
         dozens of times."""
-        written: tuple[Buffer, ...] = ()
-        guard = None
-        if isinstance(stmt, Store):
-            written, guard = (stmt.buffer,), stmt.guard
-        elif isinstance(stmt, Accumulate):
-            written, guard = stmt.buffers, stmt.guard
+        writes = isinstance(stmt, Store | Accumulate)
+        written, guard = (stmt.buffers, stmt.guard) if writes else ((), None)
         guards = () if guard is None else (guard,)
         own_reads: set[tuple[Load, tuple[Expr, ...]]] = set()
         for e in expressions(stmt):

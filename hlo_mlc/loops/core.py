@@ -8,7 +8,7 @@ value that prints (loops/text.py), runs in an interpreter (loops/interpret.py), 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.combiner import Combiner
@@ -42,6 +42,10 @@ class For:
     kind: LoopKind
     body: tuple[Stmt, ...]
 
+    def around(self, body: tuple[Stmt, ...]) -> For:
+        """The same loop of other statements."""
+        return For(self.var, self.extent, self.kind, body)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
@@ -52,6 +56,24 @@ class Store:
     value: Expr
     guard: Expr | None = None
     streaming: bool = False  # written once and not read again soon: may bypass the caches
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        return (self.buffer,)
+
+    @property
+    def terms(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+    def of(
+        self,
+        buffers: Sequence[Buffer],
+        indices: tuple[Expr, ...],
+        terms: Sequence[Expr],
+        guard: Expr | None,
+    ) -> Store:
+        """A store of the same kind."""
+        return Store(buffers[0], indices, terms[0], guard, self.streaming)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +90,16 @@ class Accumulate:
     terms: tuple[Expr, ...]
     guard: Expr | None = None
     atomic: bool = False  # iterations side by side may update one element, in any order
+
+    def of(
+        self,
+        buffers: Sequence[Buffer],
+        indices: tuple[Expr, ...],
+        terms: Sequence[Expr],
+        guard: Expr | None,
+    ) -> Accumulate:
+        """An update of the same kind."""
+        return Accumulate(tuple(buffers), indices, self.combiner, tuple(terms), guard, self.atomic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,13 +33,7 @@ def with_guards(program: LoopProgram, places: Set[Place]) -> LoopProgram:
         )
 
     def write(stmt: Stmt) -> Body | None:
-        if isinstance(stmt, Store):
-            buffers: tuple[Buffer, ...] = (stmt.buffer,)
-        elif isinstance(stmt, Accumulate):
-            buffers = stmt.buffers
-        else:
-            return None
-        for buffer in buffers:
+        for buffer in stmt.buffers if isinstance(stmt, Store | Accumulate) else ():
             if (buffer, stmt.indices) in places:
                 stmt = guarded(stmt, _inside(buffer, stmt.indices))
                 return () if stmt is None else (stmt,)

@@ -38,7 +38,7 @@ def with_bodies(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
 
 def _holding(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
     if isinstance(stmt, For):
-        return For(stmt.var, stmt.extent, stmt.kind, new[0])
+        return stmt.around(new[0])
     if isinstance(stmt, Allocate):
         return Allocate(stmt.buffer, new[0])
     if isinstance(stmt, If):
@@ -51,10 +51,7 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
     match stmt:
         case For():
             return (stmt.extent,)
-        case Store():
-            guard = () if stmt.guard is None else (stmt.guard,)
-            return (*stmt.indices, stmt.value, *guard)
-        case Accumulate():
+        case Store() | Accumulate():
             guard = () if stmt.guard is None else (stmt.guard,)
             return (*stmt.indices, *stmt.terms, *guard)
         case Prefetch():
@@ -62,6 +59,19 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
         case If() | While():
             return (stmt.condition,)
     return ()
+
+
+def loads_of(stmt: Stmt) -> Iterator[Load]:
+    """What `stmt` itself reads."""
+    return (load for e in expressions(stmt) for load in loads(e))
+
+
+def touched(stmt: Stmt) -> Iterator[Buffer]:
+    """The buffers that `stmt` itself writes, reads, or has a program work on."""
+    if isinstance(stmt, Store | Accumulate | Call):
+        yield from stmt.buffers
+    for load in loads_of(stmt):
+        yield load.source
 
 
 def map_expressions(statements: Body, rule: Callable[[Expr], Expr]) -> Body:
@@ -96,20 +106,12 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             if stmt.body and not body:
                 return None
             return For(stmt.var, extent, stmt.kind, body)
-        case Store():
-            indices, value = tuple(map(rule, stmt.indices)), rule(stmt.value)
-            guard = None if stmt.guard is None else rule(stmt.guard)
-            if indices == stmt.indices and value is stmt.value and guard is stmt.guard:
-                return stmt
-            return guarded(Store(stmt.buffer, indices, value, None, stmt.streaming), guard)
-        case Accumulate():
+        case Store() | Accumulate():
             indices, terms = tuple(map(rule, stmt.indices)), tuple(map(rule, stmt.terms))
             guard = None if stmt.guard is None else rule(stmt.guard)
             if indices == stmt.indices and terms == stmt.terms and guard is stmt.guard:
                 return stmt
-            return guarded(
-                Accumulate(stmt.buffers, indices, stmt.combiner, terms, None, stmt.atomic), guard
-            )
+            return guarded(stmt.of(stmt.buffers, indices, terms, None), guard)
         case Prefetch():
             indices = tuple(map(rule, stmt.indices))
             return stmt if indices == stmt.indices else Prefetch(stmt.buffer, indices, stmt.ahead)
@@ -132,9 +134,7 @@ def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate 
     both = guard if stmt.guard is None else build.apply("and", stmt.guard, guard)
     if both is build.FALSE:
         return None
-    if isinstance(stmt, Store):
-        return Store(stmt.buffer, stmt.indices, stmt.value, both, stmt.streaming)
-    return Accumulate(stmt.buffers, stmt.indices, stmt.combiner, stmt.terms, both, stmt.atomic)
+    return stmt.of(stmt.buffers, stmt.indices, stmt.terms, both)
 
 
 def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
@@ -173,28 +173,10 @@ def redirect(
 
     def visit(stmt: Stmt) -> Body | None:
         match stmt:
-            case Store() if stmt.buffer in buffers:
-                return (
-                    Store(
-                        buffers[stmt.buffer],
-                        at(stmt.indices),
-                        stmt.value,
-                        stmt.guard,
-                        stmt.streaming,
-                    ),
-                )
-            case Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
+            case Store() | Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
                 assert place is None or buffers.keys() >= {*stmt.buffers}, "they share indices"
-                return (
-                    Accumulate(
-                        tuple(buffers.get(b, b) for b in stmt.buffers),
-                        at(stmt.indices),
-                        stmt.combiner,
-                        stmt.terms,
-                        stmt.guard,
-                        stmt.atomic,
-                    ),
-                )
+                new = [buffers.get(b, b) for b in stmt.buffers]
+                return (stmt.of(new, at(stmt.indices), stmt.terms, stmt.guard),)
             case Prefetch() if stmt.buffer in buffers:
                 # Where it has moved, what lies behind it is elsewhere now.
                 return (
@@ -243,27 +225,10 @@ def _transformed(stmt: Stmt, visit: Callable[[Stmt], Body | None]) -> Stmt:
 
 def transform_loops(statements: Body, name: str, rewrite: Callable[[For], Body | None]) -> Body:
     """The same for the loops over variables of that name."""
-    result: list[Stmt] | None = None
-    for position, stmt in enumerate(statements):
-        kind = type(stmt)
-        if kind in LEAVES:
-            if result is not None:
-                result.append(stmt)
-            continue
-        replacement = rewrite(stmt) if kind is For and stmt.var.name == name else None
-        if replacement is None:
-            new = with_bodies(
-                stmt, tuple([transform_loops(body, name, rewrite) for body in bodies(stmt)])
-            )
-            if new is stmt:
-                if result is not None:
-                    result.append(stmt)
-                continue
-            replacement = (new,)
-        if result is None:
-            result = list(statements[:position])
-        result += replacement
-    return statements if result is None else tuple(result)
+    return transform(
+        statements,
+        lambda stmt: rewrite(stmt) if type(stmt) is For and stmt.var.name == name else None,
+    )
 
 
 def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:

@@ -26,6 +26,7 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.loops.core import walk as walk_statements
+from hlo_mlc.loops.rewrite import expressions
 
 _INDENT = "  "
 # A shared expression of at most this many nodes is written again where it is used: indices repeat
@@ -108,8 +109,7 @@ def _lines(stmt: Stmt) -> list[str]:
         case Allocate():
             return [f"alloc {_declaration(stmt.buffer)}:"]
         case Store():
-            guard = () if stmt.guard is None else (stmt.guard,)
-            lets, parts = _spelled((*stmt.indices, stmt.value, *guard))
+            lets, parts = _spelled(expressions(stmt))
             rank = len(stmt.indices)
             line = f"{stmt.buffer.name}[{', '.join(parts[:rank])}] = {parts[rank]}"
             return [*lets, line + _suffix(parts[rank + 1 :], " streaming" * stmt.streaming)]
@@ -120,8 +120,7 @@ def _lines(stmt: Stmt) -> list[str]:
             arguments = ", ".join(b.name for b in stmt.buffers)
             return [f"call {stmt.program.name}({arguments})"]
         case Accumulate():
-            guard = () if stmt.guard is None else (stmt.guard,)
-            lets, parts = _spelled((*stmt.indices, *stmt.terms, *guard))
+            lets, parts = _spelled(expressions(stmt))
             rank, count = len(stmt.indices), len(stmt.terms)
             place = f"[{', '.join(parts[:rank])}]"
             targets = ", ".join(b.name + place for b in stmt.buffers)

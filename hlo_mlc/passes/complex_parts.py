@@ -23,7 +23,7 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import CONTROL_FLOW, WHILE, Graph, Node, Value
-from hlo_mlc.ops.registry import SOLVES, supports
+from hlo_mlc.ops.registry import SOLVES, SOURCES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_splitting import Parts, Split, Splitter, concerns_complex, is_complex
@@ -109,12 +109,11 @@ def _is_joint(node: Node) -> bool:
     )
 
 
-def _part_by_part(*complex_operands: int) -> Split:
-    """An op that does the same to both parts; which of its operands are complex (all where none is
-    named)."""
+def _part_by_part(complex_operands: slice = slice(None)) -> Split:
+    """An op that does the same to both parts; which of its operands are complex."""
 
     def rule(node: Node, s: Splitter) -> Parts | None:
-        positions = complex_operands or range(len(node.operands))
+        positions = range(len(node.operands))[complex_operands]
         if len(node.results) != 1 or node.regions:
             return None
         tensor = node.results[0].type.part
@@ -354,24 +353,9 @@ def _other(node: Node, s: Splitter) -> None:
 
 
 _JOINTLY = frozenset(f"stablehlo.{name}" for name in ("reduce", "reduce_window", "sort"))
-_ALIKE = (
-    "add",
-    "subtract",
-    "negate",
-    "broadcast_in_dim",
-    "reshape",
-    "transpose",
-    "slice",
-    "reverse",
-    "concatenate",
-    "pad",
-)
 _RULES: Mapping[str, Split] = {
-    **{f"stablehlo.{name}": _part_by_part() for name in _ALIKE},
-    "stablehlo.dynamic_slice": _part_by_part(0),
-    "stablehlo.gather": _part_by_part(0),
-    "stablehlo.dynamic_update_slice": _part_by_part(0, 1),
-    "stablehlo.select": _part_by_part(1, 2),
+    **{name: _part_by_part(sources) for name, sources in SOURCES.items()},
+    **{f"stablehlo.{name}": _part_by_part() for name in ("add", "subtract", "negate")},
     "stablehlo.reduce": _folded("add"),
     "stablehlo.reduce_window": _folded("add"),
     "stablehlo.sort": _other,

@@ -7,7 +7,7 @@ Holds for every `start`, in any order and as often as wanted; start is clamped a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,10 +21,30 @@ from hlo_mlc.passes.invariant import invariant_nodes
 
 DOT_OP = "stablehlo.dot_general"
 _SLICE_OP = "stablehlo.dynamic_slice"
-_MOVES = frozenset(
-    f"stablehlo.{name}"
-    for name in ("broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose")
-)
+
+Attributes = Mapping[str, object]
+
+
+def _further(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes behind one more."""
+    return tuple(d + 1 for d in axes)
+
+
+# How all rows are moved as each is: the attributes of that, and the number of rows.
+_MOVES: Mapping[str, Callable[[Attributes, int], Attributes]] = {
+    "stablehlo.reshape": lambda own, count: own,
+    "stablehlo.transpose": lambda own, count: {"permutation": (0, *_further(own["permutation"]))},
+    "stablehlo.broadcast_in_dim": lambda own, count: {
+        "broadcast_dimensions": (0, *_further(own["broadcast_dimensions"]))
+    },
+    "stablehlo.concatenate": lambda own, count: {"dimension": own["dimension"] + 1},
+    "stablehlo.reverse": lambda own, count: {"dimensions": _further(own["dimensions"])},
+    "stablehlo.slice": lambda own, count: {
+        "start_indices": (0, *own["start_indices"]),
+        "limit_indices": (count, *own["limit_indices"]),
+        "strides": (1, *own["strides"]),
+    },
+}
 
 
 class NewNodes(NodeList):
@@ -178,7 +198,6 @@ class Rows:
     def _all_rows(self, node: Node, count: int, new: NewNodes) -> Value:
         (result,) = node.results
         tensor = stacked(result.type, count)
-        attributes = node.attributes
         if node.op == _SLICE_OP:
             array = self._outside.get(node.operands[0], node.operands[0])
             rows = new.move(array, sliced_axis(node), 0)
@@ -186,21 +205,8 @@ class Rows:
         if node.op == DOT_OP:
             return self._all_products(node, tensor, new)
         rows = [self._broadcast(v, count, node, new) for v in node.operands]
-        if node.op == "stablehlo.transpose":
-            attributes = {"permutation": (0, *(d + 1 for d in attributes["permutation"]))}
-        elif node.op == "stablehlo.broadcast_in_dim":
-            dimensions = attributes["broadcast_dimensions"]
-            attributes = {"broadcast_dimensions": (0, *(d + 1 for d in dimensions))}
-        elif node.op == "stablehlo.concatenate":
-            attributes = {"dimension": attributes["dimension"] + 1}
-        elif node.op == "stablehlo.reverse":
-            attributes = {"dimensions": tuple(d + 1 for d in attributes["dimensions"])}
-        elif node.op == "stablehlo.slice":
-            attributes = {
-                "start_indices": (0, *attributes["start_indices"]),
-                "limit_indices": (count, *attributes["limit_indices"]),
-                "strides": (1, *attributes["strides"]),
-            }
+        move = _MOVES.get(node.op)
+        attributes = move(node.attributes, count) if move else node.attributes
         return new.add(node.op, rows, tensor, attributes)
 
     def _broadcast(self, value: Value, count: int, node: Node, new: NewNodes) -> Value:
@@ -229,7 +235,7 @@ class Rows:
         side = "lhs" if is_left else "rhs"
         for kind in ("batching", "contracting"):
             name = f"{side}_{kind}_dimensions"
-            attributes[name] = tuple(d + 1 for d in attributes[name])
+            attributes[name] = _further(attributes[name])
         # The axis of the rows comes first among the free ones of its side.
         place = batch if is_left else batch + lhs_free
         shape = tensor.shape[1:]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 
-import jax
-
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import RuntimeLibraryError
 from hlo_mlc.support.locks import process_lock
@@ -74,21 +72,6 @@ def register_with_jax() -> None:
         if _registered:
             return
         own = library.load()
-        jax.ffi.register_ffi_type(
-            _STATE_TYPE_NAME,
-            {
-                "type_id": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_id()),
-                "type_info": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_info()),
-            },
-            platform=PLATFORM,
-        )
-        jax.ffi.register_ffi_target(
-            library.TARGET_NAME,
-            {
-                "instantiate": jax.ffi.pycapsule(own.mlc_cuda_ffi_instantiate),
-                "initialize": jax.ffi.pycapsule(own.mlc_cuda_ffi_initialize),
-                "execute": jax.ffi.pycapsule(own.mlc_cuda_ffi_execute),
-            },
-            platform=PLATFORM,
-        )
+        stages = ("instantiate", "initialize", "execute")
+        library.register(own, "mlc_cuda_ffi", _STATE_TYPE_NAME, stages, PLATFORM)
         _registered = True

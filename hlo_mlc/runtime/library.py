@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hlo_mlc.support.errors import RuntimeLibraryError
@@ -123,23 +123,24 @@ def register_with_jax() -> None:
         if _registered:
             return
         jax.local_devices(backend="cpu")
-        jax.ffi.register_ffi_type(
-            _STATE_TYPE_NAME,
-            {
-                "type_id": jax.ffi.pycapsule(library.mlc_ffi_state_type_id()),
-                "type_info": jax.ffi.pycapsule(library.mlc_ffi_state_type_info()),
-            },
-            platform="cpu",
-        )
-        jax.ffi.register_ffi_target(
-            TARGET_NAME,
-            {
-                "instantiate": jax.ffi.pycapsule(library.mlc_ffi_instantiate),
-                "execute": jax.ffi.pycapsule(library.mlc_ffi_execute),
-            },
-            platform="cpu",
-        )
+        register(library, "mlc_ffi", _STATE_TYPE_NAME, ("instantiate", "execute"), "cpu")
         _registered = True
+
+
+def register(
+    own: ctypes.CDLL, prefix: str, state: str, stages: Sequence[str], platform: str
+) -> None:
+    """Makes the type of a handler's state, and its functions for the stages of a call, known to a
+    backend of XLA's."""
+    import jax
+
+    kind = {
+        part: jax.ffi.pycapsule(getattr(own, f"{prefix}_state_{part}")())
+        for part in ("type_id", "type_info")
+    }
+    jax.ffi.register_ffi_type(state, kind, platform=platform)
+    handler = {stage: jax.ffi.pycapsule(getattr(own, f"{prefix}_{stage}")) for stage in stages}
+    jax.ffi.register_ffi_target(TARGET_NAME, handler, platform=platform)
 
 
 def _find() -> str:

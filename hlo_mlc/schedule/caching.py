@@ -40,6 +40,7 @@ from hlo_mlc.schedule.loops import changed, most_iterations, refuse, require_loo
 from hlo_mlc.schedule.storage import nest_like, refuse_large, refuse_tasks, taken_out
 from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.access import linearize
 from hlo_mlc.tensor.classify import stride
 
 T = TypeVar("T")
@@ -340,7 +341,9 @@ def transform_layout(
             index.floormod(index.floordiv(known[d], inside), size)
             for size, (d, inside) in zip(parts, owners, strict=True)
         ]
-        return tuple([_together([(digits[n], parts[n]) for n in group]) for group in groups])
+        return tuple(
+            [linearize([digits[n] for n in group], [parts[n] for n in group]) for group in groups]
+        )
 
     return with_body(
         program,
@@ -353,14 +356,6 @@ def transform_layout(
             place,
         ),
     )
-
-
-def _together(digits: Sequence[tuple[Expr, int]]) -> Expr:
-    """The number that (digit, size) pairs are, the highest first."""
-    number: Expr = index.constant(0)
-    for digit, size in digits:
-        number = index.add(index.multiply(number, index.constant(size)), digit)
-    return number
 
 
 def _parts_of(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[tuple[int, int]] | None:
@@ -436,7 +431,7 @@ def _staged(
         touched = accesses(stmt.body, buffers[name])
         if not touched:
             return None
-        return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
+        return (stmt.around(stage(stmt, touched)),)
 
     return changed(
         program, transform_loops(program.body, at, visit), primitive, at, f"does not use {name}"

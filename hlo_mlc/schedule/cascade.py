@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import (
     LEAVES,
     Accumulate,
@@ -25,7 +25,7 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     constant_extent,
-    expressions,
+    loads_of,
     loop,
     loop_names,
     paths,
@@ -233,7 +233,7 @@ class _Update:
 
     def _around(self, body: Body) -> Body:
         for outer in reversed(self.across):
-            body = (For(outer.var, outer.extent, outer.kind, body),)
+            body = (outer.around(body),)
         return body
 
 
@@ -243,7 +243,7 @@ def _sums(var: Var, body: Body) -> dict[_Update, int]:
     found: dict[tuple[Buffer, ...], list[_Update]] = {}
     touched: set[Buffer] = set()
     for *around, stmt in paths(body):
-        touched.update([read.source for e in expressions(stmt) for read in loads(e)])
+        touched.update([read.source for read in loads_of(stmt)])
         if isinstance(stmt, Store | Allocate):
             touched.add(stmt.buffer)
         elif isinstance(stmt, Accumulate):

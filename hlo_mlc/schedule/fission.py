@@ -128,7 +128,7 @@ def _sunk(outer: For, memory: Memory | None) -> Body:
             check_same_iteration(
                 "sink", [outer], part, tuple(itertools.chain(*parts[n + 1 :])), memory
             )
-        held = For(outer.var, outer.extent, outer.kind, part)
+        held = outer.around(part)
         inner = only_loop(held)
         if inner is None:
             result += (held,)
@@ -137,14 +137,7 @@ def _sunk(outer: For, memory: Memory | None) -> Body:
             raise refuse("sink", inner, f"has an extent that depends on {outer.var.name}")
         if memory is not None:
             check_permutable([held, inner], [inner, held], memory, "sink")
-        result += (
-            For(
-                inner.var,
-                inner.extent,
-                inner.kind,
-                _sunk(For(outer.var, outer.extent, outer.kind, inner.body), memory),
-            ),
-        )
+        result += (inner.around(_sunk(outer.around(inner.body), memory)),)
     return result
 
 

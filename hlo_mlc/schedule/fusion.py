@@ -119,11 +119,7 @@ def fuse_first(
         rest = tuple(s for s in inside if not _is_loop(s, second))
         if checked and not _independent((one,), rest, memory):
             raise refuse("fuse_first", outer, f"does more beside {second} with what {first} does")
-        return (
-            *statements[:place],
-            For(outer.var, outer.extent, outer.kind, body),
-            *statements[place + 2 :],
-        )
+        return (*statements[:place], outer.around(body), *statements[place + 2 :])
 
     result = transform_lists(program.body, visit)
     if not found:
@@ -143,7 +139,7 @@ def _beside(one: For, two: For, outer: For, memory: Memory | None) -> Stmt:
     moved = substitute(one.body, {one.var: two.var})
     if memory is not None:
         check_same_iteration("fuse_first", (two,), moved, two.body, memory)
-    both = For(two.var, two.extent, two.kind, (*moved, *two.body))
+    both = two.around((*moved, *two.body))
     return If(index.compare("eq", outer.var, index.constant(0)), (both,), (two,))
 
 
@@ -203,7 +199,7 @@ def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...])
         raise refuse("fuse_last", outer, f"does not end with the loop {inner[0]}")
     else:
         body = (*before, _ending(end, inner[1:], one, known))
-    return For(outer.var, outer.extent, outer.kind, body)
+    return outer.around(body)
 
 
 def _holder(statements: Body, name: str, start: int) -> int | None:
@@ -252,7 +248,7 @@ def _merge(statements: list[Stmt], first: str, second: str, memory: Memory) -> B
     early, late = _parted(statements[start + 1 : end], one, two, memory)
     moved = substitute(two.body, {two.var: one.var})
     check_same_iteration("fuse_loops", (one,), one.body, moved, memory)
-    both = For(one.var, one.extent, one.kind, _in_turn(one.body, moved))
+    both = one.around(_in_turn(one.body, moved))
     return (*statements[:start], *early, both, *late, *statements[end + 1 :])
 
 

@@ -262,7 +262,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
                     current,
                     "has an extent that depends on a loop which would move inside it",
                 )
-            body = (For(current.var, current.extent, current.kind, body),)
+            body = (current.around(body),)
         return body
 
     return changed(

@@ -85,7 +85,7 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
             raise refuse("double_buffer", stmt, "must be serial")
         trips = require_constant("double_buffer", stmt)
         inside, body = taken_out(stmt.body)
-        rounds = For(stmt.var, stmt.extent, stmt.kind, body)
+        rounds = stmt.around(body)
         own = {
             buffer: replace(buffer, name=f"{buffer.name}.b") for buffer in _filled(rounds, memory)
         }

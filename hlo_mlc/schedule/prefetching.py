@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Prefetch, Stmt, bodies
 from hlo_mlc.loops.dependence import accesses
-from hlo_mlc.loops.rewrite import Body, expressions, paths, transform, with_bodies, with_body
+from hlo_mlc.loops.rewrite import Body, loads_of, paths, transform, with_bodies, with_body
 from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops
 from hlo_mlc.schedule.tiles import Tile, tile_around
 from hlo_mlc.support.errors import ScheduleError
@@ -40,7 +40,7 @@ def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgra
             around = [s for s in path if isinstance(s, For)]
             if bodies(path[-1]) or around[-1].kind is not LoopKind.VECTORIZE:
                 continue
-            for load in (x for e in expressions(path[-1]) for x in loads(e)):
+            for load in loads_of(path[-1]):
                 where = frozenset().union(*(i.free for i in load.indices))
                 if load.source.name == name and load.guard is None and around[-1].var in where:
                     reads[load] = [s for s in around if s.var in where]
@@ -69,7 +69,7 @@ def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgra
 
 def _around(loops: list[For], body: Body) -> Body:
     for s in reversed(loops):
-        body = (For(s.var, s.extent, s.kind, body),)
+        body = (s.around(body),)
     return body
 
 

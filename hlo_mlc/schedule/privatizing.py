@@ -25,7 +25,7 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     constant_extent,
-    expressions,
+    loads_of,
     loop,
     paths,
     redirect,
@@ -130,9 +130,7 @@ def _by_each(
     for s in nest:
         if isinstance(s, For):
             require_kind("privatize", s, LoopKind.SERIAL, LoopKind.UNROLL)
-    if any(
-        read.source in starts for s in (*nest, update) for e in expressions(s) for read in loads(e)
-    ):
+    if any(read.source in starts for s in (*nest, update) for read in loads_of(s)):
         raise refuse("privatize", update, "reads what it updates")
     neutral = update.combiner.identity
     merged = merging(update.combiner, update.terms, [s.var for s in nest if isinstance(s, For)])
@@ -295,15 +293,12 @@ def _folded_apart(
     if memory is not None and len(band) > 1:
         _check_moved(band, inner, memory)
     for s in reversed(band[:-1]):
-        inner = (For(s.var, s.extent, s.kind, inner),)
+        inner = (s.around(inner),)
     each = tuple(apart.values())
     body = (*(s for a in each for s in a.start()), *inner, *(s for a in each for s in a.join()))
     return allocated(
         (p for a in each for p in a.parts.values()),
-        (
-            For(own.var, own.extent, own.kind, body),
-            For(own.var, own.extent, own.kind, tuple(a.finish() for a in each)),
-        ),
+        (own.around(body), own.around(tuple(a.finish() for a in each))),
     )
 
 
@@ -343,7 +338,7 @@ def _check_moved(band: list[For], inner: Body, memory: Memory) -> None:
     """Refuse to put the last of some loops outside of the others where that changes anything."""
     nest: list[For] = []
     for s in reversed(band):
-        nest.insert(0, For(s.var, s.extent, s.kind, inner))
+        nest.insert(0, s.around(inner))
         inner = (nest[0],)
     check_permutable(nest, [nest[-1], *nest[:-1]], memory, "fold_apart")
 

@@ -80,7 +80,7 @@ def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgr
             otherwise = _known(stmt, high, extent)
         elif high == extent:
             otherwise = _known(stmt, 0, low)
-        return (For(stmt.var, stmt.extent, stmt.kind, (If(inside, then, renamed(otherwise)),)),)
+        return (stmt.around((If(inside, then, renamed(otherwise)),)),)
 
     return rewrite_loops(program, "set_apart", name, copies)
 

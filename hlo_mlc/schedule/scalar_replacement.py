@@ -325,7 +325,7 @@ def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
         )
         for n, own in enumerate(kept, 1)
     )
-    return kept, first, For(loop.var, loop.extent, loop.kind, rewritten(loop.body))
+    return kept, first, loop.around(rewritten(loop.body))
 
 
 def _apart(read: Sequence[Expr], write: Sequence[Expr], counter: Var) -> int | None:

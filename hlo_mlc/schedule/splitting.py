@@ -22,7 +22,16 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, expressions, guarded, loop, substitute, transform, when
+from hlo_mlc.loops.rewrite import (
+    Body,
+    expressions,
+    guarded,
+    loads_of,
+    loop,
+    substitute,
+    transform,
+    when,
+)
 from hlo_mlc.schedule.loops import (
     refuse,
     require_constant,
@@ -282,7 +291,7 @@ def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> b
         isinstance(stmt, Store)
         and stmt.buffer in private
         and all(i.free.isdisjoint(position.free) for i in stmt.indices)
-        and all(read.free.isdisjoint(position.free) for e in expressions(stmt) for read in loads(e))
+        and all(read.free.isdisjoint(position.free) for read in loads_of(stmt))
     )
 
 
@@ -310,7 +319,7 @@ def _only_from(stmt: For, start: Expr) -> For:
             return () if own is None else (own,)
         return None
 
-    return For(stmt.var, stmt.extent, stmt.kind, transform(stmt.body, visit))
+    return stmt.around(transform(stmt.body, visit))
 
 
 def _check_repeatable(stmt: For, memory: Memory) -> None:
@@ -371,7 +380,7 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
             )
             return (If(index.compare("lt", outer.var, last), then, otherwise),)
 
-        return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
+        return (outer.around(transform(outer.body, copies)),)
 
     result = rewrite_loops(program, "specialize", at, visit)
     if not found:

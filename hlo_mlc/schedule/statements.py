@@ -26,12 +26,13 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     constant_extent,
-    expressions,
     guarded,
+    loads_of,
     loop,
     loop_names,
     map_expressions,
     paths,
+    touched,
     transform,
     transform_lists,
     with_bodies,
@@ -109,12 +110,7 @@ def add_loops(
         around = [s.var.name for s in path if isinstance(s, For)]
         if around[-1:] == [at] and not {*names}.isdisjoint(around):
             raise refuse("add_loops", path[-1], f"is in a loop called {', '.join(names)}")
-    result = rewrite_loops(
-        program,
-        "add_loops",
-        at,
-        lambda stmt: (For(stmt.var, stmt.extent, stmt.kind, within(stmt.body)),),
-    )
+    result = rewrite_loops(program, "add_loops", at, lambda stmt: (stmt.around(within(stmt.body)),))
     if not found:
         raise refuse(
             "add_loops",
@@ -183,13 +179,9 @@ def _beginning(stmt: For | Allocate, begun: list[Store]) -> For | Allocate:
         raise refuse("begin_inside", stmt, "may have no iteration")
     first = index.compare("eq", stmt.var, index.constant(0))
     stores = tuple(kept for s in begun if (kept := guarded(s, first)) is not None)
-    touched = {
-        b
-        for s in begun
-        for b in (s.buffer, *(read.source for e in expressions(s) for read in loads(e)))
-    }
-    own = sum(1 for _ in itertools.takewhile(lambda s: _stores_constants(s, touched), stmt.body))
-    return For(stmt.var, stmt.extent, stmt.kind, (*stmt.body[:own], *stores, *stmt.body[own:]))
+    used = {b for s in begun for b in touched(s)}
+    own = sum(1 for _ in itertools.takewhile(lambda s: _stores_constants(s, used), stmt.body))
+    return stmt.around((*stmt.body[:own], *stores, *stmt.body[own:]))
 
 
 def _stores_constants(stmt: Stmt, others: set[Buffer]) -> bool:
@@ -303,7 +295,7 @@ def replicate(program: LoopProgram, name: str, loops: tuple[str, ...]) -> LoopPr
         stores = [
             path
             for path in paths(held.body)
-            if isinstance(path[-1], Store | Accumulate) and buffer in _written(path[-1])
+            if isinstance(path[-1], Store | Accumulate) and buffer in path[-1].buffers
         ]
         if len(stores) != 1 or not isinstance(stores[0][-1], Store):
             raise refuse("replicate", held, "is not stored once")
@@ -325,10 +317,6 @@ def replicate(program: LoopProgram, name: str, loops: tuple[str, ...]) -> LoopPr
         return (Allocate(larger, _reading_own(body, buffer, larger, loops, {})),)
 
     return _of_private(program, "replicate", name, replicated)
-
-
-def _written(stmt: Store | Accumulate) -> tuple[Buffer, ...]:
-    return (stmt.buffer,) if isinstance(stmt, Store) else stmt.buffers
 
 
 def _loops_of(path: tuple[Stmt, ...], names: tuple[str, ...]) -> list[For] | None:
@@ -378,7 +366,7 @@ def _reading_own(
         )
 
     def visit(stmt: Stmt) -> Body | None:
-        if not fits and any(r.source == buffer for e in expressions(stmt) for r in loads(e)):
+        if not fits and any(r.source == buffer for r in loads_of(stmt)):
             raise refuse(
                 "replicate", stmt, f"reads {buffer.name} in no such loops as those that compute it"
             )

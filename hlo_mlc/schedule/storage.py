@@ -29,10 +29,11 @@ from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
-    expressions,
+    loads_of,
     paths,
     redirect,
     substitute,
+    touched,
     transform,
     transform_lists,
     transform_loops,
@@ -77,14 +78,7 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
 
 def _uses(stmt: Stmt, buffer: Buffer) -> bool:
     """Whether a statement, or one inside of it, reads or writes the buffer."""
-    for inner in walk((stmt,)):
-        if isinstance(inner, Store) and inner.buffer == buffer:
-            return True
-        if isinstance(inner, Accumulate) and buffer in inner.buffers:
-            return True
-        if any(load.source == buffer for e in expressions(inner) for load in loads(e)):
-            return True
-    return False
+    return any(buffer in touched(inner) for inner in walk((stmt,)))
 
 
 def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -> Body:
@@ -203,7 +197,7 @@ def expand(
         for buffer in larger.values():
             refuse_large("expand", stmt, buffer)
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
-        return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
+        return allocated(larger.values(), (stmt.around(body),))
 
     return changed(
         program,
@@ -285,7 +279,7 @@ def _only_update(stmt: For) -> Accumulate:
     if (
         not axes.isdisjoint(places)
         or any(map(loads, inner.indices))
-        or any(read.source == inner.buffers[0] for e in expressions(inner) for read in loads(e))
+        or any(read.source == inner.buffers[0] for read in loads_of(inner))
     ):
         raise refuse("promote", stmt, "must update one element of it, and not read it")
     return inner
@@ -418,7 +412,7 @@ def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
     terms = tuple(
         [build.transform(t, lambda node: new if node is value else None) for t in stmt.terms]
     )
-    return (Accumulate(stmt.buffers, stmt.indices, stmt.combiner, terms, stmt.guard, stmt.atomic),)
+    return (stmt.of(stmt.buffers, stmt.indices, terms, stmt.guard),)
 
 
 def _operands(update: Accumulate) -> Iterator[Expr]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopProgram, Stmt
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule, Trace
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.access import delinearize
 from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Nest, Stage, derived
 
@@ -276,8 +276,4 @@ def worth_a_task(iterations: int, total: int) -> int:
 
 def decoded(axes: Sequence[Var], number: Expr) -> dict[Var, Expr]:
     """The point of some axes that has this number, counted along the last axis first."""
-    at: dict[Var, Expr] = {}
-    for axis in reversed(axes):
-        at[axis] = index.floormod(number, axis.extent)
-        number = index.floordiv(number, axis.extent)
-    return at
+    return dict(zip(axes, delinearize(number, [v.extent for v in axes]), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
-from hlo_mlc.loops.core import LoopKind, Stmt
+from hlo_mlc.loops.core import For, LoopKind, Stmt
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.templates.base import even_groups, worth_a_task
 
@@ -19,36 +19,40 @@ def across(
     kind: LoopKind = LoopKind.UNROLL,
 ) -> tuple[Stmt, ...]:
     """`body(column)` for each of `width` columns: whole vectors, then the rest under a mask."""
-    whole, rest = divmod(width, lanes)
-    result: tuple[Stmt, ...] = ()
-    if whole:
-        result += (
-            loop(
-                f"{name}v",
-                whole,
-                kind,
-                lambda v: (
-                    loop(
-                        f"{name}l",
-                        lanes,
-                        LoopKind.VECTORIZE,
-                        lambda lane: body(
-                            index.add(index.multiply(v, index.constant(lanes)), lane)
-                        ),
-                    ),
-                ),
-            ),
-        )
-    if rest:
-        result += (
-            loop(
-                f"{name}r",
-                rest,
-                LoopKind.VECTORIZE,
-                lambda lane: body(index.add(index.constant(whole * lanes), lane)),
-            ),
-        )
-    return result
+    names = (f"{name}v", f"{name}l", f"{name}r")
+    return _in_parts(names, width, lanes, (kind, LoopKind.VECTORIZE), body)
+
+
+def in_blocks(
+    name: str, count: int, most: int, body: Callable[[Expr], tuple[Stmt, ...]]
+) -> tuple[Stmt, ...]:
+    """`body(number)` for so many, written out some at a time."""
+    kinds = (LoopKind.SERIAL, LoopKind.UNROLL)
+    return _in_parts((f"{name}s", name, name), count, most, kinds, body)
+
+
+def _in_parts(
+    names: tuple[str, str, str],
+    count: int,
+    size: int,
+    kinds: tuple[LoopKind, LoopKind],
+    body: Callable[[Expr], tuple[Stmt, ...]],
+) -> tuple[Stmt, ...]:
+    """`body(number)` for so many: a loop of parts that are whole, and what is left over."""
+    (of_parts, part, left), (outer, inner) = names, kinds
+    whole, rest = divmod(count, size)
+
+    def at(number: Expr) -> For:
+        first = index.multiply(number, index.constant(size))
+        return loop(part, size, inner, lambda i: body(index.add(first, i)))
+
+    def behind(i: Var) -> tuple[Stmt, ...]:
+        return body(index.add(index.constant(whole * size), i))
+
+    return (
+        *((loop(of_parts, whole, outer, lambda number: (at(number),)),) if whole else ()),
+        *((loop(left, rest, inner, behind),) if rest else ()),
+    )
 
 
 def parallel_tasks(
@@ -62,19 +66,25 @@ def parallel_tasks(
     if group == 1:
         return (loop(f"{name}_group", tasks, LoopKind.PARALLEL, task),)
 
-    def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, index.constant(group))
-        count = index.minimum(index.constant(group), index.subtract(index.constant(tasks), first))
-        return (
-            loop(
-                f"{name}_task",
-                count,
-                LoopKind.SERIAL,
-                lambda t: task(bounded(index.add(first, t), tasks)),
-            ),
-        )
+    return (in_groups(name, tasks, group, lambda number, g: task(number)),)
 
-    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+def in_groups(
+    name: str, tasks: int, size: int, task: Callable[[Expr, Var], tuple[Stmt, ...]]
+) -> For:
+    """`task(number, group)` for each of `tasks`: groups of so many in parallel, the last of which
+    may be smaller."""
+
+    def run(g: Var) -> tuple[Stmt, ...]:
+        first = index.multiply(g, index.constant(size))
+        count = index.minimum(index.constant(size), index.subtract(index.constant(tasks), first))
+
+        def one(t: Var) -> tuple[Stmt, ...]:
+            return task(bounded(index.add(first, t), tasks), g)
+
+        return (loop(f"{name}_task", count, LoopKind.SERIAL, one),)
+
+    return loop(f"{name}_group", -(-tasks // size), LoopKind.PARALLEL, run)
 
 
 def shared_out(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Load, Var
+from hlo_mlc.expr.core import Var
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -28,12 +28,12 @@ from hlo_mlc.templates.borders import between_borders, has_borders
 from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes, width_along
 from hlo_mlc.tensor.classify import (
     cost,
-    is_apart,
     is_injective,
     is_map,
     parallelism,
     picks_along,
     reads,
+    reads_others,
     stride,
 )
 from hlo_mlc.tensor.coalesce import accesses, coalesce
@@ -76,11 +76,7 @@ class ElementwiseTemplate:
             return "a single element"
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
-        written = set(stage.outputs)
-        for access in accesses(stage):
-            if isinstance(access, Load) and access.source in written and not _own(access, stage):
-                return "it reads elements that other points overwrite"
-        return ""
+        return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per iteration, work of one task, stores past the caches, bytes by which is
@@ -187,13 +183,6 @@ def is_in_place(nest: Nest, stage: Stage) -> bool:
     """Whether a stage writes what its nest reads in memory."""
     read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
     return not read.isdisjoint(stage.outputs)
-
-
-def _own(access: Load, stage: Stage) -> bool:
-    stores = [a for a in stage.assigns if a.buffer == access.source]
-    return any(a.indices == access.indices for a in stores) or all(
-        is_apart(access, a, stage) for a in stores
-    )
 
 
 def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:

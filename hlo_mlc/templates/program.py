@@ -6,12 +6,12 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from hlo_mlc.expr.core import Apply, Buffer, loads
+from hlo_mlc.expr.core import Apply, Buffer
 from hlo_mlc.expr.core import walk as walk_values
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Call, For, LoopKind, LoopProgram, Stmt, Store, walk
+from hlo_mlc.loops.core import Call, For, LoopKind, LoopProgram, Stmt, walk
 from hlo_mlc.loops.lower import lower_branch, lower_loop
-from hlo_mlc.loops.rewrite import expressions, on_one_thread
+from hlo_mlc.loops.rewrite import on_one_thread, touched
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.schedule.core import Schedule, Trace, replay
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
@@ -426,11 +426,4 @@ def _first_fit(lifetimes: Iterable[_Lifetime], beginning: int) -> tuple[tuple[Bu
 
 def _buffers(statements: tuple[Stmt, ...]) -> set[str]:
     """Names of the scratch buffers that are touched (allocated ones are not in the arena)."""
-    touched: list[Buffer] = []
-    for stmt in walk(statements):
-        if isinstance(stmt, Store):
-            touched.append(stmt.buffer)
-        elif isinstance(stmt, Accumulate | Call):
-            touched += stmt.buffers
-        touched += [load.source for e in expressions(stmt) for load in loads(e)]
-    return {b.name for b in touched if b.scope == "scratch"}
+    return {b.name for s in walk(statements) for b in touched(s) if b.scope == "scratch"}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import loads
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, Parameters, Scheduled
@@ -46,8 +45,7 @@ class ScanTemplate:
         stage = nest.stages[0]
         if any(a.guard is not None for a in stage.assigns):
             return "it stores under a condition"
-        written = set(stage.outputs)
-        if any(access.source in written for e in stage.expressions for access in loads(e)):
+        if not set(stage.inputs).isdisjoint(stage.outputs):
             return "it reads what it overwrites"
         return ""
 

@@ -86,7 +86,7 @@ class TransposeTemplate:
             return "not every point writes one element of its own"
         if short_axes(coalesce(stage), target, MOST_READ_SHORT) > 1:
             return "short rows, several of which are a vector"
-        if {node.source for e in stage.expressions for node in loads(e)} & set(stage.outputs):
+        if not set(stage.inputs).isdisjoint(stage.outputs):
             return "it reads what it overwrites"
         return ""
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, Parameters, Scheduled, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import share_out, vectorize
-from hlo_mlc.tensor.classify import is_map, stride
+from hlo_mlc.tensor.classify import is_map, reads_others, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -38,14 +38,9 @@ class UpdateTemplate:
         if not _apart(stage) and not is_in_rows(stage):
             return "updates may meet along every axis"
         places = {(a.buffer, a.indices) for a in stage.assigns}
-        written = set(stage.outputs)
-        if len(places) > len(written):
+        if len(places) > len(set(stage.outputs)):
             return "it writes to several places of one buffer"
-        for e in stage.expressions:
-            for access in loads(e):
-                if access.source in written and (access.source, access.indices) not in places:
-                    return "it reads elements that other points overwrite"
-        return ""
+        return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per iteration."""

@@ -167,6 +167,22 @@ def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
     return False
 
 
+def reads_others(stage: Stage) -> bool:
+    """Whether a point may read an element that another point of the stage writes."""
+
+    def is_others(read: Load) -> bool:
+        stores = [a for a in stage.assigns if a.buffer == read.source]
+        return all(a.indices != read.indices for a in stores) and not all(
+            is_apart(read, a, stage) for a in stores
+        )
+
+    return any(
+        is_others(read)
+        for buffer in stage.outputs
+        for read in stage.loads_by_buffer.get(buffer, ())
+    )
+
+
 def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Var]) -> bool:
     """Whether the axes of a sum follow from its value where some are known: each step exceeds what
     the smaller ones can reach, and nothing else depends on the axes that are not known."""

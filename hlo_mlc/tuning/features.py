@@ -401,10 +401,9 @@ class _Survey:
             elif isinstance(node, Load) and node.source.scope != "register":
                 reaches.append(reach := _Reach.at(node.source, node.indices))
                 self._access(reach, "loads", node.guard, point.times_of(node.free), point)
-        buffers = (stmt.buffer,) if isinstance(stmt, Store) else stmt.buffers
         if isinstance(stmt, Accumulate):
             self._combined(stmt, point)
-        for buffer in buffers:
+        for buffer in stmt.buffers:
             if buffer.scope != "register":
                 reaches.append(reach := _Reach.at(buffer, stmt.indices))
                 self._access(reach, "stores", stmt.guard, point.times, point)

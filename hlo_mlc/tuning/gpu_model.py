@@ -285,7 +285,7 @@ class _Survey:
                 waits = max(waits, self._access(node.source, node.indices, point))
         if isinstance(stmt, Accumulate):
             self.found["instructions"] += runs * elements * cost(*stmt.combiner.results)
-        for buffer in (stmt.buffer,) if isinstance(stmt, Store) else stmt.buffers:
+        for buffer in stmt.buffers:
             again = 2 if isinstance(stmt, Accumulate) else 1  # it is read, too
             for _ in range(again):
                 self._access(buffer, stmt.indices, point)

@@ -5,8 +5,10 @@ All of one choice of parameters is compiled by a single call of g++, whose resul
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from emulation.emulator import Emulator
 from hlo_mlc.loops.interpret import interpret
@@ -78,3 +80,26 @@ def test_the_loops_mean_the_same_with_every_choice(sample, cuda_source, name: st
         return interpret(loops, operands)
 
     subject.check(execute)
+
+
+def test_rows_made_of_others_of_their_array_are_vectors(
+    take_apart, arrays, emulator: Emulator, cuda_source
+) -> None:
+    def function(cache, rows):
+        def step(cache, numbered):
+            number, row = numbered
+            mixed = 0.5 * (row + cache[number])[None]
+            return lax.dynamic_update_slice(cache, mixed, (number + 1, 0)), None
+
+        return lax.scan(step, cache, (jnp.arange(len(rows)), rows))[0]
+
+    args = arrays("float32", (9, 64), (5, 64))
+    parts = take_apart(function, *args, platform="cuda")
+    (program,) = parts.programs
+    assert schedule_program(program, SM90)[1][-1].template.name == "elementwise"
+    source = cuda_source(program)
+    emulator.prepare([source], run_once=True)
+    (result,) = parts.run(
+        args, lambda _, operands: emulator.run(source, program, operands, 3, "end")
+    )
+    np.testing.assert_array_equal(result, function(*args))

@@ -7,6 +7,7 @@ from hlo_mlc_bench.cases import (
     contractions,
     convolutions,
     elementwise,
+    fusion,
     issues,
     linear_algebra,
     loops,
@@ -32,6 +33,7 @@ CASES = (
     *sorting.CASES,
     *overhead.CASES,
     *issues.CASES,
+    *fusion.CASES,
 )
 """All cases, in the order in which they are run and shown; neighbours hang on their case."""
 

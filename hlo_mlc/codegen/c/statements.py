@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.clike.dialect import Dialect, index_type
@@ -32,7 +31,7 @@ from hlo_mlc.loops.core import (
     While,
     walk,
 )
-from hlo_mlc.loops.rewrite import constant_extent, expressions
+from hlo_mlc.loops.rewrite import constant_extent, expressions, touched
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 
@@ -140,8 +139,7 @@ class FunctionWriter(Writer):
     def _update_lanes(self, stmt: Store | Accumulate) -> None:
         """A statement of which every lane has an element; all lanes read before any of them
         writes."""
-        is_store = isinstance(stmt, Store)
-        values = (stmt.value,) if is_store else stmt.terms
+        values = stmt.terms
         kept = [e for e in values if self._reads_neighbours(stmt, e)]
         if kept:
             names = [self.lines.temporary() for _ in kept]
@@ -154,21 +152,20 @@ class FunctionWriter(Writer):
             for name, e in zip(names, kept, strict=True):
                 self.variables[held := Var(f"{name} of all lanes", e.dtype)] = f"{name}[{_LANE}]"
                 values = tuple(held if v is e else v for v in values)
-            stmt = replace(stmt, value=values[0]) if is_store else replace(stmt, terms=values)
+            stmt = stmt.of(stmt.buffers, stmt.indices, values, stmt.guard)
         with self._each_lane():
-            (self.store if is_store else self.accumulate)(stmt)
+            (self.store if isinstance(stmt, Store) else self.accumulate)(stmt)
 
     def _reads_neighbours(self, stmt: Store | Accumulate, value: Expr) -> bool:
         """Whether a lane may read what another one writes."""
-        written = (stmt.buffer,) if isinstance(stmt, Store) else stmt.buffers
 
         def clashes(load: Load) -> bool:
             if load.source in self._own or (
-                load.source in written
+                load.source in stmt.buffers
                 and (load.indices == stmt.indices or self._are_apart(load.indices, stmt.indices))
             ):
                 return False
-            return any(self.overlaps.may_overlap(load.source, b) for b in written)
+            return any(self.overlaps.may_overlap(load.source, b) for b in stmt.buffers)
 
         return any(map(clashes, loads(value)))
 
@@ -258,8 +255,8 @@ class FunctionWriter(Writer):
         )
         own, closure, number = map(task.lines.fresh, ("own", "closure", "task"))
         fields, packed = [f"MlcContext* {CONTEXT}"], [CONTEXT]
-        touched = [b for b in touched_by(stmt.body) if b in self.memory.places]
-        for buffer, kind, declared in task.declare(touched):
+        given = [b for b in touched_by(stmt.body) if b in self.memory.places]
+        for buffer, kind, declared in task.declare(given):
             name = task.memory.places[buffer].name
             fields.append(f"{kind} {name}")
             packed.append(self._pointer(buffer))
@@ -348,19 +345,8 @@ class Functions:
 
 def touched_by(statements: tuple[Stmt, ...]) -> tuple[Buffer, ...]:
     """The buffers that statements read and write."""
-    touched: dict[Buffer, None] = {}
-    for stmt in walk(statements):
-        own = (
-            (stmt.buffer,)
-            if isinstance(stmt, Store)
-            else stmt.buffers
-            if isinstance(stmt, Accumulate | Call)
-            else ()
-        )
-        touched.update(dict.fromkeys(own))
-        if not isinstance(stmt, Prefetch):
-            touched.update((load.source, None) for e in expressions(stmt) for load in loads(e))
-    return tuple(touched)
+    own = (s for s in walk(statements) if not isinstance(s, Prefetch))
+    return tuple(dict.fromkeys(b for s in own for b in touched(s)))
 
 
 def takes_context(statements: tuple[Stmt, ...]) -> bool:

@@ -47,7 +47,7 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
 
 def _lane_by_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
     mask = writer.function.mask
-    old = [reading.read(writer, place, None, mask) for place in places]
+    old = [reading.read(writer, place, mask) for place in places]
     for place, value in zip(places, _updated(writer, stmt, old), strict=True):
         writing.write(writer, place, value)
 
@@ -97,7 +97,7 @@ def _add_once(
     condition: Value | None,
 ) -> None:
     """Add what the lanes have folded into, if there was any."""
-    old = [reading.read(writer, place, None, None) for place in places]
+    old = [reading.read(writer, place) for place in places]
     new = writer.combine(stmt.combiner, old, total)
     for place, before, value in zip(places, old, new, strict=True):
         kept = value if condition is None else _select(writer, condition, value, before)
@@ -168,12 +168,8 @@ def _lanes(writer: Writer, value: Value, start: int, count: int) -> Value:
     if count == 1:
         text = block.define(f"extractelement {value.type} ", value.text, f", i64 {start}")
     else:
-        text = block.define(
-            f"shufflevector {value.type} ",
-            value.text,
-            f", {value.type} poison, {types.shuffle_mask(tuple(range(start, start + count)))}",
-            lanes=count,
-        )
+        lanes = range(start, start + count)
+        text = block.shuffle(value.element, value.lanes, value.text, "poison", lanes)
     return value._replace(text=text, lanes=count if count > 1 else 0, depth=writer.function.depth)
 
 
@@ -227,7 +223,7 @@ def _add_lane(
 ) -> None:
     function = writer.function
     block = function.block
-    pointers = [_lanes(writer, a._replace(lanes=a.lanes), number, 1).text for a in addresses]
+    pointers = [_lanes(writer, a, number, 1).text for a in addresses]
     old = [
         Value(
             memory.read_element(block, place, pointer),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -23,7 +23,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.rewrite import constant_extent, expressions
+from hlo_mlc.loops.rewrite import constant_extent, loads_of
 
 Statements = tuple[Stmt, ...]
 
@@ -56,12 +56,9 @@ def _use(statements: Statements, vector: For | None, found: list[Use]) -> None:
     for stmt in statements:
         if isinstance(stmt, Call):
             found += [Use(buffer, (), vector) for buffer in stmt.buffers]
-        elif isinstance(stmt, Store):
-            found.append(Use(stmt.buffer, stmt.indices, vector))
-        elif isinstance(stmt, Accumulate):
+        elif isinstance(stmt, Store | Accumulate):
             found += [Use(buffer, stmt.indices, vector) for buffer in stmt.buffers]
-        for expression in expressions(stmt):
-            found += [Use(one.source, one.indices, vector) for one in loads(expression)]
+        found += [Use(x.source, x.indices, vector) for x in loads_of(stmt)]
         is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
         for body in bodies(stmt):
             _use(body, stmt if is_vector else vector, found)

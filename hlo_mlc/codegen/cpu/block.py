@@ -7,6 +7,9 @@ for what the emitter knows.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+
+from hlo_mlc.codegen.cpu import types
 
 
 class Kind(enum.Enum):
@@ -86,6 +89,25 @@ class Block:
     def cast(self, instruction: str, source: str, value: str, to: str, lanes: int = 0) -> str:
         """An operand of one type as another."""
         return self.define(f"{instruction} {source} ", value, f" to {to}", lanes=lanes)
+
+    def shuffle(self, of: str, length: int, a: str, b: str, picks: Iterable[int | None]) -> str:
+        """The picked lanes of two vectors of `length`, counted through both; None is any."""
+        whole, lanes = types.vector(of, length), tuple(picks)
+        mask = types.shuffle_mask(lanes)
+        return self.define(
+            f"shufflevector {whole} ", a, f", {whole} ", b, f", {mask}", lanes=len(lanes)
+        )
+
+    def spread(self, of: str, value: str, lanes: int) -> str:
+        """A vector with one value in all lanes."""
+        whole = types.vector(of, lanes)
+        first = self.define(f"insertelement {whole} poison, {of} ", value, ", i64 0", lanes=lanes)
+        return self.define(
+            f"shufflevector {whole} ",
+            first,
+            f", {whole} poison, <{lanes} x i32> zeroinitializer",
+            lanes=lanes,
+        )
 
     def name(self, name: str, *pieces: str, lanes: int = 0) -> None:
         """Emit an instruction whose result has a name already."""

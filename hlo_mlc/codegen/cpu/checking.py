@@ -93,20 +93,27 @@ def check_lanes(
     _call(writer, block, _span(writer, place, what, size), Value(offsets, "i64", width), bad)
 
 
-def lane_addresses(
-    writer: Writer, place: Place, block: Block, address: str, stride: int = 1
-) -> str:
-    """The addresses of lanes that are `stride` elements apart, the first one at `address`, for
-    `check_lanes`; of no use without checks."""
-    if not writer.module.checked:
-        return address
+def check_row(
+    writer: Writer,
+    place: Place,
+    what: str,
+    block: Block,
+    first: str,
+    active: str,
+    condition: str | None = None,
+    stride: int = 1,
+) -> None:
+    """The same of lanes that are `stride` elements apart, the first one at an address."""
+    if _has_known_place(writer, place):
+        return
     width = writer.function.lane.width
-    return block.define(
+    addresses = block.define(
         f"getelementptr {place.element}, ptr ",
-        address,
+        first,
         f", {types.vector('i64', width)} {types.iota('i64', width, stride)}",
         lanes=width,
     )
+    check_lanes(writer, place, what, block, addresses, active, condition)
 
 
 def poison(writer: Writer, pointer: str, size: int) -> None:
@@ -201,13 +208,7 @@ def _offset(block: Block, place: Place, addresses: str, lanes: int) -> str:
     numbers, pointers = types.vector("i64", lanes), types.vector("ptr", lanes)
     start = block.cast("ptrtoint", "ptr", place.storage.pointer, "i64")
     if lanes:
-        first = block.define(f"insertelement {numbers} poison, i64 ", start, ", i64 0", lanes=lanes)
-        start = block.define(
-            f"shufflevector {numbers} ",
-            first,
-            f", {numbers} poison, <{lanes} x i32> zeroinitializer",
-            lanes=lanes,
-        )
+        start = block.spread("i64", start, lanes)
     at = block.cast("ptrtoint", pointers, addresses, numbers, lanes)
     return block.define(f"sub {numbers} ", at, ", ", start, lanes=lanes)
 

@@ -265,15 +265,6 @@ class Function(Names):
         key = ("splat", value.text, lanes)
         known = self.memo.get(key)
         if known is None:
-            block, whole = self.at(value.depth), types.vector(value.element, lanes)
-            first = block.define(
-                f"insertelement {whole} poison, {value.type} ", value.text, ", i64 0", lanes=lanes
-            )
-            text = block.define(
-                f"shufflevector {whole} ",
-                first,
-                f", {whole} poison, <{lanes} x i32> zeroinitializer",
-                lanes=lanes,
-            )
+            text = self.at(value.depth).spread(value.element, value.text, lanes)
             known = self.remember(key, Value(text, value.element, lanes, value.depth))
         return known.text

@@ -4,14 +4,96 @@ switched on, single elements."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.checking import check_span
 from hlo_mlc.codegen.cpu.function import Element, Value
-from hlo_mlc.codegen.cpu.places import Place
+from hlo_mlc.codegen.cpu.places import Place, address
 from hlo_mlc.codegen.cpu.registers import Form
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.dtypes import BOOL, DType
+
+
+class Reading(NamedTuple):
+    """A read of a place where a condition holds, if there is one; elsewhere it gives a literal.
+
+    `condition`: of all lanes at once, or of each one; `fill`: the literal, arbitrary without one;
+    `depth`: the scope that the read is made in; `on`: the lanes for which the condition holds,
+    where that is known, and vectors hold them (`strides.has_pattern`).
+    """
+
+    place: Place
+    condition: Value | None
+    fill: str | None
+    depth: int
+    on: Sequence[bool] = ()
+
+    @property
+    def switch(self) -> str | None:
+        """The condition, if it is one of all lanes."""
+        return None if self.condition is None or self.condition.lanes else self.condition.text
+
+    @property
+    def mask(self) -> Value | None:
+        """The condition, if it is one of each lane."""
+        return None if self.condition is None or not self.condition.lanes else self.condition
+
+    @property
+    def padding(self) -> str:
+        """What it gives where the condition does not hold, as memory has it."""
+        if self.place.dtype is BOOL:
+            return "1" if self.fill == "true" else "0"
+        return types.literal(0, self.place.dtype) if self.fill is None else self.fill
+
+
+def load_from(block: Block, place: Place, address: str, lanes: int = 0, alignment: int = 0) -> str:
+    """An element of a place's buffer, or so many neighbours, from an address on."""
+    return block.define(
+        f"load {types.vector(place.element, lanes)}, ptr ",
+        address,
+        f", align {alignment or place.dtype.bytes}{place.storage.load_tags}",
+        lanes=lanes,
+        kind=place.storage.load_kind,
+    )
+
+
+def load_at(writer: Writer, place: Place, block: Block, constant: int, lanes: int) -> str:
+    """Neighbours in a place's buffer, which lies as the place does but for the constant part."""
+    at = address(writer, place, block, constant)
+    check_span(writer, place, "load", block, at, lanes * place.dtype.bytes)
+    return load_from(block, place, at, lanes)
+
+
+def load_masked(block: Block, reading: Reading, address: str, active: str, lanes: int) -> str:
+    """The neighbours from an address on of which lanes are active; the others are padding."""
+    place, element = reading.place, reading.place.element
+    whole, storage = types.vector(element, lanes), place.storage
+    return block.define(
+        f"call {whole} @llvm.masked.load.{types.suffix(element, lanes)}.p0("
+        f"ptr align {place.dtype.bytes} ",
+        address,
+        f", {types.vector('i1', lanes)} ",
+        active,
+        f", {whole} {types.spread(reading.padding, element, lanes)}){storage.load_tags}",
+        lanes=lanes,
+        kind=storage.load_kind,
+    )
+
+
+def store_to(
+    block: Block, place: Place, address: str, text: str, lanes: int = 0, alignment: int = 0
+) -> None:
+    """Put one element, or a vector of neighbours, into a place's buffer from an address on."""
+    block.emit(
+        f"store {types.vector(place.element, lanes)} ",
+        text,
+        ", ptr ",
+        address,
+        f", align {alignment or place.dtype.bytes}{place.storage.tags}",
+    )
 
 
 def read_own(writer: Writer, place: Place, offset: int, lanes: int, depth: int) -> str:
@@ -58,27 +140,24 @@ def release(writer: Writer, place: Place) -> None:
 
 def active_lanes(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
     """The lanes to access; None for all of them."""
+    if place.storage.private_lanes or place.storage.spare_lanes:
+        return None if mask is None else mask.text
+    return live_lanes(writer, mask, block)
+
+
+def live_lanes(writer: Writer, mask: Value | None, block: Block) -> str | None:
+    """The lanes that are iterations, and on; None for all of them."""
     lane = writer.function.lane
-    whole = lane.is_full or place.storage.private_lanes or place.storage.spare_lanes
     if mask is None:
-        return None if whole else lane.mask
-    text = writer.function.widen(mask, lane.width)
-    if whole:
-        return text
-    return block.define(
-        f"and {types.vector('i1', lane.width)} ", text, ", ", lane.mask, lanes=lane.width
-    )
+        return None if lane.is_full else lane.mask
+    if lane.is_full:
+        return mask.text
+    return block.define(f"and {mask.type} ", mask.text, ", ", lane.mask, lanes=lane.width)
 
 
 def reversed_lanes(block: Block, element: str, width: int, text: str) -> str:
     """A vector, the last lane first."""
-    whole = types.vector(element, width)
-    return block.define(
-        f"shufflevector {whole} ",
-        text,
-        f", {whole} poison, {types.shuffle_mask(tuple(range(width - 1, -1, -1)))}",
-        lanes=width,
-    )
+    return block.shuffle(element, width, text, "poison", range(width - 1, -1, -1))
 
 
 def element_of(place: Place) -> Element | None:
@@ -92,25 +171,13 @@ def element_of(place: Place) -> Element | None:
 
 def read_element(block: Block, place: Place, address: str) -> str:
     """One element of a place's buffer, in the form that registers have."""
-    text = block.define(
-        f"load {place.element}, ptr ",
-        address,
-        f", align {place.dtype.bytes}{place.storage.load_tags}",
-        kind=place.storage.load_kind,
-    )
+    text = load_from(block, place, address)
     return block.define("icmp ne i8 ", text, ", 0") if place.dtype is BOOL else text
 
 
 def write_element(block: Block, place: Place, address: str, text: str) -> None:
     """Store one element of a place's buffer."""
-    text = to_memory(block, place.dtype, text, 0)
-    block.emit(
-        f"store {place.element} ",
-        text,
-        ", ptr ",
-        address,
-        f", align {place.dtype.bytes}{place.storage.tags}",
-    )
+    store_to(block, place, address, to_memory(block, place.dtype, text, 0))
 
 
 def to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:

@@ -58,12 +58,7 @@ def read_permuted(writer: Writer, node: Load) -> Value | None:
         block,
         function.block_depth(depth),
     )
-    shuffled = block.define(
-        f"shufflevector {whole} ",
-        text,
-        f", {whole} poison, {types.shuffle_mask(found)}",
-        lanes=lane.width,
-    )
+    shuffled = block.shuffle(types.memory_type(buffer.dtype), lane.width, text, "poison", found)
     reads = frozenset() if storage.writable is None else frozenset((storage.writable,))
     return Value(shuffled, types.register_type(buffer.dtype), lane.width, depth, reads)
 

@@ -19,7 +19,7 @@ from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
-from hlo_mlc.expr.dtypes import BOOL, DType
+from hlo_mlc.expr.dtypes import DType
 
 # What an address can hold a counter times.  For others the pointer moves: that is one addition an
 # iteration, where products take the ports of vectors, and arithmetic on memory at a sum of two
@@ -58,12 +58,6 @@ class Place(NamedTuple):
     @property
     def element(self) -> str:
         return types.memory_type(self.buffer.dtype)
-
-    def padding(self, fill: str | None) -> str:
-        """A literal as memory has it, for where nothing is read; any without one."""
-        if self.dtype is BOOL:
-            return "1" if fill == "true" else "0"
-        return types.literal(0, self.dtype) if fill is None else fill
 
     @property
     def is_uniform(self) -> bool:
@@ -194,16 +188,23 @@ def pointer(writer: Writer, place: Place) -> Value:
     return current
 
 
+def address(writer: Writer, place: Place, block: Block, constant: int | None = None) -> str:
+    """That of lane 0, or with another constant part."""
+    return displaced(
+        block, pointer(writer, place).text, place.constant if constant is None else constant
+    )
+
+
 def displaced(block: Block, base: str, constant: int) -> str:
     return block.define("getelementptr i8, ptr ", base, f", i64 {constant}") if constant else base
 
 
-def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> str:
-    """A vector with the address of each lane; lanes that `mask` switches off get the buffer's."""
+def scattered(writer: Writer, place: Place, on: str | None, depth: int) -> str:
+    """A vector with the address of each lane; that of the buffer for those that are not `on`."""
     function, lane = writer.function, writer.function.lane
     block, width = function.at(depth), lane.width
-    if mask is None:
-        base = displaced(block, pointer(writer, place).text, place.constant)
+    if on is None:
+        base = address(writer, place, block)
         near = place.reach + abs(place.stride) * width < 1 << 31
         element = "i32" if near else "i64"
         offsets = _lane_offsets(writer, place, element, depth)
@@ -220,14 +221,7 @@ def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> s
         total = block.define(
             f"add {whole} ", offsets, ", ", function.widen(start, width), lanes=width
         )
-        offsets = block.define(
-            f"select {mask.type} ",
-            function.widen(mask, width),
-            f", {whole} ",
-            total,
-            f", {whole} zeroinitializer",
-            lanes=width,
-        )
+        offsets = block.select(whole, on, total, "zeroinitializer", width)
     return block.define(
         f"getelementptr {place.element}, ptr ",
         base,

@@ -180,9 +180,7 @@ class Module:
         if known is None:
             found = NO_READS
             for stmt in statements:
-                if isinstance(stmt, Store):
-                    found |= {self.alias_class(stmt.buffer)}
-                elif isinstance(stmt, Accumulate):
+                if isinstance(stmt, Store | Accumulate):
                     found |= {self.alias_class(b) for b in stmt.buffers}
                 elif isinstance(stmt, Call):
                     found |= self.results_of(stmt)

@@ -11,17 +11,20 @@ from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
-from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
+from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_row, check_span
 from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.memory import (
+    Reading,
     active_lanes,
     element_of,
+    load_from,
+    load_masked,
     read_own,
     reversed_lanes,
     write_back,
 )
 from hlo_mlc.codegen.cpu.permutation import read_permuted
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
+from hlo_mlc.codegen.cpu.places import Place, address, resolve, scattered
 from hlo_mlc.codegen.cpu.strides import (
     has_masks,
     has_pattern,
@@ -55,10 +58,10 @@ def load(writer: Writer, node: Load) -> Value:
     if column is not None:
         return column
     if _is_safe(writer, node, place):
-        value = read(writer, place, None, None)
+        value = read(writer, place)
         return value if guard is None else _choose(writer, guard, value, node)
-    switch, mask = None, writer.function.mask
-    if guard is not None and guard.lanes and mask is None:
+    condition = writer.function.mask
+    if guard is not None and guard.lanes and condition is None:
         on = lanes_where(writer, node.guard)
         if on is not None and not any(on):
             return writer.value(node.default)
@@ -67,18 +70,14 @@ def load(writer: Writer, node: Load) -> Value:
             and not (place.is_uniform or place.is_contiguous)
             and has_pattern(writer, place, on)
         ):
-            return _choose(writer, guard, read(writer, place, None, guard, on=on), node)
+            return _choose(writer, guard, read(writer, place, guard, on=on), node)
     if guard is not None:
-        if mask is not None:
-            mask = writer.op("and", BOOL, (guard, mask))
-        elif guard.lanes:
-            mask = guard
-        else:
-            switch = guard
+        condition = guard if condition is None else writer.op("and", BOOL, (guard, condition))
     fill = types.constant(node.default) if isinstance(node.default, Const) else None
-    value = read(writer, place, switch, mask, fill)
-    is_filled = fill is not None and (value.lanes or not mask)
-    return value if guard is None or is_filled else _choose(writer, guard, value, node)
+    value = read(writer, place, condition, fill)
+    if guard is None or (fill is not None and (value.lanes or not condition.lanes)):
+        return value
+    return _choose(writer, guard, value, node)
 
 
 def _is_safe(writer: Writer, node: Load, place: Place) -> bool:
@@ -102,137 +101,85 @@ def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
 def read(
     writer: Writer,
     place: Place,
-    switch: Value | None,
-    mask: Value | None,
+    condition: Value | None = None,
     fill: str | None = None,
     on: Sequence[bool] = (),
 ) -> Value:
-    """What is at a place.
+    """What is at a place where a condition holds; elsewhere the literal `fill`, or just anything.
 
-    `switch` (one for all lanes) and `mask` say where there is something to read; elsewhere the
-    result is the literal `fill`, or arbitrary without one.  `on`: the lanes that `mask` switches
-    on, where that is known and `has_pattern` of the place.
+    `on`: the lanes for which it holds, where that is known and `has_pattern` of the place.
     """
     function, storage = writer.function, place.storage
     depth = max(place.depth, function.load_depth(storage.writable))
     reads = place.reads if storage.writable is None else place.reads | {storage.writable}
-    for condition in (switch, mask):
-        if condition is not None:
-            depth = max(depth, condition.depth)
-            reads |= condition.reads
-    if switch is None and mask is None:
+    if condition is not None:
+        depth, reads = max(depth, condition.depth), reads | condition.reads
+    else:
         known = function.memo.get(element_of(place))
         if known is not None:
             return known
-    check_place(writer, place, "load", (switch, mask), depth)
-    if place.is_uniform:
-        lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
-    else:
-        lanes = function.lane.width
-        if place.is_contiguous and (mask is None or has_masks(writer, place)):
-            text = _read_contiguous(writer, place, switch, mask, fill, depth)
-        else:
-            write_back(writer, place)
-            if on or (switch is None and mask is None and has_pattern(writer, place)):
-                text = read_pattern(writer, place, depth, on)
-            elif is_apart(writer, place, mask):
-                text = read_apart(writer, place, switch, mask, fill, depth)
-            else:
-                text = _gather(writer, place, switch, mask, fill, depth)
+    check_place(writer, place, "load", (condition,), depth)
+    reading = Reading(place, condition, fill, depth, on)
+    lanes = 0 if place.is_uniform else function.lane.width
+    text = _read_one(writer, reading) if place.is_uniform else _read_lanes(writer, reading)
     if place.dtype is BOOL:
-        whole = types.vector("i8", lanes)
-        zero = types.spread("0", "i8", lanes)
+        whole, zero = types.vector("i8", lanes), types.spread("0", "i8", lanes)
         text = function.at(depth).define(f"icmp ne {whole} ", text, ", ", zero, lanes=lanes)
     return Value(text, types.register_type(place.dtype), lanes, depth, reads)
 
 
-def _read_one(
-    writer: Writer,
-    place: Place,
-    switch: Value | None,
-    mask: Value | None,
-    fill: str | None,
-    depth: int,
-) -> str:
-    block, element = writer.function.at(depth), place.element
+def _read_one(writer: Writer, reading: Reading) -> str:
+    place, condition = reading.place, reading.condition
+    block, element = writer.function.at(reading.depth), place.element
     if place.storage.own_bytes:
-        if place.is_own_element and switch is None and mask is None:
-            return read_own(writer, place, place.constant, 0, depth)
+        if place.is_own_element and condition is None:
+            return read_own(writer, place, place.constant, 0, reading.depth)
         write_back(writer, place)
-    address = displaced(block, pointer(writer, place).text, place.constant)
-    condition = switch.text if switch is not None else None
-    if mask is not None:
-        condition = writer.any_lane(mask, block)
-    check_span(writer, place, "load", block, address, place.dtype.bytes, condition)
-    if condition is not None:
-        table = writer.module.table(element, place.padding(fill), 0)
-        address = block.select("ptr", condition, address, table)
-    return block.define(
-        f"load {element}, ptr ",
-        address,
-        f", align {place.dtype.bytes}{place.storage.load_tags}",
-        kind=place.storage.load_kind,
-    )
+    at = address(writer, place, block)
+    there = None if condition is None else writer.any_lane(condition, block)
+    check_span(writer, place, "load", block, at, place.dtype.bytes, there)
+    if there is not None:
+        at = block.select("ptr", there, at, writer.module.table(element, reading.padding, 0))
+    return load_from(block, place, at)
 
 
-def _read_contiguous(
-    writer: Writer,
-    place: Place,
-    switch: Value | None,
-    mask: Value | None,
-    fill: str | None,
-    depth: int,
-) -> str:
-    function, lane = writer.function, writer.function.lane
-    block, width, size = function.at(depth), lane.width, place.dtype.bytes
-    whole, backwards = types.vector(place.element, width), place.stride < 0
-    first = place.constant - (width - 1) * size if backwards else place.constant
-    free = place.holds_vector(width) and (mask is None or fill is None)
-    if free and switch is None:
-        return read_own(writer, place, first, width, depth)
+def _read_lanes(writer: Writer, reading: Reading) -> str:
+    place, mask = reading.place, reading.mask
+    if place.is_contiguous and (mask is None or has_masks(writer, place)):
+        return _read_contiguous(writer, reading)
     write_back(writer, place)
-    address = displaced(block, pointer(writer, place).text, first)
+    if reading.on or (reading.condition is None and has_pattern(writer, place)):
+        return read_pattern(writer, reading)
+    if is_apart(writer, place, mask):
+        return read_apart(writer, reading)
+    return _gather(writer, reading)
+
+
+def _read_contiguous(writer: Writer, reading: Reading) -> str:
+    place, switch, mask = reading.place, reading.switch, reading.mask
+    block, width = writer.function.at(reading.depth), writer.function.lane.width
+    size, backwards = place.dtype.bytes, place.stride < 0
+    first = place.constant - (width - 1) * size if backwards else place.constant
+    free = place.holds_vector(width) and (mask is None or reading.fill is None)
+    if free and switch is None:
+        return read_own(writer, place, first, width, reading.depth)
+    write_back(writer, place)
+    at = start = address(writer, place, block, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
-    padding, start = place.padding(fill), address
     if mask is not None and not free and _strays(writer, place):
-        address = _kept_near(block, place, address, width * size)
+        at = _kept_near(block, place, at, width * size)
     if switch is not None:
-        table = writer.module.table(place.element, padding, width)
-        address = block.select("ptr", switch.text, address, table)
-        alignment = size
+        table = writer.module.table(place.element, reading.padding, width)
+        at, alignment = block.select("ptr", switch, at, table), size
     active = None if free else active_lanes(writer, place, mask, block)
-    switched = None if switch is None else switch.text
     if active is None:
-        check_span(writer, place, "load", block, start, width * size, switched)
-        text = block.define(
-            f"load {whole}, ptr ",
-            address,
-            f", align {alignment}{place.storage.load_tags}",
-            lanes=width,
-            kind=place.storage.load_kind,
-        )
+        check_span(writer, place, "load", block, start, width * size, switch)
+        text = load_from(block, place, at, width, alignment)
     else:
         if backwards:
             active = reversed_lanes(block, "i1", width, active)
-        check_lanes(
-            writer,
-            place,
-            "load",
-            block,
-            lane_addresses(writer, place, block, start),
-            active,
-            switched,
-        )
-        text = block.define(
-            f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-            f"ptr align {size} ",
-            address,
-            f", {types.vector('i1', width)} ",
-            active,
-            f", {whole} {types.spread(padding, place.element, width)}){place.storage.load_tags}",
-            lanes=width,
-            kind=place.storage.load_kind,
-        )
+        check_row(writer, place, "load", block, start, active, switch)
+        text = load_masked(block, reading, at, active, width)
     return reversed_lanes(block, place.element, width, text) if backwards else text
 
 
@@ -249,46 +196,38 @@ def _strays(writer: Writer, place: Place) -> bool:
     return low < -width or high >= place.buffer.size + width
 
 
-def _kept_near(block: Block, place: Place, address: str, width: int) -> str:
+def _kept_near(block: Block, place: Place, at: str, width: int) -> str:
     """The address of a vector of so many bytes; where all of it is off the buffer, the buffer's.
 
     Where no memory is mapped a processor takes hundreds of cycles to find that no lane asks for
     any: a rotated image, whose vectors are read from both of its ends, took 30 times as long as
     usual where it happened to lie at the end of a heap."""
     base = place.storage.pointer
-    here, start = (block.cast("ptrtoint", "ptr", p, "i64") for p in (address, base))
+    here, start = (block.cast("ptrtoint", "ptr", p, "i64") for p in (at, base))
     offset = block.define("sub i64 ", here, ", ", start)
     offset = block.define("add i64 ", offset, f", {width}")
     end = place.buffer.size * place.dtype.bytes + width
     near = block.define("icmp ult i64 ", offset, f", {end}")
-    return block.select("ptr", near, address, base)
+    return block.select("ptr", near, at, base)
 
 
-def _gather(
-    writer: Writer,
-    place: Place,
-    switch: Value | None,
-    mask: Value | None,
-    fill: str | None,
-    depth: int,
-) -> str:
+def _gather(writer: Writer, reading: Reading) -> str:
     """Lanes read from anywhere; those that are off read the buffer's first element."""
-    function, lane = writer.function, writer.function.lane
-    block, width = function.at(depth), lane.width
-    if switch is not None:
-        mask = Value(function.widen(switch, width), "i1", width, switch.depth)
-    whole, mask_type = types.vector(place.element, width), types.vector("i1", width)
-    addresses = scattered(writer, place, mask, depth)
-    padding = types.spread(place.padding(fill), place.element, width)
+    function, lane, place = writer.function, writer.function.lane, reading.place
+    block, width, condition = function.at(reading.depth), lane.width, reading.condition
+    on = None if condition is None else function.widen(condition, width)
+    whole = types.vector(place.element, width)
+    padding = types.spread(reading.padding, place.element, width)
+    addresses = scattered(writer, place, on, reading.depth)
     check_lanes(writer, place, "load", block, addresses, lane.mask)
     text = block.define(
         f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
         f"{types.vector('ptr', width)} align {place.dtype.bytes} ",
         addresses,
-        f", {mask_type} {lane.mask}, {whole} {padding}){place.storage.load_tags}",
+        f", {types.vector('i1', width)} {lane.mask}, {whole} {padding}){place.storage.load_tags}",
         lanes=width,
         kind=place.storage.load_kind,
     )
-    if mask is not None and fill is not None:
-        text = block.select(whole, function.widen(mask, width), text, padding, width)
+    if on is not None and reading.fill is not None:
+        text = block.select(whole, on, text, padding, width)
     return text

@@ -258,13 +258,8 @@ def _by_registers(
             )
             for first in (0, half.lanes)
         ]
-        return define(
-            f"shufflevector {half.type} ",
-            parts[0],
-            f", {half.type} ",
-            parts[1],
-            f", {types.shuffle_mask(tuple(range(site.lanes)))}",
-            lanes=site.lanes,
+        return site.block.shuffle(
+            types.register_type(site.dtype), half.lanes, *parts, range(site.lanes)
         )
     size = next(size for size in (128, 256, 512) if max(site.lanes * bits, smallest) <= size)
     register = site._replace(lanes=size // bits)
@@ -288,11 +283,8 @@ def _by_registers(
 
 def _resized(site: Site, value: str, lanes: Sequence[int]) -> str:
     """These lanes of a vector; those from `site.lanes` on are zeros."""
-    return site.block.define(
-        f"shufflevector {site.type} ",
-        value,
-        f", {site.type} zeroinitializer, {types.shuffle_mask(tuple(lanes))}",
-        lanes=len(lanes),
+    return site.block.shuffle(
+        types.register_type(site.dtype), site.lanes, value, "zeroinitializer", lanes
     )
 
 

@@ -12,7 +12,7 @@ from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.block import Block, Kind
 from hlo_mlc.codegen.cpu.function import Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
-from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
+from hlo_mlc.codegen.cpu.places import address, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Buffer, Expr, loads
@@ -66,9 +66,7 @@ def write_all(writer: Writer, statements: Statements) -> None:
 
 def _computed(stmt: Stmt) -> Buffer | None:
     """The buffer that a statement is there for, if it is one."""
-    if isinstance(stmt, Accumulate):
-        return stmt.buffers[0]
-    return stmt.buffer if isinstance(stmt, Store) else None
+    return stmt.buffers[0] if isinstance(stmt, Store | Accumulate) else None
 
 
 # Loops
@@ -542,9 +540,5 @@ def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
     ):
         return
     block = writer.function.block
-    address = displaced(
-        block, pointer(writer, place).text, place.constant + stmt.ahead * place.dtype.bytes
-    )
-    block.emit(
-        "call void @llvm.prefetch.p0(ptr ", address, ", i32 0, i32 3, i32 1)", kind=Kind.HINT
-    )
+    ahead = address(writer, place, block, place.constant + stmt.ahead * place.dtype.bytes)
+    block.emit("call void @llvm.prefetch.p0(ptr ", ahead, ", i32 0, i32 3, i32 1)", kind=Kind.HINT)

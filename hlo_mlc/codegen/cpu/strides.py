@@ -21,9 +21,17 @@ from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
-from hlo_mlc.codegen.cpu.checking import check_lanes, check_span, lane_addresses
+from hlo_mlc.codegen.cpu.checking import check_row, check_span
 from hlo_mlc.codegen.cpu.function import Function, Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
+from hlo_mlc.codegen.cpu.memory import (
+    Reading,
+    live_lanes,
+    load_at,
+    load_from,
+    load_masked,
+    store_to,
+)
+from hlo_mlc.codegen.cpu.places import Place, address, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
@@ -60,39 +68,29 @@ def has_masks(writer: Writer, place: Place) -> bool:
     return target.has_masked_access if place.dtype.bytes >= 4 else target.has_masked_bytes
 
 
-def read_apart(
-    writer: Writer,
-    place: Place,
-    switch: Value | None,
-    mask: Value | None,
-    fill: str | None,
-    depth: int,
-) -> str:
-    """What is in memory at the lanes of a place where conditions hold, else the literal `fill`."""
-    phase = _phase(writer, place) if switch is None and mask is None else None
+def read_apart(writer: Writer, reading: Reading) -> str:
+    """What is in memory at the lanes of a place."""
+    place, mask = reading.place, reading.mask
+    phase = _phase(writer, place) if reading.condition is None else None
     if phase is not None:
-        return _read_phase(writer, place, phase, depth)
+        return _read_phase(writer, reading, phase)
     if _is_close(writer, place, mask):
-        return _read_shuffled(writer, place, switch, mask, fill, depth)
+        return _read_shuffled(writer, reading)
     function, lane = writer.function, writer.function.lane
-    block, element, padding = function.at(depth), place.element, place.padding(fill)
-    whole, table = types.vector(element, lane.width), writer.module.table(element, padding, 0)
-    first = _first(writer, place, "load", block, switch, mask)
-    if switch is None:
+    block, element = function.at(reading.depth), place.element
+    whole = types.vector(element, lane.width)
+    table = writer.module.table(element, reading.padding, 0)
+    first = _first(writer, place, "load", block, mask, reading.switch)
+    if reading.switch is None:
         addresses = _addresses(writer, place, block, first)
     else:
-        addresses = _switched(writer, place, block, first, switch, table)
+        addresses = _switched(writer, place, block, first, reading.switch, table)
     if mask is not None:
         addresses = _masked(function, block, addresses, mask, table)
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
-    text = "poison" if lane.is_full else types.spread(padding, element, lane.width)
-    for number, address in enumerate(addresses):
-        one = block.define(
-            f"load {element}, ptr ",
-            address,
-            f", align {place.dtype.bytes}{place.storage.load_tags}",
-            kind=place.storage.load_kind,
-        )
+    text = "poison" if lane.is_full else types.spread(reading.padding, element, lane.width)
+    for number, at in enumerate(addresses):
+        one = load_from(block, place, at)
         text = block.define(
             f"insertelement {whole} ",
             text,
@@ -136,32 +134,23 @@ def has_pattern(writer: Writer, place: Place, on: Sequence[bool] = ()) -> bool:
     )
 
 
-def read_pattern(writer: Writer, place: Place, depth: int, on: Sequence[bool] = ()) -> str:
+def read_pattern(writer: Writer, reading: Reading) -> str:
     """What lanes read whose places follow from their numbers: vectors from where some of them are
-    on, shuffled; any number in those that are not `on`.
+    on, shuffled; any number in those that are not.
 
         y[lane] = x[lane // 2 + i]   ->   the elements from x + i on, each of them twice
     """
-    lane, block = writer.function.lane, writer.function.at(depth)
-    lanes = _wanted(writer, place, on)
+    place, lane, block = reading.place, writer.function.lane, writer.function.at(reading.depth)
+    lanes = _wanted(writer, place, reading.on)
     known = [at for at in lanes if at is not None]
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
     lanes += known[-1:] * (lane.width - lane.live)
     low, behind = min(known), max(known) + 1
-    base = pointer(writer, place).text
     found = []
     for start, end in pieces(known, lane.width):
         for first, count in _loaded(start, end, low, behind):
-            address = displaced(block, base, place.constant + first * place.dtype.bytes)
-            check_span(writer, place, "load", block, address, count * place.dtype.bytes)
-            text = block.define(
-                f"load {types.vector(place.element, count)}, ptr ",
-                address,
-                f", align {place.dtype.bytes}{place.storage.load_tags}",
-                lanes=count,
-                kind=place.storage.load_kind,
-            )
-            found.append((first, count, text))
+            at = place.constant + first * place.dtype.bytes
+            found.append((first, count, load_at(writer, place, block, at, count)))
     return _picked(block, place.element, lanes, found)
 
 
@@ -190,17 +179,7 @@ def _picked(
     """A vector of elements by their places, out of vectors of neighbours: these are put side by
     side as far as a vector holds them, and what it is to be of them is shuffled."""
 
-    def shuffled(a: str, b: str, length: int, picks: Sequence[int | None]) -> str:
-        vector = f"<{length} x {element}> "
-        return block.define(
-            f"shufflevector {vector}",
-            a,
-            f", {vector}",
-            b,
-            f", {types.shuffle_mask(tuple(picks))}",
-            lanes=len(picks),
-        )
-
+    shuffled = functools.partial(block.shuffle, element)
     width, longest = len(lanes), max(count for _, count, _ in found)
     texts, at = [], {}
     for number, (first, count, text) in enumerate(found):
@@ -208,28 +187,28 @@ def _picked(
         texts.append(
             text
             if count == longest
-            else shuffled(text, "poison", count, (*range(count), *[None] * (longest - count)))
+            else shuffled(count, text, "poison", (*range(count), *[None] * (longest - count)))
         )
     while len(texts) > 1 and 2 * longest <= width:
         texts += texts[-1:] * (len(texts) % 2)
         texts = [
-            shuffled(a, b, longest, range(2 * longest))
+            shuffled(longest, a, b, range(2 * longest))
             for a, b in zip(texts[::2], texts[1::2], strict=True)
         ]
         longest *= 2
     places = [None if place is None else at[place] for place in lanes]
     here = [place if place is not None and place < 2 * longest else None for place in places]
     whole = (
-        shuffled(texts[0], texts[1] if len(texts) > 1 else "poison", longest, here)
+        shuffled(longest, texts[0], texts[1] if len(texts) > 1 else "poison", here)
         if len(texts) > 1 or here != [*range(longest)]
         else texts[0]
     )
     for number, text in enumerate(texts[2:], 2):
         start = number * longest
         whole = shuffled(
+            width,
             whole,
             text,
-            width,
             [
                 None
                 if place is None
@@ -246,31 +225,22 @@ def _picked(
 
 def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> None:
     """Put a vector into memory at the lanes of a place that are on."""
-    function, lane = writer.function, writer.function.lane
-    block, element = function.block, place.element
-    first = _first(writer, place, "store", block, None, mask)
-    addresses = _addresses(writer, place, block, first)
+    function, whole = writer.function, types.vector(place.element, writer.function.lane.width)
+    block = function.block
+    addresses = _addresses(writer, place, block, _first(writer, place, "store", block, mask))
     if mask is not None:
         addresses = _masked(function, block, addresses, mask, _sink(function))
-    for number, address in enumerate(addresses):
-        one = block.define(
-            f"extractelement {types.vector(element, lane.width)} ", text, f", i64 {number}"
-        )
-        block.emit(
-            f"store {element} ",
-            one,
-            ", ptr ",
-            address,
-            f", align {place.dtype.bytes}{place.storage.tags}",
-        )
+    for number, at in enumerate(addresses):
+        one = block.define(f"extractelement {whole} ", text, f", i64 {number}")
+        store_to(block, place, at, one)
 
 
 def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
     """Put vectors into memory whose lanes are as far apart as there are vectors, the first at a
     place, the others an element behind the one before: shuffled to what lies side by side."""
     block, width = writer.function.block, writer.function.lane.width
-    whole, size, step = types.vector(place.element, width), place.dtype.bytes, len(texts)
-    base = displaced(block, pointer(writer, place).text, place.constant)
+    size, step = place.dtype.bytes, len(texts)
+    base = address(writer, place, block)
     check_span(writer, place, "store", block, base, step * width * size)
     for first in range(0, step * width, width):
         origins = [divmod(element, step) for element in range(first, first + width)]
@@ -284,46 +254,26 @@ def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
                 else None
                 for at, (lane, source) in enumerate(origins)
             )
-            text = block.define(
-                f"shufflevector {whole} ",
-                text,
-                f", {whole} ",
-                texts[number],
-                f", {types.shuffle_mask(tuple(picks))}",
-                lanes=width,
-            )
-        address = displaced(block, base, first * size)
-        block.emit(
-            f"store {whole} ", text, ", ptr ", address, f", align {size}{place.storage.tags}"
-        )
+            text = block.shuffle(place.element, width, text, texts[number], picks)
+        store_to(block, place, displaced(block, base, first * size), text, width)
 
 
 # Addresses of the lanes that are iterations
 
 
 def _first(
-    writer: Writer, place: Place, what: str, block: Block, switch: Value | None, mask: Value | None
+    writer: Writer,
+    place: Place,
+    what: str,
+    block: Block,
+    mask: Value | None,
+    switch: str | None = None,
 ) -> str:
     """That of the first lane, of lanes that are checked."""
-    function, lane = writer.function, writer.function.lane
-    first, active = displaced(block, pointer(writer, place).text, place.constant), lane.mask
-    if mask is not None and writer.module.checked:
-        active = block.define(
-            f"and {types.vector('i1', lane.width)} ",
-            active,
-            ", ",
-            function.widen(mask, lane.width),
-            lanes=lane.width,
-        )
-    check_lanes(
-        writer,
-        place,
-        what,
-        block,
-        lane_addresses(writer, place, block, first, place.stride),
-        active,
-        None if switch is None else switch.text,
-    )
+    first = address(writer, place, block)
+    if writer.module.checked:
+        active = live_lanes(writer, mask, block) or writer.function.lane.mask
+        check_row(writer, place, what, block, first, active, switch, place.stride)
     return first
 
 
@@ -333,13 +283,11 @@ def _addresses(writer: Writer, place: Place, block: Block, first: str) -> list[s
 
 
 def _switched(
-    writer: Writer, place: Place, block: Block, first: str, switch: Value, table: str
+    writer: Writer, place: Place, block: Block, first: str, switch: str, table: str
 ) -> list[str]:
     """The same if `switch` holds; else that of the table for all, in steps of no bytes."""
-    found = [block.select("ptr", switch.text, first, table)]
-    step = block.define(
-        "select i1 ", switch.text, f", i64 {place.stride * place.dtype.bytes}, i64 0"
-    )
+    found = [block.select("ptr", switch, first, table)]
+    step = block.define("select i1 ", switch, f", i64 {place.stride * place.dtype.bytes}, i64 0")
     for _ in range(1, writer.function.lane.live):
         found.append(block.define("getelementptr i8, ptr ", found[-1], ", i64 ", step))
     return found
@@ -351,9 +299,9 @@ def _masked(
     """The addresses of the lanes that are on; those that are off go elsewhere."""
     width, found = function.lane.width, []
     bits, kind = function.widen(mask, width), types.vector("i1", width)
-    for number, address in enumerate(addresses):
+    for number, at in enumerate(addresses):
         bit = block.define(f"extractelement {kind} ", bits, f", i64 {number}")
-        found.append(block.select("ptr", bit, address, elsewhere))
+        found.append(block.select("ptr", bit, at, elsewhere))
     return found
 
 
@@ -392,38 +340,27 @@ def _phase(writer: Writer, place: Place) -> int | None:
     return phase % step
 
 
-def _read_phase(writer: Writer, place: Place, phase: int, depth: int) -> str:
+def _read_phase(writer: Writer, reading: Reading, phase: int) -> str:
     """One of each group of elements: of pairs of vectors the even lanes or the odd ones, and so on.
 
     Others of the groups go part of that way as well, each step of which is taken once.
     """
-    function, width, step = writer.function, writer.function.lane.width, place.stride
-    block, whole, size = function.at(depth), types.vector(place.element, width), place.dtype.bytes
+    function, width, place = writer.function, writer.function.lane.width, reading.place
+    block, size, step = function.at(reading.depth), place.dtype.bytes, place.stride
     base, first = pointer(writer, place).text, place.constant - phase * size
 
     def once(key: tuple[int, ...], make: Callable[[], str]) -> str:
         name = ("phase", base, first, step, width, *key)
         known = function.memo.get(name) or function.remember(
-            name, Value(make(), place.element, width, depth, place.reads)
+            name, Value(make(), place.element, width, reading.depth, place.reads)
         )
         return known.text
 
     def loaded(number: int) -> str:
-        address = displaced(block, base, first + number * width * size)
-        check_span(writer, place, "load", block, address, width * size)
-        return block.define(
-            f"load {whole}, ptr ",
-            address,
-            f", align {size}{place.storage.load_tags}",
-            lanes=width,
-            kind=place.storage.load_kind,
-        )
+        return load_at(writer, place, block, first + number * width * size, width)
 
     def halved(pair: list[str], odd: int) -> str:
-        mask = types.shuffle_mask(tuple(range(odd, 2 * width, 2)))
-        return block.define(
-            f"shufflevector {whole} ", pair[0], f", {whole} ", pair[1], f", {mask}", lanes=width
-        )
+        return block.shuffle(place.element, width, *pair, range(odd, 2 * width, 2))
 
     texts = [once((n,), functools.partial(loaded, n)) for n in range(step)]
     for level in range(step.bit_length() - 1):
@@ -435,84 +372,44 @@ def _read_phase(writer: Writer, place: Place, phase: int, depth: int) -> str:
     return texts[0]
 
 
-def _read_shuffled(
-    writer: Writer,
-    place: Place,
-    switch: Value | None,
-    mask: Value | None,
-    fill: str | None,
-    depth: int,
-) -> str:
+def _read_shuffled(writer: Writer, reading: Reading) -> str:
     """Lanes a few elements apart: the vectors from the first to the last of them, shuffled.
 
     The last vector ends with the last lane, so nothing beyond it is read; nothing but lanes that
     are on is where some are off.
     """
-    function, lane = writer.function, writer.function.lane
-    block, width = function.at(depth), lane.width
-    whole, size, step = types.vector(place.element, width), place.dtype.bytes, abs(place.stride)
-    padding, bits, tags = place.padding(fill), types.vector("i1", width), place.storage.load_tags
-    active = None if lane.is_full else lane.mask
-    if mask is not None:
-        active = (
-            function.widen(mask, width)
-            if active is None
-            else block.define(
-                f"and {bits} ", function.widen(mask, width), ", ", active, lanes=width
-            )
-        )
+    place, width = reading.place, writer.function.lane.width
+    block, size, step = writer.function.at(reading.depth), place.dtype.bytes, abs(place.stride)
+    active = live_lanes(writer, reading.mask, block)
     lanes = [n * step for n in range(width)]
     lowest = place.constant
     if place.stride < 0:
         lanes.reverse()
         lowest -= max(lanes) * size
-    base = displaced(block, pointer(writer, place).text, lowest)
-    switched = None if switch is None else switch.text
+    base = address(writer, place, block, lowest)
     if active is None:
-        check_span(writer, place, "load", block, base, (max(lanes) + 1) * size, switched)
+        check_span(writer, place, "load", block, base, (max(lanes) + 1) * size, reading.switch)
     else:
         start = displaced(block, base, lanes[0] * size)
-        check_lanes(
-            writer,
-            place,
-            "load",
-            block,
-            lane_addresses(writer, place, block, start, place.stride),
-            active,
-            switched,
-        )
-    if switch is not None:
-        table = writer.module.table(place.element, padding, max(lanes) + 1)
-        base = block.select("ptr", switch.text, base, table)
+        check_row(writer, place, "load", block, start, active, reading.switch, place.stride)
+    if reading.switch is not None:
+        table = writer.module.table(place.element, reading.padding, max(lanes) + 1)
+        base = block.select("ptr", reading.switch, base, table)
     text = ""
     found: dict[int, int] = {}  # the position in `text` of each lane that is there
     for number in range(step):
         first = min(number * width, max(lanes) + 1 - width)
-        address = displaced(block, base, first * size)
-        loaded = (f"load {whole}, ptr ", address, f", align {size}{tags}")
-        if active is not None:
-            spread = types.shuffle_mask(
-                tuple(
-                    lanes.index(element) if element in lanes else width
-                    for element in range(first, first + width)
-                )
-            )
-            on = block.define(
-                f"shufflevector {bits} ", active, f", {bits} zeroinitializer, {spread}", lanes=width
-            )
-            loaded = (
-                f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-                f"ptr align {size} ",
-                address,
-                f", {bits} ",
-                on,
-                f", {whole} {types.spread(padding, place.element, width)}){tags}",
-            )
-        part = block.define(*loaded, lanes=width, kind=place.storage.load_kind)
+        at, within = displaced(block, base, first * size), range(first, first + width)
+        if active is None:
+            part = load_from(block, place, at, width)
+        else:
+            spread = (lanes.index(element) if element in lanes else width for element in within)
+            on = block.shuffle("i1", width, active, "zeroinitializer", spread)
+            part = load_masked(block, reading, at, on, width)
         here = {
             number: element - first
             for number, element in enumerate(lanes)
-            if number not in found and first <= element < first + width
+            if number not in found and element in within
         }
         if not text:
             text, found = part, here
@@ -520,13 +417,6 @@ def _read_shuffled(
         picks = (
             found[n] if n in found else width + here[n] if n in here else None for n in range(width)
         )
-        text = block.define(
-            f"shufflevector {whole} ",
-            text,
-            f", {whole} ",
-            part,
-            f", {types.shuffle_mask(tuple(picks))}",
-            lanes=width,
-        )
+        text = block.shuffle(place.element, width, text, part, picks)
         found = {n: n for n in (*found, *here)}
     return text

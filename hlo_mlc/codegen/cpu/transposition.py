@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
-from hlo_mlc.codegen.cpu.checking import check_place, check_span
+from hlo_mlc.codegen.cpu.checking import check_place
 from hlo_mlc.codegen.cpu.function import Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
+from hlo_mlc.codegen.cpu.memory import load_at, write_back
+from hlo_mlc.codegen.cpu.places import Place
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.expr.dtypes import BOOL
@@ -58,9 +59,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     column = count - 1 - constants[across] if backwards else constants[across]
     depth = max(place.depth, function.load_depth(storage.writable))
     block, element, size = function.at(depth), place.element, place.dtype.bytes
-    if storage.own_bytes:
-        function.registers.write_back(storage.array, function.block)
-    base = pointer(writer, place).text
+    write_back(writer, place)
     before = constants[across]
     for corner in (0, count - 1):
         constants[across] = corner
@@ -69,15 +68,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
 
     def read(row: int, first: int, elements: int) -> str:
         at = place.constant + (row * place.stride + first - column) * size
-        address = displaced(block, base, at)
-        check_span(writer, place, "load", block, address, elements * size)
-        return block.define(
-            f"load {types.vector(element, elements)}, ptr ",
-            address,
-            f", align {size}{storage.load_tags}",
-            lanes=elements,
-            kind=storage.load_kind,
-        )
+        return load_at(writer, place, block, at, elements)
 
     def rows(first: int, elements: int) -> list[str]:
         found = [read(row, first, elements) for row in range(lane.live)]
@@ -150,7 +141,7 @@ class _Network(NamedTuple):
         while len(pieces) > 1:
             both = range(2 * length)
             pieces = [
-                self._shuffled(a, b, length, both)
+                self.block.shuffle(self.element, length, a, b, both)
                 for a, b in zip(pieces[::2], pieces[1::2], strict=True)
             ]
             length *= 2
@@ -165,7 +156,7 @@ class _Network(NamedTuple):
         )
         for _ in range(len(rows).bit_length() - 1):
             rows = [
-                self._shuffled(a, b, self.width, lanes)
+                self.block.shuffle(self.element, self.width, a, b, lanes)
                 for lanes in (even, odd)
                 for a, b in zip(rows[::2], rows[1::2], strict=True)
             ]
@@ -187,19 +178,8 @@ class _Network(NamedTuple):
         )
         for _ in range(self.piece.bit_length() - 1):
             rows = [
-                self._shuffled(a, b, self.width, lanes)
+                self.block.shuffle(self.element, self.width, a, b, lanes)
                 for a, b in zip(rows[:half], rows[half:], strict=True)
                 for lanes in (low, high)
             ]
         return list(rows)
-
-    def _shuffled(self, a: str, b: str, length: int, lanes: Sequence[int]) -> str:
-        whole = types.vector(self.element, length)
-        return self.block.define(
-            f"shufflevector {whole} ",
-            a,
-            f", {whole} ",
-            b,
-            f", {types.shuffle_mask(tuple(lanes))}",
-            lanes=len(lanes),
-        )

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
-from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
+from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_row, check_span
 from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.memory import (
     active_lanes,
@@ -18,11 +18,12 @@ from hlo_mlc.codegen.cpu.memory import (
     read_own,
     release,
     reversed_lanes,
+    store_to,
     to_memory,
     write_element,
     write_own,
 )
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, scattered
+from hlo_mlc.codegen.cpu.places import Place, address, scattered
 from hlo_mlc.codegen.cpu.strides import is_apart, lanes_where, write_apart, write_shuffled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.build import TRUE
@@ -57,9 +58,9 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
             write_own(writer, place, 0, to_memory(block, place.dtype, text, 0))
         else:
             release(writer, place)
-            address = displaced(block, pointer(writer, place).text, place.constant)
-            check_span(writer, place, "store", block, address, place.dtype.bytes)
-            write_element(block, place, address, text)
+            at = address(writer, place, block)
+            check_span(writer, place, "store", block, at, place.dtype.bytes)
+            write_element(block, place, at, text)
     else:
         text = to_memory(block, place.dtype, function.widen(value, lane.width), lane.width)
         if place.holds_vector(lane.width):
@@ -109,10 +110,10 @@ def _write_registers(writer: Writer, place: Place, text: str) -> None:
 
 
 def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) -> None:
-    function, lane, tags = writer.function, writer.function.lane, place.storage.tags
-    block, width, size = function.block, lane.width, place.dtype.bytes
-    whole, first = types.vector(place.element, width), place.constant
-    active = active_lanes(writer, place, function.mask, block)
+    block, width = writer.function.block, writer.function.lane.width
+    size, first = place.dtype.bytes, place.constant
+    whole = types.vector(place.element, width)
+    active = active_lanes(writer, place, writer.function.mask, block)
     if place.stride < 0:
         first -= (width - 1) * size
         text = reversed_lanes(block, place.element, width, text)
@@ -123,36 +124,29 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
         and size < _LEAST_MASKED_ALONE
         and (alone := _only_lane(writer)) is not None
     ):
-        address = displaced(
-            block, pointer(writer, place).text, place.constant + alone * place.stride * size
-        )
-        check_span(writer, place, "store", block, address, size)
-        at = alone if place.stride > 0 else width - 1 - alone
-        element = block.define(f"extractelement {whole} ", text, f", i64 {at}")
-        block.emit(f"store {place.element} ", element, ", ptr ", address, f", align {size}{tags}")
+        at = address(writer, place, block, place.constant + alone * place.stride * size)
+        check_span(writer, place, "store", block, at, size)
+        number = alone if place.stride > 0 else width - 1 - alone
+        element = block.define(f"extractelement {whole} ", text, f", i64 {number}")
+        store_to(block, place, at, element)
         return
-    address = displaced(block, pointer(writer, place).text, first)
-    alignment = max(size, math.gcd(place.alignment_at(first), width * size))
-    if active is None:
-        check_span(writer, place, "store", block, address, width * size)
-    else:
-        check_lanes(
-            writer, place, "store", block, lane_addresses(writer, place, block, address), active
-        )
+    at = address(writer, place, block, first)
     if active is not None:
+        check_row(writer, place, "store", block, at, active)
         block.emit(
             f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0({whole} ",
             text,
             f", ptr align {size} ",
-            address,
+            at,
             f", {types.vector('i1', width)} ",
             active,
-            f"){tags}",
+            f"){place.storage.tags}",
         )
-    elif streaming and _write_streaming(writer, place, whole, text, address, width * size):
         return
-    else:
-        block.emit(f"store {whole} ", text, ", ptr ", address, f", align {alignment}{tags}")
+    check_span(writer, place, "store", block, at, width * size)
+    if not (streaming and _write_streaming(writer, place, text, at)):
+        alignment = max(size, math.gcd(place.alignment_at(first), width * size))
+        store_to(block, place, at, text, width, alignment)
 
 
 def _only_lane(writer: Writer) -> int | None:
@@ -161,16 +155,14 @@ def _only_lane(writer: Writer) -> int | None:
     return on.index(True) if on is not None and sum(on) == 1 else None
 
 
-def _write_streaming(
-    writer: Writer, place: Place, whole: str, text: str, address: str, size: int
-) -> bool:
+def _write_streaming(writer: Writer, place: Place, text: str, at: str) -> bool:
     """A store past the caches, if the vector is aligned in case the buffer is (asked at run time).
 
     Says whether it was possible.
     """
-    unit = writer.module.target.vector_bytes
+    unit, width = writer.module.target.vector_bytes, writer.function.lane.width
     if (
-        size % unit
+        width * place.dtype.bytes % unit
         or place.stride < 0
         or math.gcd(unit, place.constant, *(c for _, c in place.uniform)) != unit
     ):
@@ -187,13 +179,15 @@ def _write_streaming(
         past, plain, done = function.label(), function.label(), function.label()
         block.branch(known.text, past, plain)
         block.start(plain)
-        block.emit(
-            f"store {whole} ", text, ", ptr ", address, f", align {place.dtype.bytes}{storage.tags}"
-        )
+        store_to(block, place, at, text, width)
         block.jump(done)
         block.start(past)
     block.emit(
-        f"store {whole} ", text, ", ptr ", address, f", align {unit}, !nontemporal !1{storage.tags}"
+        f"store {types.vector(place.element, width)} ",
+        text,
+        ", ptr ",
+        at,
+        f", align {unit}, !nontemporal !1{storage.tags}",
     )
     if storage.alignment < unit:
         block.jump(done)

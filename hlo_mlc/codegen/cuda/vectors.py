@@ -46,7 +46,7 @@ def write_vector(writer: Writer, stmt: For) -> None:
             values = writer.values(loaded)
             for inner in group:
                 with writer.guarded(inner.guard):
-                    load_pairs(writer, values, _values(inner))
+                    load_pairs(writer, values, inner.terms)
                     _, target = whole.get(inner, (None, None))
                     _lane(writer, inner, values, target)
         for vector in dict.fromkeys(vector for vector, _ in whole.values()):
@@ -148,10 +148,6 @@ def _are_apart(a: Access, b: Access) -> bool:
     )
 
 
-def _values(stmt: Store | Accumulate) -> tuple[Expr, ...]:
-    return (stmt.value,) if isinstance(stmt, Store) else stmt.terms
-
-
 def _lane(writer: Writer, stmt: Store | Accumulate, values: Values, target: str | None) -> None:
     """One lane's part of a statement; `target` is its element of the vector that a store of all
     fills."""
@@ -174,7 +170,7 @@ def _load_vectors(
     """The loads of a statement that whole vectors serve, and a lane's elements of these."""
     found: dict[Expr, str] = {}
     for load in dict.fromkeys(
-        load for e in _values(stmt) for load in loads(writer.memory.legalized(e))
+        load for e in stmt.terms for load in loads(writer.memory.legalized(e))
     ):
         if load in known or load in found:
             continue

@@ -17,6 +17,9 @@ import math
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
+from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.definition import OpKind
+from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.choose.cost import border_bytes
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
@@ -53,16 +56,9 @@ MARGIN = 1.5
 # FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
 # of 128 x 128 matrices.
 LARGE_PRODUCT = 2 * 128**3
-_MOVEMENT = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "dot_general",
-        "convolution",
-        "convert",
-        "transpose",
-        "reshape",
-        "broadcast_in_dim",
-    )
+# What makes no elements, and leaves none out.
+_ON_THE_WAY = frozenset(
+    f"stablehlo.{name}" for name in ("convert", "transpose", "reshape", "broadcast_in_dim")
 )
 
 
@@ -78,15 +74,20 @@ class _Part:
 def choose_all(cluster: Cluster, target: CudaTarget) -> Verdict:
     """choose="ours": take whatever can be compiled, but for what cuBLAS and cuDNN are made for."""
     predicted = estimate(cluster.kernel, target)
-    plain = predicted.contraction_flops > LARGE_PRODUCT and _MOVEMENT.issuperset(
-        node.op for node in cluster.nodes
-    )
+    plain = predicted.contraction_flops > LARGE_PRODUCT and all(map(_adds_nothing, cluster.nodes))
     reason = (
         "large matrix products with nothing around are left to cuBLAS and cuDNN"
         if plain
         else 'choose="ours"'
     )
     return Verdict(not plain, reason, predicted, predicted.ours_us, predicted.xla_us)
+
+
+def _adds_nothing(node: Node) -> bool:
+    """Whether it is a product, or what libraries do with its factors on the way."""
+    definition = lookup(node.op)
+    is_product = definition is not None and definition.kind is OpKind.PRODUCT
+    return is_product or node.op in _ON_THE_WAY
 
 
 def choose_predicted(cluster: Cluster, target: CudaTarget) -> Verdict:

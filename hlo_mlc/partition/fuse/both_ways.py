@@ -28,8 +28,8 @@ from hlo_mlc.tensor.rewrite import map_expressions
 # share hold less.  Of smaller ones reading is most of what simple sums take, and nothing else:
 # 128 x 128 to 1900 x 1900 f32 took 0.69 to 0.98 of the time, f64 0.66 to 1.05, held to AVX2 0.74 to
 # 1.04; bf16 took 0.8 to 1.4, maxima 0.83 to 1.1, rows of 32 f32 of which each gives a sigmoid 1.2
-# to 1.6, other rows of less than 512 bytes 0.7 to 1.2, rows of 20 and 40 KB 0.8 to 1.1.  No case of
-# the bench has such a matrix.
+# to 1.6, other rows of less than 512 bytes 0.7 to 1.2, rows of 20 and 40 KB 0.8 to 1.1
+# (logistic_step, spreads and spreads_in_f64 of the bench show all numbers here).
 _FROM_MEMORY, _LEAST = 1 << 24, 1 << 16
 _SHORTEST_ROW, _LONGEST_ROW = 512, 8192  # in bytes, of those that are smaller
 # Bytes of a block of rows, which all second levels hold beside what it is multiplied by; and its

@@ -22,15 +22,16 @@ from hlo_mlc.tensor.merging import copies
 
 # These bound a search, or the size of a kernel; what pays is asked of costs.py.
 
-# Candidate nests that a stage is tried against; more never changed a result on the demo models.
+# Candidate nests that a stage is tried against; more never changed a result on the demo models
+# (encoder_block).
 CANDIDATE_LIMIT = 8
 # Units looked at on the way back from a product to the one whose rows it sums over: a softmax is
 # one to three (attention).
 CHAIN_LIMIT = 8
 # Units of one kernel.  A kernel is compiled or left as a whole: with more, too much time is lost on
-# one that turns out too long (`most_lines` of building.py).
+# one that turns out too long (`most_lines` of building.py; many_leaves, rotations_unrolled).
 MOST_TOGETHER = 256
-# Steps of a unit that update what those before them have made.
+# Steps of a unit that update what those before them have made (written_in_turn).
 MOST_STEPS = 64
 
 
@@ -501,7 +502,9 @@ def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]
         levels.setdefault(level[unit.number], []).append(unit)
     runs: list[list[Unit]] = []
     for number in sorted(levels):
-        run = levels[number]
-        most = MOST_TOGETHER if number % 2 else 1
-        runs += [run[first : first + most] for first in range(0, len(run), most)]
+        run, most = levels[number], MOST_TOGETHER if number % 2 else 1
+        while len(run) > most:
+            runs.append(run[:most])
+            run = run[most:]
+        runs.append(run)
     return runs

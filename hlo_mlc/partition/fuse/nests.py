@@ -44,9 +44,9 @@ COST_LIMIT = 400
 # What it may have more for each value that is handed over in it and needs no memory: to store and
 # load a vector takes as long as these.  Chains of sines are left apart so, of which two nests have
 # independent elements enough to hide latencies, and 49 weights of a filter are computed where they
-# are used (0.45 of the time).
+# are used (0.45 of the time: bilateral).
 HANDED_COST = 32
-# And for each buffer that both parts of it would read.
+# And for each buffer that both parts of it would read (bilateral).
 SHARED_COST = 8
 # Distinct buffers of one nest; each takes an address register in the inner loop (lstm_gradient).
 BUFFER_LIMIT = 64
@@ -59,7 +59,7 @@ ROWS_LEAST = 8
 FOLDS_LIMIT = 3
 # Elements that they may have more together than each, and the bytes that both read from which on
 # asking which of them count pays: two folds of columns took 0.6 of the time where these were 49 MB,
-# 0.7 to 1.2 of 2 MB.
+# 0.7 to 1.2 of 2 MB (small_volume, roughness).
 SLACK, FAR = 1 / 16, 1 << 22
 # A map cheaper than this is computed again by each of its readers in the nest (adam_update).
 CHEAP = 2

@@ -30,9 +30,11 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 Order = tuple[int, ...]
 """The dimensions of an array, the outermost in memory first."""
 
-# Bytes that go by meanwhile where an element is transposed in registers, and where it is not.
+# Bytes that go by meanwhile where an element is transposed in registers, and where it is not
+# (process and turned_at_random of the bench).
 _IN_SQUARES, _LINE = 16, 64
-# Bytes of a factor of a product that stays near, and columns of a panel of the other one.
+# Bytes of a factor of a product that stays near, and columns of a panel of the other one
+# (turned_at_random).
 _NEAR, _PANEL = 2 << 20, 16
 
 

@@ -29,9 +29,10 @@ from hlo_mlc.tensor.rewrite import map_expressions, replace_loads, with_parts
 # Columns of a panel, the first that divides the columns: what tiles of two to four vectors of any
 # width divide in turn.
 WIDTHS = (64, 48, 32)
-# Constants with fewer bytes stay in the caches, and few columns are one panel anyway.
+# Constants with fewer bytes stay in the caches, and few columns are one panel anyway (captured_head
+# of the bench).
 LEAST_BYTES, LEAST_COLUMNS = 128 * 1024, 128
-# Columns of one axis from which on it pays to keep only them side by side.
+# Columns of one axis from which on it pays to keep only them side by side (captured_head).
 SIDE_BY_SIDE = 32
 
 

@@ -14,7 +14,7 @@ from hlo_mlc.ops.registry import SOURCES
 
 # Elements of sorted rows for each that is picked, and how many places of a row are searched for,
 # those at one of its ends at once: each takes 0.1 to 0.3 of the time that putting it in order does
-# (nearest of the bench).
+# (nearest and middle_pairs of the bench).
 FEW, SEARCHED = 4, 4
 
 
@@ -37,8 +37,8 @@ def picks(
     if not sort.results[0].type.size:
         return (), ()
     most = sort.results[0].type.size // FEW
-    rows = sort.results[0].type.size / shape[sort.attributes.get("dimension", -1)]
-    searched: dict[Hashable, float] = {}
+    rows = sort.results[0].type.size // shape[sort.attributes.get("dimension", -1)]
+    searched: dict[Hashable, int] = {}
     found: list[Pick] = []
     between: list[Node] = []
     waiting: list[tuple[Value, int, tuple[Hashable, ...]]] = [
@@ -65,7 +65,7 @@ def picks(
             if user.results[0].type.size <= most:
                 found.append(Pick(user, position, places))
                 at_end = _is_at_end(user, sort)
-                searched[places] = 1 if at_end else user.results[0].type.size / rows
+                searched[places] = 1 if at_end else -(-user.results[0].type.size // rows)
             else:
                 between.append(user)
                 waiting.append((user.results[0], position, places))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -403,25 +403,29 @@ class StageLowering:
             )
         element = variable(self.fresh("i"), order.extent)
         terms = order.terms((*indices[: order.axis], element, *indices[order.axis + 1 :]))
+        results = [(value, indices, k) for k, value in enumerate(node.results)]
+        self._in_order(node, order, axes, element, terms, results, (place, place))
+
+    def _in_order(
+        self,
+        node: Node,
+        order: Sorted,
+        axes: tuple[Var, ...],
+        element: Var,
+        terms: tuple[Expr, ...],
+        results: Iterable[tuple[Value, Indices, int]],
+        place: tuple[Var, Expr],
+    ) -> None:
+        """A stage that stores the terms of the element that takes a place: values, where, and which
+        of the terms; the axis of the places, and which of them."""
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in terms)
-        assigns = tuple(
-            Assign(self.define(value), indices, e)
-            for value, e in zip(node.results, accumulators, strict=True)
+        assigns = tuple(Assign(self.define(v), at, accumulators[k]) for v, at, k in results)
+        axis, at = place
+        sort = tensor.Sort(axis, order.keys(accumulators), at)
+        stage = Stage(
+            self.fresh("s"), axes, assigns, (element,), None, terms, (), accumulators, sort=sort
         )
-        self._emit(
-            node,
-            Stage(
-                self.fresh("s"),
-                axes,
-                assigns,
-                (element,),
-                None,
-                terms,
-                (),
-                accumulators,
-                sort=tensor.Sort(place, order.keys(accumulators), place),
-            ),
-        )
+        self._emit(node, stage)
 
     def _is_picked_of(
         self, sort: Node, order: Sorted, uses: Mapping[Value, tuple[Node, ...]]
@@ -455,29 +459,13 @@ class StageLowering:
         at, row = picked.indices[order.axis], list(picked.indices)
         row[order.axis] = variable(self.fresh("i"), order.extent)
         terms = order.terms(tuple(row))
-        accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in terms)
         needed = frozenset[Expr]().union(*(e.free for e in terms))
         place = next((v for v in reversed(axes) if v in at.free and v not in needed), None)
         if place is None:  # an axis of one place
             place = variable(self.fresh("i"), 1)
             axes = (*axes, place)
-        assigns = tuple(
-            Assign(self.define(p.node.results[0]), indices, accumulators[p.position]) for p in same
-        )
-        self._emit(
-            node,
-            Stage(
-                self.fresh("s"),
-                axes,
-                assigns,
-                (row[order.axis],),
-                None,
-                terms,
-                (),
-                accumulators,
-                sort=tensor.Sort(place, order.keys(accumulators), at),
-            ),
-        )
+        results = [(p.node.results[0], indices, p.position) for p in same]
+        self._in_order(node, order, axes, row[order.axis], terms, results, (place, at))
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]

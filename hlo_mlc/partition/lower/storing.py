@@ -34,8 +34,6 @@ FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
 # such operations for an element an array in the caches is stored for: 25 and 49 shifted parts of
 # images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2 (neurons).
 FINDING, FOUND_LIMIT = 6, 40
-# Operations between an array and the one that is read in parts.
-MEETING_STEPS = 16
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile (black_scholes, normal).
 EXPRESSION_LIMIT = 160
@@ -44,16 +42,17 @@ EXPRESSION_LIMIT = 160
 # (slogdet_4x4).
 FOUND_AGAIN = 1.5
 # Joined arrays are put together before they go into a product that reads each element so many
-# times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
+# times, or if they have at most so many bytes: choosing the part each time costs more than a copy
+# (looked_up_rows, joined_features).
 REUSED, JOINED_LIMIT = 4, 256 * 1024
 # Rows and columns that a tile of registers has at least, and operations for an element of a right
 # factor that take as long as to store it and read it again: quantised weights, 2048 square, took
-# 0.1 to 0.6 of the time where up to 16 rows met them (encoder_captured).
+# 0.1 to 0.6 of the time where up to 16 rows met them (scaled_weights, encoder_captured).
 TILE_ROWS, TILE_COLUMNS, TILE_COST = 8, 32, 8
 # Joined arrays of at least this many parts get a buffer that is filled part by part, if the parts
-# lie one behind the other and are as long: finding the part of each element costs more.  50 parts
-# of 1,000 took 330 us so, and 10 one by one (jacobi2d, rotations_unrolled).
-MANY_PARTS, LONG_PART = 4, 64
+# lie one behind the other, and finding the part of each element costs more: 50 parts of 1,000 took
+# 330 us so, and 10 one by one (jacobi2d, rotations_unrolled).
+MANY_PARTS = 4
 # So do those whose parts are computed, if computing all of them for each element takes so many
 # operations more, for an element and for a part in all: a nest takes 50 ns to begin, and each row
 # of a part that is shorter than vectors of f32 may be some 10 (lstm_gradient, mirrored_edges).
@@ -152,7 +151,7 @@ class Storing:
         if value.type.bytes < FAR_BYTES:
             return False
         waiting = set(uses[value])
-        for _ in range(MEETING_STEPS):
+        for _ in range(DEPTH_LIMIT):
             first = min(waiting, key=self.positions.__getitem__)
             if first.op not in ELEMENTWISE or first.results[0] in self.wanted:
                 break
@@ -342,7 +341,7 @@ def _is_searched_in_short_rows(node: Node) -> bool:
     whole, dimension = node.results[0].type, node.attributes["dimension"]
     if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
         return False
-    return FINDING * (len(node.operands) - 1) * whole.size >= _cost_of_parts(node)
+    return _cost_of_finding(node) >= _cost_of_parts(node)
 
 
 def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
@@ -361,6 +360,11 @@ def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> b
     )
 
 
+def _cost_of_finding(node: Node) -> int:
+    """What it takes to find the part of each element that is joined."""
+    return FINDING * (len(node.operands) - 1) * node.results[0].type.size
+
+
 def _cost_of_parts(node: Node) -> int:
     """What it takes to begin each part that is joined, and each short row of one."""
     whole, dimension = node.results[0].type, node.attributes["dimension"]
@@ -370,18 +374,18 @@ def _cost_of_parts(node: Node) -> int:
 
 
 def _has_many_parts(node: Node) -> bool:
+    """Of an array of so many parts, one behind the other, finding each element's part takes longer
+    than to begin each part."""
     if node.op != "stablehlo.concatenate" or len(node.operands) < MANY_PARTS:
         return False
-    whole = node.results[0].type
-    return math.prod(
-        whole.shape[: node.attributes["dimension"]]
-    ) == 1 and whole.size >= LONG_PART * len(node.operands)
+    in_a_row = math.prod(node.results[0].type.shape[: node.attributes["dimension"]]) == 1
+    return in_a_row and _cost_of_finding(node) >= _cost_of_parts(node)
 
 
 def _is_read_by_tiles(product: Node, factor: Value, cost: int) -> bool:
     """Whether a product reads a factor no more than once, or a right one so few times, by tiles of
     its results, that computing it for each of them takes less time than memory does."""
-    times = times_read(product, factor)
+    times = int(times_read(product, factor))  # which is a whole number, of products
     if times <= 1:
         return True
     summed, batch = (

@@ -27,7 +27,7 @@ from hlo_mlc.templates.attention.block import RowBlock, either_block
 from hlo_mlc.templates.attention.passes import row_passes
 from hlo_mlc.templates.attention.workspace import Workspace
 from hlo_mlc.templates.base import Parameters, Scheduled, decoded, epilogue_cost, lanes
-from hlo_mlc.templates.by_hand import bounded
+from hlo_mlc.templates.by_hand import bounded, in_groups
 from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
 from hlo_mlc.tensor.chain import Chain, chain
@@ -149,22 +149,7 @@ class _Builder:
         each = -(-PARALLEL_WORK * self.tasks // (4 * work))
         if self.slots is not None:
             each = -(-self.tasks // self.slots)
-
-        def group(g: Var) -> tuple[Stmt, ...]:
-            first = index.multiply(g, index.constant(each))
-            count = index.minimum(
-                index.constant(each), index.subtract(index.constant(self.tasks), first)
-            )
-            return (
-                loop(
-                    f"{self.name}_task",
-                    count,
-                    LoopKind.SERIAL,
-                    lambda t: self._task(bounded(index.add(first, t), self.tasks), g),
-                ),
-            )
-
-        return (loop(f"{self.name}_group", -(-self.tasks // each), LoopKind.PARALLEL, group),)
+        return (in_groups(self.name, self.tasks, each, self._task),)
 
     def _task(self, t: Expr, slot: Expr) -> tuple[Stmt, ...]:
         block = index.floormod(t, self.blocks)

@@ -101,24 +101,6 @@ def below(position: Expr, extent: int) -> Expr:
     return index.compare("lt", position, index.constant(extent))
 
 
-def at(position: Expr, axes: Sequence[Var]) -> dict[Var, Expr]:
-    """The variables of nested loops at a row-major position among their points."""
-    mapping: dict[Var, Expr] = {}
-    for number, var in reversed(tuple(enumerate(axes))):
-        # The first axis needs no remainder: the position is within the loops.
-        mapping[var] = index.floormod(position, var.extent) if number else position
-        position = index.floordiv(position, var.extent)
-    return mapping
-
-
-def flat(*parts: tuple[Expr, int]) -> Expr:
-    """A row-major position from (index, extent) pairs, outermost first."""
-    position: Expr = index.constant(0)
-    for i, extent in parts:
-        position = index.add(index.multiply(position, index.constant(extent)), i)
-    return position
-
-
 def product(axes: Sequence[Var]) -> int:
     """How many points nested loops have."""
     return math.prod(v.extent for v in axes)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Load
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -31,8 +30,8 @@ from hlo_mlc.templates.cuda.base import (
     product,
     vector_width,
 )
-from hlo_mlc.tensor.classify import cost, is_injective, is_map
-from hlo_mlc.tensor.coalesce import accesses, coalesce
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads_others
+from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
 
@@ -96,17 +95,7 @@ def why_not_apart(stage: Stage) -> str:
     empty where they can."""
     if not all(is_injective(a, stage.axes) for a in stage.assigns):
         return "several points may write one element"
-    written = set(stage.outputs)
-    for access in accesses(stage):
-        if (
-            isinstance(access, Load)
-            and access.source in written
-            and not any(
-                a.buffer == access.source and a.indices == access.indices for a in stage.assigns
-            )
-        ):
-            return "it reads elements that other points overwrite"
-    return ""
+    return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
 
 def _width(stage: Stage) -> int:

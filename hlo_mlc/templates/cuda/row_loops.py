@@ -26,8 +26,9 @@ from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, open_schedule
-from hlo_mlc.templates.cuda.base import at, flat, product, vector_width
+from hlo_mlc.templates.base import Parameters, decoded, open_schedule
+from hlo_mlc.templates.cuda.base import product, vector_width
+from hlo_mlc.tensor.access import linearize
 from hlo_mlc.tensor.classify import cost, is_map, offset
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -217,7 +218,8 @@ class _Rows:
         if buffer.size % self.total:
             return False
         first = index.multiply(
-            flat(*((v, v.extent) for v in self.axes)), index.constant(buffer.size // self.total)
+            linearize(self.axes, [v.extent for v in self.axes]),
+            index.constant(buffer.size // self.total),
         )
         return all(
             not loads(place) and index.add(first, self._in_row(buffer, indices)) is place
@@ -242,7 +244,8 @@ class _Rows:
             return False
         if not is_map(stage) and any(a.buffer == buffer for a in stage.assigns):
             return False
-        position = flat(*((v, v.extent) for v in _inner(stage, 0)))
+        inner = _inner(stage, 0)
+        position = linearize(inner, [v.extent for v in inner])
         return all(self._in_row(buffer, indices) is position for indices in _touched(stage, buffer))
 
     def _is_single(self, buffer: Buffer) -> bool:
@@ -334,7 +337,7 @@ def _in_a_row(stage: Stage, name: str) -> Stage:
     inner, length = _inner(stage, 0), row_length(stage, 0)
     single = is_map(stage) and length == 1
     axis = () if single else (variable(name, length),)
-    place = at(index.constant(0) if single else axis[0], inner)
+    place = decoded(inner, index.constant(0) if single else axis[0])
     stage = map_expressions(stage, lambda e: build.substitute(e, place))
     return replace(stage, axes=axis) if is_map(stage) else replace(stage, reduce_axes=axis)
 

@@ -27,13 +27,11 @@ from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, decoded
 from hlo_mlc.templates.cuda.base import (
     THREADS,
-    at,
     below,
     equals,
-    flat,
     power_of_two,
     product,
     why_not_in_parts,
@@ -42,6 +40,7 @@ from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.rows import MOST_THREADS, RowsTemplate
 from hlo_mlc.templates.scan_loops import BLOCK
+from hlo_mlc.tensor.access import linearize
 from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import accesses
@@ -74,8 +73,7 @@ class ScanTemplate:
             return "an axis without elements"
         if reason := why_not_in_parts(stage, (stage.scan.axis,)):
             return reason
-        written = set(stage.outputs)
-        if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
+        if not set(stage.inputs).isdisjoint(stage.outputs):
             return "it reads what it overwrites"
         return ""
 
@@ -168,10 +166,10 @@ class _Lines:
         groups = 1 if self.across is None else -(-self.across.extent // count)
         others = tuple(v for v in stage.axes if v not in (stage.scan.axis, self.across))
         self.block = Var(f"{self.name}_b", INDEX, groups * product(others))
-        self.line = at(index.floordiv(self.block, groups), others)
+        self.line = decoded(others, index.floordiv(self.block, groups))
         self.exists = build.TRUE  # whether there is such a line
         if self.across is not None:
-            first = flat((index.floormod(self.block, groups), groups), (self.column, count))
+            first = linearize((index.floormod(self.block, groups), self.column), (groups, count))
             self.line[self.across] = first
             self.exists = below(first, self.across.extent)
         self.allocated: list[Buffer] = []
@@ -268,7 +266,7 @@ class _Lines:
         otherwise: Callable[[Expr], tuple[Stmt, ...]] | None = None,
     ) -> tuple[Stmt, ...]:
         """body(position, number among the thread's terms) in the order of memory."""
-        first = flat((o, 1), (self.member, self.team))
+        first = linearize((o, self.member), (1, self.team))
         first = index.multiply(first, index.constant(self.own))
 
         def number(u: Expr) -> Expr:

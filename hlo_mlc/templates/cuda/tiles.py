@@ -11,8 +11,8 @@ from hlo_mlc.expr.core import Apply, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BF16, F16, F32, DType
 from hlo_mlc.loops import matrices
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP
-from hlo_mlc.templates.base import Parameters
-from hlo_mlc.templates.cuda.base import at, below, product
+from hlo_mlc.templates.base import Parameters, decoded
+from hlo_mlc.templates.cuda.base import below, product
 from hlo_mlc.tensor.access import conjunction, masked
 from hlo_mlc.tensor.classify import Contraction, contraction, stride
 from hlo_mlc.tensor.core import Assign, Stage
@@ -73,7 +73,7 @@ def in_whole_tiles(stage: Stage, factors: tuple[Expr, Expr], tile: tuple[int, in
     ]
     place, exists = {}, {}
     for axis, vs in zip(axes, along, strict=True):
-        place.update(at(axis, vs))
+        place.update(decoded(vs, axis))
         exists[axis] = below(axis, product(vs))
     accumulator = stage.accumulators[0].dtype
     term = build.apply(

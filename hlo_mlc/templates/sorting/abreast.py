@@ -16,10 +16,10 @@ from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
-from hlo_mlc.templates.by_hand import shared_out
+from hlo_mlc.templates.by_hand import in_blocks, shared_out
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
-from hlo_mlc.templates.sorting.records import STACK, Body, Sorting, in_blocks
+from hlo_mlc.templates.sorting.records import STACK, Body, Sorting
 from hlo_mlc.templates.sorting.ties import Seen, is_in
 from hlo_mlc.tensor.combine import named_combiner
 

@@ -19,12 +19,12 @@ from hlo_mlc.loops.core import Accumulate, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
-from hlo_mlc.templates.by_hand import across, parallel_tasks, shared_out
+from hlo_mlc.templates.by_hand import across, in_blocks, parallel_tasks, shared_out
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.pairs import CHAINS, Merge, Place
-from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, in_blocks, row_count
+from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, row_count
 from hlo_mlc.templates.sorting.ties import KINDS, Seen, first_in_order, in_turn
 from hlo_mlc.tensor.combine import named_combiner
 

@@ -15,7 +15,6 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import LoopKind, Stmt, Store, While
 from hlo_mlc.loops.lower import stores_at
-from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import lanes
 from hlo_mlc.templates.by_hand import across
@@ -275,35 +274,3 @@ def bisection(low: Buffer, high: Buffer, middle: Buffer, more: Buffer, holds: Ex
             Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ()))),
         ),
     )
-
-
-def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) -> Body:
-    """`body(number)` for so many, written out some at a time."""
-    whole, rest = divmod(count, most)
-    result: Body = ()
-    if whole:
-        result += (
-            loop(
-                f"{name}s",
-                whole,
-                LoopKind.SERIAL,
-                lambda b: (
-                    loop(
-                        name,
-                        most,
-                        LoopKind.UNROLL,
-                        lambda c: body(index.add(index.multiply(b, index.constant(most)), c)),
-                    ),
-                ),
-            ),
-        )
-    if rest:
-        result += (
-            loop(
-                name,
-                rest,
-                LoopKind.UNROLL,
-                lambda c: body(index.add(index.constant(whole * most), c)),
-            ),
-        )
-    return result

@@ -1,0 +1,217 @@
+"""Small programs in which a number decides what is computed together: what shows those of
+`partition/` that no program of the other groups comes near to (`scripts/thresholds.py`)."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from hlo_mlc_bench.case import Case, Inputs, Workload
+from hlo_mlc_bench.cases.issues import roughness
+
+
+def logistic_step(inputs: Inputs, *, samples: int, features: int) -> Workload:
+    """The gradient of a logistic regression: a matrix folded along its rows, then its columns."""
+
+    def function(x: jax.Array, weight: jax.Array, y: jax.Array) -> jax.Array:
+        return (jax.nn.sigmoid(x @ weight) - y) @ x / samples
+
+    return function, (
+        inputs.normal(samples, features),
+        inputs.normal(features, scale=features**-0.5),
+        inputs.uniform(samples),
+    )
+
+
+def spreads(inputs: Inputs, *, rows: int, columns: int) -> Workload:
+    """How far the elements of each row and of each column lie from their mean."""
+
+    def function(x: jax.Array, rows: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+        apart = jnp.sum(jnp.square(x - rows[:, None]) * 0.5 + 1.0, 1)
+        return apart, jnp.sum(jnp.square(x - columns), 0)
+
+    return function, (inputs.normal(rows, columns), inputs.normal(rows), inputs.normal(columns))
+
+
+def captured_head(inputs: Inputs, *, rows: int, depth: int, columns: int) -> Workload:
+    """A product with weights that the function has closed over."""
+    weight = inputs.weight(depth, columns)
+    return lambda x: jnp.tanh(x @ weight), (inputs.normal(rows, depth),)
+
+
+def middle_pairs(inputs: Inputs, *, rows: int, columns: int) -> Workload:
+    """The median of rows of even length."""
+    half = columns // 2
+    return lambda x: jnp.sort(x, axis=-1)[:, half - 1 : half + 1].mean(-1), (
+        inputs.uniform(rows, columns),
+    )
+
+
+def scaled_weights(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    """A product of some rows with weights of 8 bits, each column with an origin and a scale."""
+
+    def function(x: jax.Array, weight: jax.Array, origin: jax.Array, scale: jax.Array) -> jax.Array:
+        return x @ ((weight.astype(x.dtype) - origin) * scale)
+
+    weight = jnp.floor(inputs.uniform(k, n, low=-128, high=128)).astype("int8")
+    return function, (inputs.normal(m, k), weight, inputs.uniform(n), inputs.uniform(n, high=0.01))
+
+
+def looked_up_rows(inputs: Inputs, *, words: int, rows: int, each: int, width: int) -> Workload:
+    """Rows of a table, added to a few rows each."""
+
+    def function(x: jax.Array, table: jax.Array, words: jax.Array) -> jax.Array:
+        return x + table[words][:, None]
+
+    return function, (
+        inputs.normal(rows, each, width),
+        inputs.normal(words, width),
+        inputs.places(words, rows),
+    )
+
+
+def joined_features(inputs: Inputs, *, rows: int, one: int, other: int, columns: int) -> Workload:
+    """A layer of few outputs over features of two origins."""
+
+    def function(x: jax.Array, y: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.concatenate((x, y), axis=1) @ weight
+
+    return function, (
+        inputs.normal(rows, one),
+        inputs.normal(rows, other),
+        inputs.weight(one + other, columns),
+    )
+
+
+def many_leaves(inputs: Inputs, *, leaves: int, size: int) -> Workload:
+    """A step of descent for a model of many small parameters."""
+
+    def function(parameters: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:
+        return [p - 0.1 * g for p, g in zip(parameters, gradients, strict=True)]
+
+    return function, tuple([inputs.normal(size + n) for n in range(leaves)] for _ in range(2))
+
+
+def written_in_turn(inputs: Inputs, *, steps: int, width: int) -> Workload:
+    """A loop that is written out: each trip sets a row, of those before it."""
+
+    def function(x: jax.Array, places: jax.Array) -> jax.Array:
+        for n in range(steps):
+            x = x.at[places[n]].add(jnp.sin(x[n]))
+        return x
+
+    return function, (inputs.normal(steps, width), inputs.places(steps, steps))
+
+
+def process(inputs: Inputs, *, points: int, size: int) -> Workload:
+    """The likelihood of a Gaussian process."""
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        distances = jnp.sum((x[:, None] - x[None]) ** 2, -1)
+        lower = jnp.linalg.cholesky(jnp.exp(-distances / 2) + jnp.eye(points))
+        weights = jax.scipy.linalg.cho_solve((lower, True), y)
+        return y @ weights / 2 + jnp.sum(jnp.log(jnp.diagonal(lower)))
+
+    return function, (inputs.normal(points, size), inputs.normal(points))
+
+
+def whitened(inputs: Inputs, *, rows: int, columns: int) -> Workload:
+    """Samples without the correlations of their columns."""
+
+    def function(x: jax.Array) -> jax.Array:
+        x = x - x.mean(0)
+        values, vectors = jnp.linalg.eigh(x.T @ x / rows)
+        return x @ (vectors / jnp.sqrt(values + 1)) @ vectors.T
+
+    return function, (inputs.normal(rows, columns),)
+
+
+def turned_at_random(inputs: Inputs, *, size: int, points: int) -> Workload:
+    """Points turned by the orthogonal factor of a matrix."""
+    return lambda x, points: jnp.linalg.qr(x)[0] @ points, (
+        inputs.normal(size, size),
+        inputs.normal(size, points),
+    )
+
+
+def bilateral(inputs: Inputs, *, size: int, reach: int) -> Workload:
+    """An image smoothed but for its edges: neighbours count as far as they are alike."""
+    width = 2 * reach + 1
+
+    def function(image: jax.Array) -> jax.Array:
+        around = jnp.pad(image, reach, mode="edge")
+        total, weights = jnp.zeros_like(image), jnp.zeros_like(image)
+        for row in range(width):
+            for column in range(width):
+                near = around[row : row + size, column : column + size]
+                weight = jnp.exp(-jnp.square(near - image))
+                total, weights = total + weight * near, weights + weight
+        return total / weights
+
+    return function, (inputs.uniform(size, size),)
+
+
+_case = functools.partial(Case, group="fusion", tolerance=32)
+
+CASES = (
+    _case(
+        "logistic_step",
+        logistic_step,
+        {"samples": 1000, "features": 8000},
+        tiny={"samples": 7, "features": 5},
+    ),
+    _case("spreads", spreads, {"rows": 60, "columns": 500}, tiny={"rows": 5, "columns": 7}),
+    _case(
+        "spreads_in_f64",
+        spreads,
+        {"rows": 60, "columns": 500},
+        tiny={"rows": 5, "columns": 7},
+        dtype="float64",
+    ),
+    _case("small_volume", roughness, {"size": 61}, tiny={"size": 5}),
+    _case(
+        "captured_head",
+        captured_head,
+        {"rows": 4, "depth": 512, "columns": 64},
+        tiny={"rows": 3, "depth": 7, "columns": 5},
+    ),
+    _case(
+        "middle_pairs", middle_pairs, {"rows": 2, "columns": 1000}, tiny={"rows": 2, "columns": 8}
+    ),
+    _case(
+        "scaled_weights",
+        scaled_weights,
+        {"m": 16, "k": 256, "n": 512},
+        tiny={"m": 3, "k": 7, "n": 5},
+    ),
+    _case(
+        "looked_up_rows",
+        looked_up_rows,
+        {"words": 1000, "rows": 500, "each": 3, "width": 64},
+        tiny={"words": 9, "rows": 5, "each": 3, "width": 7},
+    ),
+    _case(
+        "joined_features",
+        joined_features,
+        {"rows": 3000, "one": 4, "other": 5, "columns": 3},
+        tiny={"rows": 7, "one": 2, "other": 3, "columns": 3},
+    ),
+    _case("many_leaves", many_leaves, {"leaves": 80, "size": 16}, tiny={"leaves": 5, "size": 3}),
+    _case(
+        "written_in_turn",
+        written_in_turn,
+        {"steps": 24, "width": 32},
+        tiny={"steps": 5, "width": 3},
+    ),
+    _case("process", process, {"points": 200, "size": 3}, tiny={"points": 5, "size": 3}),
+    _case("whitened", whitened, {"rows": 2000, "columns": 100}, tiny={"rows": 7, "columns": 3}),
+    _case(
+        "turned_at_random",
+        turned_at_random,
+        {"size": 800, "points": 20},
+        tiny={"size": 5, "points": 3},
+    ),
+    _case("bilateral", bilateral, {"size": 256, "reach": 3}, tiny={"size": 9, "reach": 1}),
+)
