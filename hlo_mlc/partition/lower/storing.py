@@ -42,7 +42,7 @@ EXPRESSION_LIMIT = 160
 # What is looked up one by one is stored if it is read in parts that are so many times as large in
 # all: differences of neighbours took 0.6 to 0.75 of the time so, of 16,000 and of 2,000,000
 # (slogdet_4x4); and if products of many matrices read each so often, as in finite elements: 0.25 of
-# the time with 8 x 8 and 16 x 16, with 6 x 6 4 times as long, and 1.3 times with one matrix for all.
+# the time with 8 x 8 and 16 x 16, 4 times it with 6 x 6, and 1.3 times with one matrix for all.
 FOUND_AGAIN, FOUND_BY_PRODUCT = 1.5, 8
 # Joined arrays are put together before they go into a product that reads each element so many
 # times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
