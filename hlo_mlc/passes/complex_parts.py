@@ -213,6 +213,13 @@ def _convert(node: Node, s: Splitter) -> Parts | Value:
     return re, im
 
 
+def _iota(node: Node, s: Splitter) -> Parts:
+    (result,) = node.results
+    tensor = result.type.part
+    s.real.add(result)
+    return s.add(node.op, (), tensor, node.attributes), s.constant(0.0, tensor)
+
+
 def _bitcast(node: Node, s: Splitter) -> Parts | None:
     same = node.results[0].type == node.operands[0].type
     return s.parts[node.operands[0]] if same else None
@@ -352,19 +359,23 @@ def _other(node: Node, s: Splitter) -> None:
     """No rule for one array."""
 
 
-_JOINTLY = frozenset(f"stablehlo.{name}" for name in ("reduce", "reduce_window", "sort"))
+_JOINTLY = frozenset(
+    f"stablehlo.{name}" for name in ("optimization_barrier", "reduce", "reduce_window", "sort")
+)
 _RULES: Mapping[str, Split] = {
     **{name: _part_by_part(sources) for name, sources in SOURCES.items()},
     **{f"stablehlo.{name}": _part_by_part() for name in ("add", "subtract", "negate")},
     "stablehlo.reduce": _folded("add"),
     "stablehlo.reduce_window": _folded("add"),
     "stablehlo.sort": _other,
+    "stablehlo.optimization_barrier": _other,
     _FOURIER: _fourier,
     "stablehlo.scatter": _folded("add", "second"),
     "stablehlo.real": _real,
     "stablehlo.imag": _imag,
     "stablehlo.complex": _complex,
     "stablehlo.constant": _constant,
+    "stablehlo.iota": _iota,
     "stablehlo.convert": _convert,
     **{name: _function(function) for name, function in complex_functions.FUNCTIONS.items()},
     "stablehlo.multiply": _multiply,

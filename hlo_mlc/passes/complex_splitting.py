@@ -147,7 +147,11 @@ class Splitter(NodeList):
             self._arrived(value)
 
     def _jointly(self, node: Node) -> None:
-        """What combines or compares complex numbers has parts of all of them as operands."""
+        """What combines or compares complex numbers, or only restrains their order, has parts of
+        all of them as operands."""
+        if not node.regions:
+            self._give(node, self._expanded(node.operands), ())
+            return
         (region,) = node.regions
         changed = self.in_parts(region)
         if node.op == "stablehlo.sort":  # its parameters come in pairs, one for each operand

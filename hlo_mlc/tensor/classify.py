@@ -368,8 +368,9 @@ def walks_columns(stage: Stage) -> bool:
     return votes > 0
 
 
-def sliding(stage: Stage, axis: Var) -> tuple[Var, ...]:
-    """The reduced axes along which neighbouring results of `axis` share terms: their windows."""
+def sliding(stage: Stage, axis: Var, *, surely: bool = False) -> tuple[Var, ...]:
+    """The reduced axes along which neighbouring results of `axis` share terms: their windows;
+    surely: not where places are read, which may lie anywhere."""
     found: set[Var] = set()
     for i in {i for term in stage.terms for load in loads(term) for i in load.indices}:
         terms, _ = index.affine(i)
@@ -378,7 +379,7 @@ def sliding(stage: Stage, axis: Var) -> tuple[Var, ...]:
         if 0 < abs(terms.get(axis, 0)) <= reach:
             found.update(inside)
         for atom in terms:  # elements that lie apart
-            if isinstance(atom, Apply) and axis in atom.free:
+            if isinstance(atom, Apply) and axis in atom.free and not (surely and loads(atom)):
                 found.update(atom.free.intersection(stage.reduce_axes))
     return tuple(v for v in stage.reduce_axes if v in found)
 

@@ -14,6 +14,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.expr.core import loads
 from hlo_mlc.partition.lower.storing import (
     FAR_BYTES,
+    FOUND_BY_PRODUCT,
     JOINED_LIMIT,
     MANY_PARTS,
     REUSED,
@@ -84,6 +85,25 @@ def test_what_is_looked_up_and_read_many_times_is_stored(
 
     assert _is_kept(take_apart(function, x, places), "float32", 40) == is_stored
     check(function, x, places)
+
+
+@pytest.mark.parametrize(
+    ("size", "is_stored"), [(FOUND_BY_PRODUCT, True), (FOUND_BY_PRODUCT - 1, False)]
+)
+def test_what_is_looked_up_for_small_matrices_is_stored_if_these_read_it_often(
+    take_apart, check, arrays, size, is_stored
+):
+    x, k = arrays("float32", (100,), (40, size, size))
+    places = np.random.default_rng(0).integers(0, 100, (40, size))
+
+    def function(x, k, places):
+        return jnp.einsum("eij,ej->ei", k, x[places])
+
+    folds = [s for s in _stages(take_apart(function, x, k, places)) if s.terms]
+    found = [i for s in folds for term in s.terms for one in loads(term) for i in one.indices]
+    assert bool(folds)
+    assert any(map(loads, found)) != is_stored
+    check(function, x, k, places)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,21 @@ def test_all_of_it_is_in_kernels(name: str) -> None:
 @pytest.mark.parametrize(
     "function",
     [
+        lambda x: x * jnp.exp(-2j * lax.iota("complex64", 13)),
+        lambda x: [v * 2j for v in lax.optimization_barrier((x * x, REAL, x))],
+        lambda x: jax.grad(
+            lambda r: jnp.abs(jax.checkpoint(lambda z: jnp.exp(z) * z)(r * x)).sum()
+        )(REAL),
+    ],
+    ids=["counted", "barrier", "kept for a gradient"],
+)
+def test_nothing_is_left_of_what_computes_nothing(function: Callable) -> None:
+    assert not check(function, X).left
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
         lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(71))).real,
         lambda x: jnp.abs(jnp.fft.rfft(x.real)) ** 2,
         lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 4, x),

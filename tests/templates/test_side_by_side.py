@@ -194,3 +194,21 @@ def test_windows_that_do_not_overlap_are_rows(check, take_apart, arrays, functio
     _, (decision,) = schedule_program(program, named("x86-64-v4"))
     assert decision.template.name == "side_by_side"
     check(function, x)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("size", [3, 6])
+def test_small_matrices_by_what_is_looked_up_are_rows(
+    check, take_apart, arrays, level, size
+) -> None:
+    """Lanes along their few terms would be empty, and no two results share what is looked up."""
+    k, x = arrays("float32", (50, size, size), (90,))
+    places = np.random.default_rng(0).integers(0, 90, (50, size))
+
+    def function(k, x, places):
+        return jnp.einsum("eij,ej->ei", k, x[places])
+
+    (program,) = take_apart(function, k, x, places).programs
+    _, (*_, decision) = schedule_program(program, named(level))
+    assert decision.template.name == "side_by_side"
+    check(function, k, x, places)

@@ -39,8 +39,9 @@ FINDING, FOUND_LIMIT = 6, 40
 EXPRESSION_LIMIT = 160
 # What is looked up one by one is stored if it is read in parts that are so many times as large in
 # all: differences of neighbours took 0.6 to 0.75 of the time so, of 16,000 and of 2,000,000
-# (slogdet_4x4).
-FOUND_AGAIN = 1.5
+# (slogdet_4x4); and if products of many matrices read each so often, as in finite elements: 0.25 of
+# the time with 8 x 8 and 16 x 16, 4 times it with 6 x 6, and 1.3 times with one matrix for all.
+FOUND_AGAIN, FOUND_BY_PRODUCT = 1.5, 8
 # Joined arrays are put together before they go into a product that reads each element so many
 # times, or if they have at most so many bytes: choosing the part each time costs more than a copy
 # (looked_up_rows, joined_features).
@@ -291,10 +292,18 @@ def _row_of_windows(scatter: Node) -> int:
 
 
 def _is_found_again(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """True where elements that are looked up one by one are read at several places."""
+    """True where elements that are looked up one by one are read at several places, or go into
+    products of many matrices that read them several times."""
     found = node.results[0]
     if node.op != "stablehlo.gather" or len(found.type.shape) - 1 in node.attributes["offset_dims"]:
         return False
+    if any(
+        user.op == "stablehlo.dot_general"
+        and user.attributes["lhs_batching_dimensions"]
+        and times_read(user, read) >= FOUND_BY_PRODUCT
+        for user, read in users_behind(found, uses, moves)
+    ):
+        return True
     parts = {
         user if user.op == "stablehlo.slice" else None: user.results[0].type.size
         for user, _ in users_behind(found, uses, lambda user: user.op == "stablehlo.reshape")
