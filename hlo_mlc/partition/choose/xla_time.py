@@ -145,7 +145,7 @@ def xla_us(
 ) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
-    memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
+    memory = rates.pass_us(ours.work.walked_bytes, ours.work.held_bytes)
     if stage.procedure is not None and stage.procedure.is_side_by_side:
         # Rows of transforms are shared out among the threads, one is not.
         rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
@@ -398,6 +398,8 @@ def _map_us(
         else figure("move")
     )
     computing = work * (ratio if moves else _computing_ratio(stage, rates))
+    if _walks_across(stage):
+        computing = max(computing, points(stage) * figure("across_ns") / threads / 1e3)
     one_by_one = _one_by_one_us(stage) / threads
     if threads == 2 and _is_masked(stage):
         computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
