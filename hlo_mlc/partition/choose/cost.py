@@ -17,6 +17,7 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.registry import UPDATES
 from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_copies import copied_bytes
@@ -60,6 +61,10 @@ SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each ot
 # next to nothing; in others each has a call of its own.  Source: small_while_loop_hoisting_pass.cc
 # and cpu_options.cc in xla/service/cpu.
 ONE_FUNCTION_BYTES = 1024
+
+# So many operations, or such on buffers of so many bytes, it runs one after the other without asking
+# which are ready.
+_IN_ORDER, _IN_ORDER_BYTES = 8, 512
 
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
@@ -129,7 +134,10 @@ def _parts(
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
         around = replace(
-            around, in_loop=True, in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES
+            around,
+            in_loop=True,
+            in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES,
+            queued=_is_queued(step),
         )
         alone = alone or is_short(step, target)
         return [
@@ -176,6 +184,21 @@ def _chosen(condition: Expr, loop: Loop | None) -> float:
         return float(np.mean(np.broadcast_to(value(condition), trips.shape)))
     except (KeyError, RecursionError):  # it depends on more
         return 0.5
+
+
+def _is_queued(loop: Loop) -> bool:
+    """Whether XLA puts what the body of a loop does into a queue, from which threads take it: more
+    than a few operations, not all on next to nothing.
+
+    Source: ThunkExecutor::Options in xla/backends/cpu/runtime/thunk_executor.h.
+    """
+    nests = [step for step in loop.inner if isinstance(step, Nest)]
+    return sum(len(nest.stages) for nest in nests) > _IN_ORDER and any(
+        buffer.bytes > _IN_ORDER_BYTES
+        for nest in nests
+        for stage in nest.stages
+        for buffer in (*stage.inputs, *stage.outputs)
+    )
 
 
 def _touched_bytes(step: Step) -> int:
@@ -226,7 +249,8 @@ def _part(
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
     if template == "transpose":
         memory *= _AGAINST_ROWS
-    started = xla + (rates.loop_thunk_us if around.in_loop else rates.thunk_us)
+    thunk_us = rates.loop_thunk_us * (figure("queued") if around.queued else 1)
+    started = xla + (thunk_us if around.in_loop else rates.thunk_us)
     # In a function of many, a loop of its own costs no more than its elements one after the other.
     xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
     return _Part(
@@ -263,20 +287,24 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
+    lapack_us = _of_all(libraries_us, cluster.nodes, cluster.trips)
     predicted = estimate(
-        cluster.kernel, target, Surroundings(cluster.in_loop, calls_libraries(cluster.nodes))
+        cluster.kernel,
+        target,
+        Surroundings(
+            cluster.in_loop,
+            calls_libraries(cluster.nodes),
+            lapack_us > 0,
+            updates=holds(cluster.nodes, UPDATES),
+        ),
     )
     ours = predicted.ours_us
-    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips)
+    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips) + lapack_us
     copies = _of_all if cluster.in_loop else _of_inner
     xla += copies(
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
-    xla = max(
-        xla,
-        _of_all(convolutions_us, cluster.nodes, cluster.trips),
-        _of_all(libraries_us, cluster.nodes, cluster.trips),
-    )
+    xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
@@ -346,9 +374,13 @@ def _of_inner(
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:
     """Whether there are products or convolutions among them, or in their regions."""
+    return holds(nodes, ("stablehlo.dot_general", "stablehlo.convolution"))
+
+
+def holds(nodes: Iterable[Node], ops: Container[str]) -> bool:
+    """Whether there are such ops among them, or in their regions."""
     return any(
-        node.op in ("stablehlo.dot_general", "stablehlo.convolution")
-        or any(calls_libraries(region.nodes) for region in node.regions)
+        node.op in ops or any(holds(region.nodes, ops) for region in node.regions)
         for node in nodes
     )
 

@@ -16,6 +16,7 @@ from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, term_operations, window
@@ -89,12 +90,17 @@ class OurTime:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Where XLA computes a stage: in the body of a loop of its own or of ours, and, if there is a
-    sum of products among its operations, by a library that is made for them; `in_function`: the
-    loop is one function, else each operation in it has a call of its own."""
+    sum of products among its operations, by a library that is made for them; `by_lapack`: small
+    matrices are computed by another; `in_function`: the loop is one function, else each operation
+    in it has a call of its own; `updates`: parts of values are overwritten, not put together;
+    `queued`: threads ask which of the operations in a loop are ready."""
 
     in_loop: bool = False
     by_library: bool = True
+    by_lapack: bool = False
     in_function: bool = False
+    updates: bool = True
+    queued: bool = False
 
 
 def xla_threads(stage: Stage, target: CpuTarget) -> int:
@@ -157,6 +163,8 @@ def xla_us(
         )
         each = figure("transform_ns") + operations * each
         return "transforms", max(rows * each / 1e3, memory)
+    if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
+        return "small matrices", memory  # besides what the library takes
     if stage.procedure is not None:
         each = figure("matrix_ns") + figure("matrix_step_ns") * stage.procedure.total(cost)
         return "small matrices", max(points(stage) * each / 1e3, memory)
@@ -226,7 +234,7 @@ def _loop_us(
             us = max(us, points(stage) / figure("scalar_products") / threads)
         return "product", us
     if is_map(stage):
-        return _map_us(stage, ours, work, memory, threads, rates)
+        return _map_us(stage, ours, work, memory, threads, rates, around)
     if terms := window(stage):
         results = math.prod(v.extent for v in stage.axes)
         each = (
@@ -302,10 +310,28 @@ def copying_us(copied_bytes: int, target: CpuTarget) -> float:
 
 
 def libraries_us(nodes: Sequence[Node]) -> float:
-    """What LAPACK needs at least for the matrices that XLA hands to it one by one."""
-    calls = (node for node in nodes if node.op.startswith("lapack."))
-    matrices = sum(math.prod(call.operands[0].type.shape[:-2]) for call in calls)
-    return matrices * figure("library_call_ns") / 1e3
+    """What LAPACK needs for the small matrices that XLA hands to it one by one."""
+    calls = (node for node in nodes if node.op.startswith(f"{DIALECT}."))
+    return sum(
+        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call) / 1e3 for call in calls
+    )
+
+
+def _library_ns(call: Node) -> float:
+    """The same for one of them: column by column, each by a few calls of BLAS; eigenvectors are
+    rotated by each other."""
+    columns = call.operands[0].type.shape[-1]
+    if call.op == "lapack.syevd":
+        return columns**2 * figure("eigenvector_pair_ns")
+    return columns * (
+        figure("cholesky_column_ns")
+        if call.op == "lapack.potrf"
+        else figure("triangular_column_ns")
+        if call.op == "lapack.trsm"
+        else figure("lu_column_ns")
+        if call.op == "lapack.getrf"
+        else figure("qr_column_ns")
+    )
 
 
 def _few_terms_ns(node: Node) -> float:
@@ -385,7 +411,13 @@ def _rows_us(stage: Stage, rows: int, depth: int) -> float:
 
 
 def _map_us(
-    stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
+    stage: Stage,
+    ours: OurTime,
+    work: float,
+    memory: float,
+    threads: int,
+    rates: Rates,
+    around: Surroundings,
 ) -> tuple[str, float]:
     moves = not ours.work.operations
     ratio = (
@@ -404,7 +436,9 @@ def _map_us(
     if threads == 2 and _is_masked(stage):
         computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
     us = max(computing, memory * ratio) + one_by_one
-    if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
+    if around.updates and not all(
+        is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns
+    ):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
     return "move" if moves else "map", us
 
