@@ -287,20 +287,31 @@ def written_out_us(nodes: Sequence[Node]) -> float:
 
 
 def convolutions_us(nodes: Sequence[Node]) -> float:
-    """What XLA needs for convolutions with a channel for each group among them, of which stages
+    """What XLA needs for convolutions of groups and of single channels among them, of which stages
     may have no trace either: their constant factors become part of expressions."""
-    total = 0.0
-    for node in nodes:
-        if node.op == "stablehlo.convolution":
-            kernel, a = node.operands[1].type.shape, node.attributes
-            groups = a.get("feature_group_count", 1)
-            if (
-                kernel[a["kernel_input_feature_dimension"]] == 1
-                and kernel[a["kernel_output_feature_dimension"]] == groups
-            ):
-                terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
-                total += node.results[0].type.size * terms * figure("depthwise_ns") / 1e3
-    return total
+    return sum(map(_grouped_ns, (n for n in nodes if n.op == "stablehlo.convolution"))) / 1e3
+
+
+def _grouped_ns(node: Node) -> float:
+    """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
+    of them convolved with all there, which takes long where no library does it."""
+    kernel, a, wide = node.operands[1].type.shape, node.attributes, _is_wide(node)
+    terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
+    terms *= node.results[0].type.size
+    batches = a.get("batch_group_count", 1)
+    features = [
+        kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")
+    ]
+    is_volume = len(kernel) - len(features) > 2 and not wide
+    if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
+        return terms * (figure("convolution_wide_ns") if wide else figure("depthwise_ns"))
+    if batches > 1 and wide:
+        return terms * batches * figure("convolution_wide_ns")
+    return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
+
+
+def _is_wide(node: Node) -> bool:
+    return node.results[0].type.dtype is F64
 
 
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
@@ -552,4 +563,6 @@ def _convolution_us(stage: Stage, work: float, memory: float) -> float:
     )
     if contraction(stage) is not None or grouped:
         return max(work, memory) * figure("convolution")
-    return max(points(stage) * figure("depthwise_ns") / 1e3, memory)
+    of_one = any(load.free.isdisjoint(stage.axes) for load in read)
+    each = figure("single_channel_ns") if of_one else figure("depthwise_ns")
+    return max(points(stage) * each / 1e3, memory)
