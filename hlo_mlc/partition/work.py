@@ -39,7 +39,7 @@ _WAITING = 20
 # apart whose own neighbours are read as well, which are transposed in registers: small matrices,
 # and images with three channels that fit into a cache, took 0.06 to 0.12 ns for each.
 _SHUFFLED = 4
-_NEAR_CACHE = 512 << 10  # bytes that the second cache of a core keeps, by and large
+KEPT_BYTES = 512 << 10  # that the second cache of a core keeps, by and large
 _LINE = 64  # bytes that come from memory together
 _LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends on how wide they are
 
@@ -68,7 +68,7 @@ class Work:
         moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
         walked = dict(moved)
         for buffer, read in stage.loads_by_buffer.items():
-            moved[buffer] = max(_read_bytes(load, stage, _NEAR_CACHE) for load in read)
+            moved[buffer] = max(_read_bytes(load, stage, KEPT_BYTES) for load in read)
             walked[buffer] = max(_read_bytes(load, stage, 0) for load in read)
         return Work(
             _operations(stage),

@@ -25,6 +25,7 @@ from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_oper
 from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import (
+    SHARES,
     OurTime,
     Surroundings,
     convolutions_us,
@@ -73,6 +74,11 @@ BORDER_BYTES = 200_000
 # JAX making an array of each result but the first: 4 and 16 of 8 elements took 4 and 19 us more
 # than one, with as many operands, by either side.
 _RESULT_US = 1.2
+
+# Results that are larger than malloc ever keeps for the next one come as fresh pages, which the
+# kernel fills with zeros first: 0.16 to 0.7 us each (embedding_gradient, pixelwise/float64).
+# Source: DEFAULT_MMAP_THRESHOLD_MAX, malloc/malloc.c in glibc.
+_LARGEST_KEPT_BYTES, _PAGE_BYTES, _PAGE_US = 32 << 20, 4096, 0.35
 
 # Templates whose lanes are results, where others, and XLA, have the terms of a fold.
 _BESIDE = ("side_by_side", "tiled")
@@ -249,6 +255,8 @@ def _part(
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
     if template == "transpose":
         memory *= _AGAINST_ROWS
+    if template == "update" and cores == 1:
+        memory *= min(target.cores, SHARES)
     thunk_us = rates.loop_thunk_us * (figure("queued") if around.queued else 1)
     started = xla + (thunk_us if around.in_loop else rates.thunk_us)
     # In a function of many, a loop of its own costs no more than its elements one after the other.
@@ -393,6 +401,7 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
     xla = sum(v.xla_us for v in verdicts)
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
+    called += sum(_fresh_us(value.type) for value in plan.graph.results if value.type is not None)
     if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
         work = sum(
             v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
@@ -410,6 +419,11 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
             for step in cluster.kernel.program.steps
         ),
     )
+
+
+def _fresh_us(result: TensorType) -> float:
+    """What either side waits for the pages of a result that is too large for malloc to keep."""
+    return _PAGE_US * result.bytes / _PAGE_BYTES if result.bytes > _LARGEST_KEPT_BYTES else 0.0
 
 
 def _guesses_trips(step: Step) -> bool:

@@ -19,7 +19,7 @@ from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.lower.uses import written_out
-from hlo_mlc.partition.work import Work, multiplies, rotates, term_operations, window
+from hlo_mlc.partition.work import KEPT_BYTES, Work, multiplies, rotates, term_operations, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
@@ -54,7 +54,7 @@ _PARALLEL_OPERATIONS = 1_000_000
 _SMALL_LOOP_BYTES = 1 << 20
 
 # One thread gets at least so large a share of what all get from memory: a few are enough for it.
-_SHARES = 4
+SHARES = 4
 
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that are written out
@@ -184,7 +184,7 @@ def xla_us(
     if stage.sort is not None:
         return "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
-        work = ours.alone_us
+        work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         return "scatter", work * figure("scatter") if ours.is_serial else max(
             work, memory
         ) * figure("scatter_rows")
@@ -201,7 +201,7 @@ def xla_us(
         return "reduction with several results", max(us, memory)
     threads = _threads(stage, target, around)
     if around.in_loop:
-        memory *= min(target.cores / threads, _SHARES)
+        memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
     return kind, us + (figure("fork_us") if threads > 1 else 0)
 
@@ -317,7 +317,7 @@ def _is_wide(node: Node) -> bool:
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
     """What one thread of a loop needs to copy so much."""
     us = target.rates.pass_us(2 * copied_bytes)
-    return us * min(target.cores, _SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
+    return us * min(target.cores, SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
 
 
 def libraries_us(nodes: Sequence[Node]) -> float:
@@ -446,6 +446,8 @@ def _map_us(
     one_by_one = _one_by_one_us(stage) / threads
     if threads == 2 and _is_masked(stage):
         computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
+    if ours.work.held_bytes <= KEPT_BYTES and _walks_across(stage):
+        ratio = 1.0  # all of it stays near
     us = max(computing, memory * ratio) + one_by_one
     if around.updates and not all(
         is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns
