@@ -16,8 +16,11 @@ from hlo_mlc.templates.base import points
 from hlo_mlc.templates.window_roles import lane_of
 from hlo_mlc.tensor.classify import (
     contraction,
+    cost,
     cost_of_node,
+    cost_of_row,
     is_map,
+    picks_along,
     slides,
     sliding,
     stride,
@@ -39,6 +42,7 @@ _WAITING = 20
 # apart whose own neighbours are read as well, which are transposed in registers: small matrices,
 # and images with three channels that fit into a cache, took 0.06 to 0.12 ns for each.
 _SHUFFLED = 4
+_WRITTEN_OUT = 8  # elements of rows that are
 KEPT_BYTES = 512 << 10  # that the second cache of a core keeps, by and large
 _LINE = 64  # bytes that come from memory together
 _LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends on how wide they are
@@ -124,7 +128,19 @@ def _operations(stage: Stage) -> int:
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
-    return evaluated * folded + outer * _cost(*values, *guards)
+    return evaluated * folded + round(outer * _cost(*values, *guards) * _chosen_share(stage))
+
+
+def _chosen_share(stage: Stage) -> float:
+    """The share of what is written for each element of a short row that is computed for it, where
+    its place says which: rows that are put together of others are computed one by one."""
+    if not is_map(stage) or not stage.axes:
+        return 1.0
+    row, values = stage.axes[-1], [a.value for a in stage.assigns]
+    whole = row.extent * cost(*values)
+    if not 1 < row.extent <= _WRITTEN_OUT or not whole or not picks_along(stage, row):
+        return 1.0
+    return min(1.0, cost_of_row(row, *values) / whole)
 
 
 def term_operations(stage: Stage) -> int:

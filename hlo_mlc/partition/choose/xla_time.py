@@ -453,6 +453,8 @@ def _map_us(
         is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns
     ):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
+        if any((stride(a, stage.axes[-1]) or 1) > 1 for a in stage.assigns if stage.axes):
+            us = max(us, points(stage) * figure("apart_set_ns") / 1e3)
     return "move" if moves else "map", us
 
 
