@@ -397,9 +397,11 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     """The time of a whole program; None where a part of it is something that we do not model."""
     if plan.left:
         return None
-    verdicts = [verdict for _, verdict in (*plan.taken, *plan.rejected)]
-    ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
-    xla = sum(v.xla_us for v in verdicts)
+    clusters = (*plan.taken, *plan.rejected)
+    verdicts = [verdict for _, verdict in clusters]
+    left = _sorted_once([(c, v) for c, v in clusters if not v.take])
+    ours = sum(v.ours_us for v in verdicts if v.take) + sum(v.xla_us for v in left)
+    xla = sum(v.xla_us for v in _sorted_once(clusters))
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
     called += sum(_fresh_us(value.type) for value in plan.graph.results if value.type is not None)
     if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
@@ -419,6 +421,16 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
             for step in cluster.kernel.program.steps
         ),
     )
+
+
+def _sorted_once(clusters: Iterable[tuple[Cluster, Verdict]]) -> list[Verdict]:
+    """The verdicts on what XLA computes: it picks several elements out of one sort, for each of
+    which we have a kernel of its own."""
+    once = {
+        (cluster.operands, verdict.xla_us) if verdict.estimate.kind == "sort" else cluster: verdict
+        for cluster, verdict in clusters
+    }
+    return list(once.values())
 
 
 def _fresh_us(result: TensorType) -> float:

@@ -24,6 +24,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import (
+    Contraction,
     contraction,
     cost,
     cost_of_node,
@@ -385,6 +386,8 @@ def _product_us(
             load.dtype is I8 for load in loads(stage.terms[0])
         )
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
+    elif _is_across(roles) and stage.terms[0].dtype is F64:
+        ratio *= figure("product_across_wide")
     us = max(work * ratio, memory * ratio)
     depth = size // max(rows * columns, 1)
     if _is_naive(rows, depth, columns) and (batch > 1 or max(rows, columns) <= _FEW):
@@ -415,10 +418,13 @@ def _factors_us(factors: Sequence[Expr], rates: Rates) -> float:
 def _rows_us(stage: Stage, rows: int, depth: int) -> float:
     """What its library needs at least for a left factor, however few columns the other has: it goes
     through this row by row of memory, and packs rows that are no multiple of four long."""
-    roles = contraction(stage)
-    across = any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
-    count, length = (depth, rows) if across else (rows, depth)
+    count, length = (depth, rows) if _is_across(contraction(stage)) else (rows, depth)
     return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
+
+
+def _is_across(roles: Contraction) -> bool:
+    """Whether the left factor lies in memory row by row of what is summed."""
+    return any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
 
 
 def _map_us(
