@@ -271,7 +271,7 @@ def test_loops_that_two_threads_cannot_share_evenly(
 def test_matrices_that_a_library_gets_one_by_one() -> None:
     plan = plan_of(jnp.linalg.slogdet, (10_000, 4, 4))
     ((_, verdict),) = plan.taken
-    assert verdict.xla_us > 10_000 * figure("library_call_ns") / 1e3
+    assert verdict.xla_us > 10_000 * 4 * figure("lu_column_ns") / 1e3
 
 
 def test_loops_of_xla_stay_on_one_thread_while_they_are_small() -> None:

@@ -63,8 +63,8 @@ SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each ot
 # and cpu_options.cc in xla/service/cpu.
 ONE_FUNCTION_BYTES = 1024
 
-# So many operations, or such on buffers of so many bytes, it runs one after the other without asking
-# which are ready.
+# So many operations, or any on buffers of so many bytes, it runs in order without asking which are
+# ready.
 _IN_ORDER, _IN_ORDER_BYTES = 8, 512
 
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
@@ -388,8 +388,7 @@ def calls_libraries(nodes: Iterable[Node]) -> bool:
 def holds(nodes: Iterable[Node], ops: Container[str]) -> bool:
     """Whether there are such ops among them, or in their regions."""
     return any(
-        node.op in ops or any(holds(region.nodes, ops) for region in node.regions)
-        for node in nodes
+        node.op in ops or any(holds(region.nodes, ops) for region in node.regions) for node in nodes
     )
 
 

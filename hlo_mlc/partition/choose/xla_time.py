@@ -66,6 +66,7 @@ _FEW_ROWS = 256
 # Of fewer it folds by itself, each waiting for the one before.  Source: ynn_support.cc in
 # xla/backends/cpu.
 _LIBRARY_ELEMENTS = 4096
+_WIDEST_WINDOW = 64  # elements of windows side by side; of more these are rows, however they lie
 _FEW = 3  # vectors of a matrix that XLA multiplies by itself
 
 
@@ -236,7 +237,8 @@ def _loop_us(
         return "product", us
     if is_map(stage):
         return _map_us(stage, ours, work, memory, threads, rates, around)
-    if terms := window(stage):
+    terms = window(stage)
+    if terms and (slides(stage) or terms <= _WIDEST_WINDOW):
         results = math.prod(v.extent for v in stage.axes)
         each = (
             terms * figure("overlap_ns")
@@ -300,9 +302,7 @@ def _grouped_ns(node: Node) -> float:
     terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
     terms *= node.results[0].type.size
     batches = a.get("batch_group_count", 1)
-    features = [
-        kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")
-    ]
+    features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
     is_volume = len(kernel) - len(features) > 2 and not wide
     if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
         return terms * (figure("convolution_wide_ns") if wide else figure("depthwise_ns"))
