@@ -271,7 +271,7 @@ def _apart_bytes(stage: Stage, nest: Nest) -> int:
     """The same of what a stage reads against the grain."""
     if _is_alone(nest):
         if is_map(stage):
-            return _IN_SQUARES * Work.of(stage).apart
+            return _LINE * Work.of(stage).apart  # a quarter of it in squares
         if (roles := contraction(stage)) is not None:
             return _factor_bytes(roles)
         own = stage.axes if walks_columns(stage) else stage.reduce_axes
