@@ -215,7 +215,13 @@ def _lanes(stage: Stage) -> Var | None:
     return stage.reduce_axes[-1] if stage.reduce_axes else None
 
 
-def _apart(stage: Stage) -> int:
+def far_apart(stage: Stage) -> int:
+    """What a stage reads that does not lie beside what the next lanes read, be it transposed in
+    registers or not: a quarter of it where it is near."""
+    return _apart(stage, False)
+
+
+def _apart(stage: Stage, transposes: bool = True) -> int:
     read = [load for group in stage.loads_by_buffer.values() for load in group]
     shared = 1  # terms that use what is loaded once: a window's, in a tile of neighbours
     if slides(stage) and contraction(stage) is None:
@@ -225,22 +231,23 @@ def _apart(stage: Stage) -> int:
     else:
         lanes = _lanes(stage)
         others = [v for v in stage.axes if v is not lanes] if is_map(stage) else []
-        each = 0 if lanes is None else _each_apart(read, lanes, 1, others)
+        each = 0 if lanes is None else _each_apart(read, lanes, 1, others, transposes)
     return points(stage) * each // (_SHUFFLED * shared)
 
 
-def _each_apart(read: Sequence[Load], lanes: Var, near: int, others: Sequence[Var] = ()) -> int:
+def _each_apart(
+    read: Sequence[Load], lanes: Var, near: int, others: Sequence[Var] = (), transposes: bool = True
+) -> int:
     """What these add for each point, in quarters; `others` are axes beside that of the lanes."""
     counts = Counter(load.source for load in read)
     total = 0
     for load in read:
         step = vector_stride(load, lanes)
         is_far = step is None or abs(step) > WIDEST_STEP
-        total += (
-            _SHUFFLED
-            if step is None or (is_far and not _is_transposed(load, counts[load.source], others))
-            else is_far or abs(step) > near
+        in_registers = (
+            transposes and step is not None and _is_transposed(load, counts[load.source], others)
         )
+        total += _SHUFFLED if is_far and not in_registers else is_far or abs(step) > near
     return total
 
 
