@@ -298,21 +298,18 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
 def _grouped_ns(node: Node) -> float:
     """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
     of them convolved with all there, which takes long where no library does it."""
-    kernel, a, wide = node.operands[1].type.shape, node.attributes, _is_wide(node)
+    kernel, a = node.operands[1].type.shape, node.attributes
+    wide = node.results[0].type.dtype is F64
     terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
     terms *= node.results[0].type.size
     batches = a.get("batch_group_count", 1)
     features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
     is_volume = len(kernel) - len(features) > 2 and not wide
     if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
-        return terms * (figure("convolution_wide_ns") if wide else figure("depthwise_ns"))
+        return terms * figure("depthwise_ns")
     if batches > 1 and wide:
         return terms * batches * figure("convolution_wide_ns")
     return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
-
-
-def _is_wide(node: Node) -> bool:
-    return node.results[0].type.dtype is F64
 
 
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
