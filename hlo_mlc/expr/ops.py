@@ -410,7 +410,7 @@ _TABLE = [
     _function("expm1", np.expm1, xla_extra=15, xla_unmasked=(True, True)),
     _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
     _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4), xla_unmasked=(True, True)),
-    _function("logistic", _logistic, xla_extra=10, xla_ns=(0, 2.3), xla_unmasked=(False, True)),
+    _function("logistic", _logistic, xla_extra=30, xla_ns=(0, 2.3), xla_unmasked=(False, True)),
     _function("sin", np.sin, xla_ns=(9.5, 19)),
     _function("cos", np.cos, xla_ns=(9.5, 19)),
     _function("tan", np.tan, xla_ns=(11, 15)),
@@ -433,7 +433,7 @@ _TABLE = [
     _function(
         "digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True), in_f64=True
     ),
-    _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60),
+    _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60, xla_unmasked=(True, False)),
     _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190), in_f64=True),
     _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210), in_f64=True),
     # bits and logic

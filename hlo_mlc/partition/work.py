@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
@@ -14,7 +16,11 @@ from hlo_mlc.templates.base import points
 from hlo_mlc.templates.window_roles import lane_of
 from hlo_mlc.tensor.classify import (
     contraction,
+    cost,
     cost_of_node,
+    cost_of_row,
+    is_map,
+    picks_along,
     slides,
     sliding,
     stride,
@@ -32,8 +38,12 @@ _DIVIDER = {"div": 8, "sqrt": 10, "rsqrt": 14}
 # Sums and maxima of a million elements took 218 to 744 us on Zen 4 and Emerald Rapids.
 _WAITING = 20
 # Quarters of what neighbours far apart take that come one by one: up to WIDEST_STEP elements apart
-# they come by loads and a shuffle, and take 0 to 0.1 ns more, far apart a quarter.
+# they come by loads and a shuffle, and take 0 to 0.1 ns more, far apart a quarter.  So do those far
+# apart whose own neighbours are read as well, which are transposed in registers: small matrices,
+# and images with three channels that fit into a cache, took 0.06 to 0.12 ns for each.
 _SHUFFLED = 4
+_WRITTEN_OUT = 8  # elements of rows that are
+KEPT_BYTES = 512 << 10  # that the second cache of a core keeps, by and large
 _LINE = 64  # bytes that come from memory together
 _LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends on how wide they are
 
@@ -44,13 +54,15 @@ class Work:
 
     `operations` are simple ones, besides the multiply-adds of a product: none where values only
     move. `moved` are the bytes read and written of each buffer, `apart` counts elements that
-    do not lie beside those of the next lanes, a quarter for those that are near.
+    do not lie beside those of the next lanes, a quarter for those that are near. `walked_bytes` are
+    all that are read and written where loops have the order of the axes, without tiles.
     """
 
     operations: int
     products: int  # multiply-adds of a sum of products
     moved: Mapping[Buffer, int]
     apart: int
+    walked_bytes: int
 
     @staticmethod
     @derived
@@ -58,9 +70,17 @@ class Work:
         """The work of a stage."""
         count = points(stage)
         moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
+        walked = dict(moved)
         for buffer, read in stage.loads_by_buffer.items():
-            moved[buffer] = max(_read_bytes(load, stage) for load in read)
-        return Work(_operations(stage), count if multiplies(stage) else 0, moved, _apart(stage))
+            moved[buffer] = max(_read_bytes(load, stage, KEPT_BYTES) for load in read)
+            walked[buffer] = max(_read_bytes(load, stage, 0) for load in read)
+        return Work(
+            _operations(stage),
+            count if multiplies(stage) else 0,
+            moved,
+            _apart(stage),
+            sum(walked.values()),
+        )
 
     @property
     def moved_bytes(self) -> int:
@@ -108,7 +128,19 @@ def _operations(stage: Stage) -> int:
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
-    return evaluated * folded + outer * _cost(*values, *guards)
+    return evaluated * folded + round(outer * _cost(*values, *guards) * _chosen_share(stage))
+
+
+def _chosen_share(stage: Stage) -> float:
+    """The share of what is written for each element of a short row that is computed for it, where
+    its place says which: rows that are put together of others are computed one by one."""
+    if not is_map(stage) or not stage.axes:
+        return 1.0
+    row, values = stage.axes[-1], [a.value for a in stage.assigns]
+    whole = row.extent * cost(*values)
+    if not 1 < row.extent <= _WRITTEN_OUT or not whole or not picks_along(stage, row):
+        return 1.0
+    return min(1.0, cost_of_row(row, *values) / whole)
 
 
 def term_operations(stage: Stage) -> int:
@@ -150,8 +182,8 @@ def rotates(node: Apply) -> bool:
     return {left.op, right.op} == {"shl", "shr_logical"} and left.args[0] is right.args[0]
 
 
-def _read_bytes(load: Load, stage: Stage) -> int:
-    """What a load brings from memory in all points of a stage."""
+def _read_bytes(load: Load, stage: Stage, kept: int) -> int:
+    """What a load brings from memory in all points of a stage, of which so many bytes are kept."""
     buffer, count = load.source, points(stage)
     steps = {v: abs(stride(load, v) or 0) for v in (*stage.axes, *stage.reduce_axes)}
     nearest = min(filter(None, steps.values()), default=1) * buffer.dtype.bytes
@@ -160,9 +192,16 @@ def _read_bytes(load: Load, stage: Stage) -> int:
         lanes is not None
         and nearest > buffer.dtype.bytes
         and steps[lanes] * buffer.dtype.bytes >= _LINE
+        and _lines_between(steps, nearest // buffer.dtype.bytes) * _LINE > kept
     ):
         return count * _LINE  # before its neighbours are read, the line has left the cache
     return min(buffer.bytes, count * min(nearest, _LINE))
+
+
+def _lines_between(steps: Mapping[Var, int], nearest: int) -> int:
+    """How many lines are read between neighbours that are so many elements apart, at most."""
+    inside = itertools.dropwhile(lambda v: steps[v] != nearest, steps)
+    return math.prod(v.extent for v in itertools.islice(inside, 1, None))
 
 
 def _lanes(stage: Stage) -> Var | None:
@@ -176,7 +215,13 @@ def _lanes(stage: Stage) -> Var | None:
     return stage.reduce_axes[-1] if stage.reduce_axes else None
 
 
-def _apart(stage: Stage) -> int:
+def far_apart(stage: Stage) -> int:
+    """What a stage reads that does not lie beside what the next lanes read, be it transposed in
+    registers or not: a quarter of it where it is near."""
+    return _apart(stage, False)
+
+
+def _apart(stage: Stage, transposes: bool = True) -> int:
     read = [load for group in stage.loads_by_buffer.values() for load in group]
     shared = 1  # terms that use what is loaded once: a window's, in a tile of neighbours
     if slides(stage) and contraction(stage) is None:
@@ -185,15 +230,33 @@ def _apart(stage: Stage) -> int:
         shared = max(v.extent for axis in stage.axes for v in sliding(stage, axis))
     else:
         lanes = _lanes(stage)
-        each = 0 if lanes is None else _each_apart(read, lanes, 1)
+        others = [v for v in stage.axes if v is not lanes] if is_map(stage) else []
+        each = 0 if lanes is None else _each_apart(read, lanes, 1, others, transposes)
     return points(stage) * each // (_SHUFFLED * shared)
 
 
-def _each_apart(read: Iterable[Load], lanes: Var, near: int) -> int:
-    """What these add for each point, in quarters."""
-    steps = (vector_stride(load, lanes) for load in read)
-    return sum(
-        _SHUFFLED if step is None or abs(step) > WIDEST_STEP else abs(step) > near for step in steps
+def _each_apart(
+    read: Sequence[Load], lanes: Var, near: int, others: Sequence[Var] = (), transposes: bool = True
+) -> int:
+    """What these add for each point, in quarters; `others` are axes beside that of the lanes."""
+    counts = Counter(load.source for load in read)
+    total = 0
+    for load in read:
+        step = vector_stride(load, lanes)
+        is_far = step is None or abs(step) > WIDEST_STEP
+        in_registers = (
+            transposes and step is not None and _is_transposed(load, counts[load.source], others)
+        )
+        total += _SHUFFLED if is_far and not in_registers else is_far or abs(step) > near
+    return total
+
+
+def _is_transposed(load: Load, count: int, others: Sequence[Var]) -> bool:
+    """Whether elements beside those of a load are read as well, in places that follow from no
+    others that are read: by one of so many of the buffer, or along another axis."""
+    return not any(map(loads, load.indices)) and (
+        count >= WIDEST_STEP
+        or any(v.extent >= WIDEST_STEP and abs(stride(load, v) or 0) == 1 for v in others)
     )
 
 

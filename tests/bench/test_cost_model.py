@@ -71,6 +71,23 @@ def test_draws_every_row_with_a_prediction(
     assert "slow & large, hlo_mlc: measured 1e+04, predicted 9e+04" in output
 
 
+def test_predicts_anew_what_was_measured(
+    cost_model: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Cases that there are, unless nothing was predicted of them before."""
+    path = tmp_path / "results.json"
+    measured = (row("exp", 1e6, 2.0), row("exp/odd", 1.0, None), row("none", 1.0, 0.5))
+    replace(RESULTS, rows=measured).save(path)
+    found = {one.name: one.predicted_ours_ms for one in cost_model.anew(cost_model.load(path)).rows}
+    assert 0 < found["exp"] < 1.5
+    assert (found["exp/odd"], found["none"]) == (None, 0.5)
+    cost_model.main(["--anew", str(path)])
+    output = capsys.readouterr().out
+    assert "rank correlation of 2 cases" in output
+    assert "exp, hlo_mlc: measured 1e+09" in output
+    assert not (tmp_path / "docs").exists()
+
+
 def test_names_what_is_far_off(cost_model: ModuleType) -> None:
     drawn = cost_model.picture(RESULTS, *cost_model.points(RESULTS))
     assert ">slow &amp; large</text>" in drawn

@@ -122,7 +122,7 @@ def test_what_takes_too_long_keeps_its_typical_figure(longest_s: float) -> None:
 
 
 def test_a_probe_that_fails_costs_only_its_own_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compare(function: Callable, *args: jax.Array) -> None:
+    def compare(function: Callable, *args: jax.Array, seconds: float = 0.0) -> None:
         raise RuntimeError("no such machine")
 
     monkeypatch.setattr(calibration, "_compare", compare)

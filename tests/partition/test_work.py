@@ -60,8 +60,8 @@ def test_guards_of_folded_elements_do_not_count(stage_of):
         (lambda x: x[:, ::2] + 1, X.size // 8, X.nbytes),  # every other element, but every line
         (lambda x: x[:, ::5] + 1, X.size // 5, X.nbytes),
         (lambda x: x[::2] + 1, 0, X.nbytes // 2),
-        (lambda x: x.T + 1, X.size, X.nbytes),
-        (lambda x: x[:, ::2].T + 1, X.size // 2, X.size // 2 * 64),  # a line for each element
+        (lambda x: x.T + 1, X.size // 4, X.nbytes),  # its neighbours are read as well
+        (lambda x: x[:, ::2].T + 1, X.size // 2, X.nbytes),
         (lambda x: x.sum(1), 0, X.nbytes),
         (lambda x: x.sum(0), 0, X.nbytes),
     ],
@@ -87,3 +87,26 @@ def test_what_waits_and_what_divides_takes_longer(stage_of):
 def test_integers_are_divided_by_constants_without_a_division(stage_of):
     constant = Work.of(stage_of(lambda u: u // 7, U)).operations
     assert Work.of(stage_of(lambda u: u // (u | 1), U)).operations > 4 * constant
+
+
+def test_lines_leave_the_cache_where_many_are_read_before_their_neighbours(stage_of):
+    large = np.ones((10_000, 40), np.float32)
+    work = Work.of(stage_of(lambda x: x[:, ::2].T + 1, large))
+    assert work.moved_bytes == large.nbytes // 2 + large.size // 2 * 64
+    small = Work.of(stage_of(lambda x: x[:, ::2].T + 1, X))
+    assert small.moved_bytes == X.nbytes // 2 + X.nbytes
+    assert small.walked_bytes == X.nbytes // 2 + X.size // 2 * 64  # without tiles
+
+
+def test_small_matrices_are_transposed_in_registers(stage_of):
+    matrices = np.ones((1000, 4, 4), np.float32)
+    every = Work.of(stage_of(lambda x: x[:, 0, 0] * x[:, 1, 1] - x[:, 0, 1] * x[:, 1, 0], matrices))
+    one = Work.of(stage_of(lambda x: x[:, 0, 0] + 1, matrices))
+    assert (every.apart, one.apart) == (1000, 1000)
+
+
+def test_rows_put_together_compute_what_is_chosen(stage_of):
+    stacked = Work.of(
+        stage_of(lambda x: jnp.stack([x[:, 0] * 2 + 1, x[:, 1] * 3 + 2, x[:, 2] * 4], -1), X)
+    )
+    assert stacked.operations <= 6 * X.shape[0]

@@ -17,6 +17,7 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.registry import UPDATES
 from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_copies import copied_bytes
@@ -24,6 +25,7 @@ from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_oper
 from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import (
+    SHARES,
     OurTime,
     Surroundings,
     convolutions_us,
@@ -61,6 +63,10 @@ SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each ot
 # and cpu_options.cc in xla/service/cpu.
 ONE_FUNCTION_BYTES = 1024
 
+# So many operations, or any on buffers of so many bytes, it runs in order without asking which are
+# ready.
+_IN_ORDER, _IN_ORDER_BYTES = 8, 512
+
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
 BORDER_BYTES = 200_000
@@ -69,8 +75,17 @@ BORDER_BYTES = 200_000
 # than one, with as many operands, by either side.
 _RESULT_US = 1.2
 
+# Results that are larger than malloc ever keeps for the next one come as fresh pages, which the
+# kernel fills with zeros first: 0.16 to 0.7 us each (embedding_gradient, pixelwise/float64).
+# Source: DEFAULT_MMAP_THRESHOLD_MAX, malloc/malloc.c in glibc.
+_LARGEST_KEPT_BYTES, _PAGE_BYTES, _PAGE_US = 32 << 20, 4096, 0.35
+
 # Templates whose lanes are results, where others, and XLA, have the terms of a fold.
 _BESIDE = ("side_by_side", "tiled")
+
+# What reads a tensor against its rows gets so much less from memory, which brings rows: 2048 square
+# took 1.7 (f32) to 4 times (bf16) as long as a copy, images with three channels 1.8 to 2.7.
+_AGAINST_ROWS = 2
 
 _TRIPS_ASKED = 4096  # of a loop, whether a condition holds
 
@@ -125,7 +140,10 @@ def _parts(
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
         around = replace(
-            around, in_loop=True, in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES
+            around,
+            in_loop=True,
+            in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES,
+            queued=_is_queued(step),
         )
         alone = alone or is_short(step, target)
         return [
@@ -174,6 +192,21 @@ def _chosen(condition: Expr, loop: Loop | None) -> float:
         return 0.5
 
 
+def _is_queued(loop: Loop) -> bool:
+    """Whether XLA puts what the body of a loop does into a queue, from which threads take it: more
+    than a few operations, not all on next to nothing.
+
+    Source: ThunkExecutor::Options in xla/backends/cpu/runtime/thunk_executor.h.
+    """
+    nests = [step for step in loop.inner if isinstance(step, Nest)]
+    return sum(len(nest.stages) for nest in nests) > _IN_ORDER and any(
+        buffer.bytes > _IN_ORDER_BYTES
+        for nest in nests
+        for stage in nest.stages
+        for buffer in (*stage.inputs, *stage.outputs)
+    )
+
+
 def _touched_bytes(step: Step) -> int:
     """Read and written, loops gone through once."""
     if isinstance(step, Nest):
@@ -220,7 +253,12 @@ def _part(
     kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
-    started = xla + (rates.loop_thunk_us if around.in_loop else rates.thunk_us)
+    if template == "transpose":
+        memory *= _AGAINST_ROWS
+    if template == "update" and cores == 1:
+        memory *= min(target.cores, SHARES)
+    thunk_us = rates.loop_thunk_us * (figure("queued") if around.queued else 1)
+    started = xla + (thunk_us if around.in_loop else rates.thunk_us)
     # In a function of many, a loop of its own costs no more than its elements one after the other.
     xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
     return _Part(
@@ -257,20 +295,24 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
+    lapack_us = _of_all(libraries_us, cluster.nodes, cluster.trips)
     predicted = estimate(
-        cluster.kernel, target, Surroundings(cluster.in_loop, calls_libraries(cluster.nodes))
+        cluster.kernel,
+        target,
+        Surroundings(
+            cluster.in_loop,
+            calls_libraries(cluster.nodes),
+            lapack_us > 0,
+            updates=holds(cluster.nodes, UPDATES),
+        ),
     )
     ours = predicted.ours_us
-    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips)
+    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips) + lapack_us
     copies = _of_all if cluster.in_loop else _of_inner
     xla += copies(
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
-    xla = max(
-        xla,
-        _of_all(convolutions_us, cluster.nodes, cluster.trips),
-        _of_all(libraries_us, cluster.nodes, cluster.trips),
-    )
+    xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
@@ -340,10 +382,13 @@ def _of_inner(
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:
     """Whether there are products or convolutions among them, or in their regions."""
+    return holds(nodes, ("stablehlo.dot_general", "stablehlo.convolution"))
+
+
+def holds(nodes: Iterable[Node], ops: Container[str]) -> bool:
+    """Whether there are such ops among them, or in their regions."""
     return any(
-        node.op in ("stablehlo.dot_general", "stablehlo.convolution")
-        or any(calls_libraries(region.nodes) for region in node.regions)
-        for node in nodes
+        node.op in ops or any(holds(region.nodes, ops) for region in node.regions) for node in nodes
     )
 
 
@@ -351,10 +396,13 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     """The time of a whole program; None where a part of it is something that we do not model."""
     if plan.left:
         return None
-    verdicts = [verdict for _, verdict in (*plan.taken, *plan.rejected)]
-    ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
-    xla = sum(v.xla_us for v in verdicts)
+    clusters = (*plan.taken, *plan.rejected)
+    verdicts = [verdict for _, verdict in clusters]
+    left = _sorted_once([(c, v) for c, v in clusters if not v.take])
+    ours = sum(v.ours_us for v in verdicts if v.take) + sum(v.xla_us for v in left)
+    xla = sum(v.xla_us for v in _sorted_once(clusters))
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
+    called += sum(_fresh_us(value.type) for value in plan.graph.results if value.type is not None)
     if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
         work = sum(
             v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
@@ -372,6 +420,21 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
             for step in cluster.kernel.program.steps
         ),
     )
+
+
+def _sorted_once(clusters: Iterable[tuple[Cluster, Verdict]]) -> list[Verdict]:
+    """The verdicts on what XLA computes: it picks several elements out of one sort, for each of
+    which we have a kernel of its own."""
+    once = {
+        (cluster.operands, verdict.xla_us) if verdict.estimate.kind == "sort" else cluster: verdict
+        for cluster, verdict in clusters
+    }
+    return list(once.values())
+
+
+def _fresh_us(result: TensorType) -> float:
+    """What either side waits for the pages of a result that is too large for malloc to keep."""
+    return _PAGE_US * result.bytes / _PAGE_BYTES if result.bytes > _LARGEST_KEPT_BYTES else 0.0
 
 
 def _guesses_trips(step: Step) -> bool:

@@ -16,13 +16,15 @@ from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.lower.uses import written_out
-from hlo_mlc.partition.work import Work, multiplies, rotates, term_operations, window
+from hlo_mlc.partition.work import KEPT_BYTES, Work, multiplies, rotates, term_operations, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import (
+    Contraction,
     contraction,
     cost,
     cost_of_node,
@@ -53,7 +55,7 @@ _PARALLEL_OPERATIONS = 1_000_000
 _SMALL_LOOP_BYTES = 1 << 20
 
 # One thread gets at least so large a share of what all get from memory: a few are enough for it.
-_SHARES = 4
+SHARES = 4
 
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that are written out
@@ -64,6 +66,7 @@ _FEW_ROWS = 256
 # Of fewer it folds by itself, each waiting for the one before.  Source: ynn_support.cc in
 # xla/backends/cpu.
 _LIBRARY_ELEMENTS = 4096
+_WIDEST_WINDOW = 64  # elements of windows side by side; of more these are rows, however they lie
 _FEW = 3  # vectors of a matrix that XLA multiplies by itself
 
 
@@ -89,12 +92,17 @@ class OurTime:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Where XLA computes a stage: in the body of a loop of its own or of ours, and, if there is a
-    sum of products among its operations, by a library that is made for them; `in_function`: the
-    loop is one function, else each operation in it has a call of its own."""
+    sum of products among its operations, by a library that is made for them; `by_lapack`: small
+    matrices are computed by another; `in_function`: the loop is one function, else each operation
+    in it has a call of its own; `updates`: parts of values are overwritten, not put together;
+    `queued`: threads ask which of the operations in a loop are ready."""
 
     in_loop: bool = False
     by_library: bool = True
+    by_lapack: bool = False
     in_function: bool = False
+    updates: bool = True
+    queued: bool = False
 
 
 def xla_threads(stage: Stage, target: CpuTarget) -> int:
@@ -145,7 +153,7 @@ def xla_us(
 ) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
-    memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
+    memory = rates.pass_us(ours.work.walked_bytes, ours.work.held_bytes)
     if stage.procedure is not None and stage.procedure.is_side_by_side:
         # Rows of transforms are shared out among the threads, one is not.
         rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
@@ -157,6 +165,8 @@ def xla_us(
         )
         each = figure("transform_ns") + operations * each
         return "transforms", max(rows * each / 1e3, memory)
+    if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
+        return "small matrices", memory  # besides what the library takes
     if stage.procedure is not None:
         each = figure("matrix_ns") + figure("matrix_step_ns") * stage.procedure.total(cost)
         return "small matrices", max(points(stage) * each / 1e3, memory)
@@ -176,7 +186,7 @@ def xla_us(
     if stage.sort is not None:
         return "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
-        work = ours.alone_us
+        work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         return "scatter", work * figure("scatter") if ours.is_serial else max(
             work, memory
         ) * figure("scatter_rows")
@@ -193,7 +203,7 @@ def xla_us(
         return "reduction with several results", max(us, memory)
     threads = _threads(stage, target, around)
     if around.in_loop:
-        memory *= min(target.cores / threads, _SHARES)
+        memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
     return kind, us + (figure("fork_us") if threads > 1 else 0)
 
@@ -226,8 +236,9 @@ def _loop_us(
             us = max(us, points(stage) / figure("scalar_products") / threads)
         return "product", us
     if is_map(stage):
-        return _map_us(stage, ours, work, memory, threads, rates)
-    if terms := window(stage):
+        return _map_us(stage, ours, work, memory, threads, rates, around)
+    terms = window(stage)
+    if terms and (slides(stage) or terms <= _WIDEST_WINDOW):
         results = math.prod(v.extent for v in stage.axes)
         each = (
             terms * figure("overlap_ns")
@@ -279,33 +290,57 @@ def written_out_us(nodes: Sequence[Node]) -> float:
 
 
 def convolutions_us(nodes: Sequence[Node]) -> float:
-    """What XLA needs for convolutions with a channel for each group among them, of which stages
+    """What XLA needs for convolutions of groups and of single channels among them, of which stages
     may have no trace either: their constant factors become part of expressions."""
-    total = 0.0
-    for node in nodes:
-        if node.op == "stablehlo.convolution":
-            kernel, a = node.operands[1].type.shape, node.attributes
-            groups = a.get("feature_group_count", 1)
-            if (
-                kernel[a["kernel_input_feature_dimension"]] == 1
-                and kernel[a["kernel_output_feature_dimension"]] == groups
-            ):
-                terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
-                total += node.results[0].type.size * terms * figure("depthwise_ns") / 1e3
-    return total
+    return sum(map(_grouped_ns, (n for n in nodes if n.op == "stablehlo.convolution"))) / 1e3
+
+
+def _grouped_ns(node: Node) -> float:
+    """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
+    of them convolved with all there, which takes long where no library does it."""
+    kernel, a = node.operands[1].type.shape, node.attributes
+    wide = node.results[0].type.dtype is F64
+    terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
+    terms *= node.results[0].type.size
+    batches = a.get("batch_group_count", 1)
+    features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
+    is_volume = len(kernel) - len(features) > 2 and not wide
+    if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
+        return terms * figure("depthwise_ns")
+    if batches > 1 and wide:
+        return terms * batches * figure("convolution_wide_ns")
+    return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
 
 
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
     """What one thread of a loop needs to copy so much."""
     us = target.rates.pass_us(2 * copied_bytes)
-    return us * min(target.cores, _SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
+    return us * min(target.cores, SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
 
 
 def libraries_us(nodes: Sequence[Node]) -> float:
-    """What LAPACK needs at least for the matrices that XLA hands to it one by one."""
-    calls = (node for node in nodes if node.op.startswith("lapack."))
-    matrices = sum(math.prod(call.operands[0].type.shape[:-2]) for call in calls)
-    return matrices * figure("library_call_ns") / 1e3
+    """What LAPACK needs for the small matrices that XLA hands to it one by one."""
+    calls = (node for node in nodes if node.op.startswith(f"{DIALECT}."))
+    return sum(
+        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call) / 1e3 for call in calls
+    )
+
+
+def _library_ns(call: Node) -> float:
+    """The same for one of them: column by column, each by a few calls of BLAS; eigenvectors are
+    rotated by each other."""
+    columns = call.operands[0].type.shape[-1]
+    if call.op == "lapack.syevd":
+        return columns**2 * figure("eigenvector_pair_ns")
+    return columns * (
+        figure("cholesky_column_ns")
+        if call.op == "lapack.potrf"
+        else figure("triangular_column_ns")
+        if call.op == "lapack.trsm"
+        else figure("lu_column_ns")
+        if call.op == "lapack.getrf"
+        else figure("qr_column_ns")
+    )
 
 
 def _few_terms_ns(node: Node) -> float:
@@ -348,6 +383,8 @@ def _product_us(
             load.dtype is I8 for load in loads(stage.terms[0])
         )
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
+    elif _is_across(roles) and stage.terms[0].dtype is F64:
+        ratio *= figure("product_across_wide")
     us = max(work * ratio, memory * ratio)
     depth = size // max(rows * columns, 1)
     if _is_naive(rows, depth, columns) and (batch > 1 or max(rows, columns) <= _FEW):
@@ -378,14 +415,23 @@ def _factors_us(factors: Sequence[Expr], rates: Rates) -> float:
 def _rows_us(stage: Stage, rows: int, depth: int) -> float:
     """What its library needs at least for a left factor, however few columns the other has: it goes
     through this row by row of memory, and packs rows that are no multiple of four long."""
-    roles = contraction(stage)
-    across = any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
-    count, length = (depth, rows) if across else (rows, depth)
+    count, length = (depth, rows) if _is_across(contraction(stage)) else (rows, depth)
     return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
 
 
+def _is_across(roles: Contraction) -> bool:
+    """Whether the left factor lies in memory row by row of what is summed."""
+    return any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
+
+
 def _map_us(
-    stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
+    stage: Stage,
+    ours: OurTime,
+    work: float,
+    memory: float,
+    threads: int,
+    rates: Rates,
+    around: Surroundings,
 ) -> tuple[str, float]:
     moves = not ours.work.operations
     ratio = (
@@ -398,12 +444,20 @@ def _map_us(
         else figure("move")
     )
     computing = work * (ratio if moves else _computing_ratio(stage, rates))
+    if _walks_across(stage):
+        computing = max(computing, points(stage) * figure("across_ns") / threads / 1e3)
     one_by_one = _one_by_one_us(stage) / threads
     if threads == 2 and _is_masked(stage):
         computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
+    if ours.work.held_bytes <= KEPT_BYTES and _walks_across(stage):
+        ratio = 1.0  # all of it stays near
     us = max(computing, memory * ratio) + one_by_one
-    if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
+    if around.updates and not all(
+        is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns
+    ):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
+        if any((stride(a, stage.axes[-1]) or 1) > 1 for a in stage.assigns if stage.axes):
+            us = max(us, points(stage) * figure("apart_set_ns") / 1e3)
     return "move" if moves else "map", us
 
 
@@ -516,4 +570,6 @@ def _convolution_us(stage: Stage, work: float, memory: float) -> float:
     )
     if contraction(stage) is not None or grouped:
         return max(work, memory) * figure("convolution")
-    return max(points(stage) * figure("depthwise_ns") / 1e3, memory)
+    of_one = any(load.free.isdisjoint(stage.axes) for load in read)
+    each = figure("single_channel_ns") if of_one else figure("depthwise_ns")
+    return max(points(stage) * each / 1e3, memory)

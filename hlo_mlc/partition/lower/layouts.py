@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from hlo_mlc.expr.build import load, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, loads
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.partition.work import Work
+from hlo_mlc.partition.work import Work, far_apart
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.classify import Contraction, contraction, is_map, stride, walks_columns
@@ -240,7 +240,7 @@ def _bytes(steps: Iterable[Step]) -> int:
     for step in steps:
         if isinstance(step, Nest):
             total += sum(
-                Work.of(stage).moved_bytes + _apart_bytes(stage, step) for stage in step.stages
+                Work.of(stage).walked_bytes + _apart_bytes(stage, step) for stage in step.stages
             )
         else:
             total += step.likely_trips * _bytes(step.inner)
@@ -273,7 +273,7 @@ def _apart_bytes(stage: Stage, nest: Nest) -> int:
     """The same of what a stage reads against the grain."""
     if _is_alone(nest):
         if is_map(stage):
-            return _IN_SQUARES * Work.of(stage).apart
+            return _IN_SQUARES * far_apart(stage)
         if (roles := contraction(stage)) is not None:
             return _factor_bytes(roles)
         own = stage.axes if walks_columns(stage) else stage.reduce_axes
