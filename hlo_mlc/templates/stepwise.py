@@ -7,8 +7,9 @@ array of lanes for each of its arrays.
       tiles out
 
 An array that is only filled with what is read, or becomes a result as it is, is that tile itself:
-what is worked on stays in the first cache.  Of several axes, the longest along which the tensors
-come one after the other, or side by side, has the lanes.
+what is worked on stays in the first cache.  Of several axes, the last that fills a vector has the
+lanes, if tensors come one after the other along it, or side by side: columns of a matrix have them
+rather than matrices.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class StepwiseTemplate(Fixed):
         if len(nest.stages) != 1 or nest.stages[0].procedure is None or not nest.stages[0].axes:
             return "no procedure at several points"
         stage = coalesce(nest.stages[0])
-        if _lanes_last(stage) is None:
+        if _lanes_last(stage, target) is None:
             return "no tensors one after the other"
         if not all(_is_whole(a, stage) for a in stage.along):
             return "not every element is written once"
@@ -43,21 +44,22 @@ class StepwiseTemplate(Fixed):
         return ""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        return in_lanes(nest, _lanes_last(coalesce(nest.stages[0])), target)
+        return in_lanes(nest, _lanes_last(coalesce(nest.stages[0]), target), target)
 
 
 def blocks(stage: Stage, target: CpuTarget) -> int:
     """How many vectors the tensors of a stage are."""
-    *others, lane = _lanes_last(coalesce(stage)).axes
+    *others, lane = _lanes_last(coalesce(stage), target).axes
     return math.prod(v.extent for v in others) * -(-lane.extent // lanes((stage,), target))
 
 
-def _lanes_last(stage: Stage) -> Stage | None:
+def _lanes_last(stage: Stage, target: CpuTarget) -> Stage | None:
     """The stage with the axis last that has the lanes; None where there is none."""
     found = [v for v in stage.axes if all(begin(a, v) is not None for a in stage.along)]
     if not found:
         return None
-    axis = max(reversed(found), key=lambda v: v.extent)
+    width = lanes((stage,), target)
+    axis = max(reversed(found), key=lambda v: min(v.extent, width))
     return replace(stage, axes=(*(v for v in stage.axes if v is not axis), axis))
 
 
