@@ -303,7 +303,9 @@ def ormqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
         vectors = _matrix(lambda place: a(*place), (), shape)
         factors = _vector(lambda place: tau(*place), (), count[-1])
         c = _matrix(right, point, product)
-        turned = small_matrices.times_q(vectors, factors, c if is_left else transposed(c), down=down)
+        turned = small_matrices.times_q(
+            vectors, factors, c if is_left else transposed(c), down=down
+        )
         return (turned if is_left else transposed(turned),)
 
     return _each_matrix(node, compute)
@@ -382,12 +384,7 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
 
 def _solved_in_steps(
-    node: Node,
-    a: Callable[[Indices], Element],
-    s: Steps,
-    x: Array,
-    point: Indices,
-    columns: int,
+    node: Node, a: Callable[[Indices], Element], s: Steps, x: Array, point: Indices, columns: int
 ) -> None:
     solve = TriangularSolve(node)
     turned = solve.is_transposed == solve.is_left

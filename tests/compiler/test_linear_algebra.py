@@ -567,6 +567,52 @@ def test_complex_divisions_do_not_overflow(scale: float) -> None:
     np.testing.assert_allclose(mine * scale, theirs * scale, rtol=1e-5, atol=1e-6)
 
 
+def lower_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.solve_triangular(a, b, lower=True)
+
+
+def turned_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.solve_triangular(a, b, trans=2, unit_diagonal=True)
+
+
+def cho_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.cho_solve((jnp.linalg.cholesky(a), True), b)
+
+
+def lu_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.lu_solve(linalg.lu_factor(a), b, trans=1)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize("function", [lower_solve, turned_solve, cho_solve, lu_solve])
+@pytest.mark.parametrize(("size", "columns"), [(3, 1), (9, 40), (13, 2)])
+@pytest.mark.parametrize("way", ["as it is", "mapped", "one matrix", "gradient"])
+def test_no_solve_is_left_to_lapack(
+    way: str, size: int, columns: int, function: Callable, dtype: str
+) -> None:
+    """Of matrices near to one: results differ by roundings only."""
+    with jax.enable_x64(dtype in ("float64", "complex128")):
+        made = matrices if dtype in DTYPES else complex_matrices
+        a, b = (made((5,), size, n, dtype, n) for n in (size, columns))
+        a, b = (x / norm(x)[:, None, None] for x in (a, b))
+        a = (a + adjoint(a) + 3 * np.eye(size)).astype(dtype)
+        b = b.astype(dtype)
+        if way == "mapped":
+            function, b = jax.vmap(function, in_axes=(0, 1)), b.swapaxes(0, 1).copy()
+        elif way == "one matrix":
+            function, a = jax.vmap(function, in_axes=(None, 0)), a[0]
+        elif way == "gradient":
+            solve = function
+
+            def function(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
+                return jax.grad(lambda *of: jnp.sum(jnp.abs(solve(*of)) ** 2), (0, 1))(a, b)
+
+        mine, theirs = both(function, a, b)
+        for ours, lapacks in zip(mine, theirs, strict=True):
+            unit = size * np.finfo(dtype).eps
+            assert np.all(np.abs(ours - lapacks) <= 20 * unit * np.abs(lapacks).max(initial=1))
+
+
 @pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "slogdet"])
 def test_gradients_of_complex_functions(name: str) -> None:
     def function(a: jax.Array) -> jax.Array:

@@ -53,7 +53,7 @@ from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Branch, Loop, Nest, Stage, Step, 
 from hlo_mlc.tensor.phases import in_phases
 
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
-# to three a cycle: wider vectors do not help.  Eigenvectors and LU factors of 16 square took as long
+# to three a cycle: wider vectors do not help.  Eigenvectors and LU of 16 square took as long
 # of one matrix as of a vector of them (Zen 5, f32 to complex128): 9,000 to 10,000.
 _SCALAR_OPERATIONS = 10_000
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
