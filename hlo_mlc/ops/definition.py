@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -111,13 +112,16 @@ class Unrolled:
 class Stepwise:
     """At every point of `extents` a procedure; array k of `results` becomes result k there.
 
-    `tables` are constants of its own, whose elements it reads by the functions that it is given.
+    `place(point, indices)` is where in a result an element of such an array is, behind the point if
+    nothing else is said.  `tables` are constants of its own, whose elements it reads by the
+    functions that it is given.
     """
 
     extents: tuple[int, ...]
     procedure: Callable[[Indices, tuple[Read, ...]], Procedure]
     results: tuple[Buffer, ...]
     tables: tuple[np.ndarray, ...] = ()
+    place: Callable[[Indices, Indices], Indices] = operator.add
 
 
 Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled | Stepwise

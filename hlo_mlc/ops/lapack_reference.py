@@ -84,12 +84,12 @@ def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
 
 @_widely
 def ormqr(node: Node, a: np.ndarray, factors: np.ndarray, c: np.ndarray) -> Results:
-    q = np.eye(len(a))
+    q = np.eye(len(a), dtype=a.dtype)
     for k in reversed(range(len(factors))):
         vector = np.append(np.append(np.zeros(k), 1), a[k + 1 :, k])
-        q -= factors[k] * np.outer(vector, vector @ q)
+        q -= factors[k] * np.outer(vector, vector.conj() @ q)
     given = flags(node)
-    q = q.T if given.get("transpose", False) else q
+    q = q.conj().T if given.get("transpose", False) else q
     return (q @ c if given.get("left", False) else c @ q,)
 
 

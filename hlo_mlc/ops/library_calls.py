@@ -26,7 +26,7 @@ _TARGETS: Mapping[str, str] = {
     **{
         f"lapack_{letter}{function}_ffi": f"lapack.{of_reals}"
         for letter in "cz"
-        for function, of_reals in (("ungqr", "orgqr"), ("heevd", "syevd"))
+        for function, of_reals in (("ungqr", "orgqr"), ("unmqr", "ormqr"), ("heevd", "syevd"))
     },
 }
 # What a call may say of itself besides its options, which JAX keeps where the version of the

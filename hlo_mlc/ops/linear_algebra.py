@@ -23,16 +23,12 @@ from hlo_mlc.ops.lapack_examples import (
     numbers_of,
     solve_examples,
 )
-from hlo_mlc.ops.library_calls import TriangularSolve
 from hlo_mlc.ops.matrix_lowering import is_complex
 
 # Rows and columns of the largest matrices.
 _LARGEST = 16
 # And of those that are reflected, which may be tall.
 _MOST_ELEMENTS = 512
-# Rows of the largest matrix without others beside it whose eigenvectors are found by rotations: of
-# 16 square they took 32 us, of f64 47, in LAPACK 24 and 27; of two such matrices 33 and 48.
-_LARGEST_ALONE = 9
 # On GPUs, where nothing but StableHLO's own ops comes to us, all are written out.
 _LARGEST_OF_STABLEHLO, _LARGEST_COMPLEX_OF_STABLEHLO = 16, 8
 
@@ -42,30 +38,20 @@ def _supports(node: Node) -> str:
     matrix = node.operands[0].type
     if matrix.dtype not in (F32, F64, C64, C128):
         return f"factorizations and solves of {matrix.dtype.name} stay with XLA"
-    if is_complex(node) and name == "ormqr":
-        return "products with Q of complex matrices stay with LAPACK"
     if any(value.type.shape[:-2] != matrix.shape[:-2] for value in _matrices(node)):
         return "its operands have different batches"
     rows, columns = matrix.shape[-2:]
     if not min(rows, columns):
         return "matrices without elements stay with LAPACK"
     if name in ("geqrf", "orgqr", "ormqr"):
+        reflected = (node.operands[0],) if name == "ormqr" else _matrices(node)
         if min(rows, columns) > _LARGEST or any(
-            math.prod(value.type.shape[-2:]) > _MOST_ELEMENTS for value in _matrices(node)
+            math.prod(value.type.shape[-2:]) > _MOST_ELEMENTS for value in reflected
         ):
             return (
                 f"matrices of more than {_LARGEST} columns, or of more than "
                 f"{_MOST_ELEMENTS} elements, stay with LAPACK"
             )
-    elif name == "syevd" and rows > _LARGEST_ALONE and math.prod(matrix.shape[:-2]) == 1:
-        return f"eigenvectors of one matrix of more than {_LARGEST_ALONE} rows stay with LAPACK"
-    elif (
-        name == "trsm"
-        and is_complex(node)
-        and rows > _LARGEST_COMPLEX_OF_STABLEHLO
-        and not lowering.in_loops(node, TriangularSolve(node).columns(node))
-    ):
-        return "solves of large complex matrices for many right-hand sides stay with LAPACK"
     elif max(rows, columns) > (largest := _largest(node)):
         return f"matrices larger than {largest} x {largest} stay with LAPACK"
     return ""
@@ -187,6 +173,24 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 for t in ("true", "false")
             ),
             call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32", "left=true transpose=true"),
+            call(
+                "ormqr", "2x6x5xf64, 2x5xf64, 2x6x40xf64", "2x6x40xf64", "left=true transpose=true"
+            ),
+            *(
+                call(
+                    "unmqr",
+                    f"{batch}x{rows}x2xcomplex<{t}>, {batch}x2xcomplex<{t}>, {c}xcomplex<{t}>",
+                    f"{c}xcomplex<{t}>",
+                    f"left={left} transpose={transpose}",
+                )
+                for t, batch, rows, sides in (
+                    ("f32", 7, 2, (("true", "7x2x3"), ("false", "7x3x2"))),
+                    ("f64", 2, 4, (("true", "2x4x3"), ("false", "2x3x4"))),
+                    ("f32", 1, 4, (("true", "1x4x5"), ("false", "1x5x4"))),
+                )
+                for left, c in sides
+                for transpose in ("true", "false")
+            ),
         ),
         "ormqr, LAPACK",
     ),

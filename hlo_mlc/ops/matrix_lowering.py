@@ -4,6 +4,7 @@ small, else as a procedure."""
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
@@ -38,10 +39,11 @@ _WRITTEN_OUT_COMPLEX: Mapping[str, int] = {
     "getrf": 5,
     "geqrf": 2,
     "orgqr": 2,
+    "ormqr": 2,
     "syevd": 0,
 }
-# Right-hand sides of a matrix in loops: all are in the first cache.
-_MOST_COLUMNS = 32
+# Right-hand sides of a matrix in loops, and their elements: all are in the first cache.
+_MOST_COLUMNS, _MOST_ELEMENTS = 32, 512
 # Right-hand sides that are written out with the matrix, and the steps of all.
 _MOST_WRITTEN_OUT, _MOST_STEPS = 16, 300
 
@@ -58,15 +60,18 @@ def _is_rolled(node: Node) -> bool:
     return dialect == "lapack" and max(node.operands[0].type.shape[-2:]) > written_out[name]
 
 
-def in_loops(node: Node, columns: int) -> bool:
-    """Whether a triangular solve for so many right-hand sides may be a procedure: those of one
-    matrix, which reads them side by side, are in lanes of their own, and so are many."""
-    several = math.prod(node.operands[0].type.shape[:-2]) != 1
-    return (
-        node.op == "lapack.trsm"
-        and columns <= _MOST_COLUMNS
-        and (several or (is_complex(node) and _is_rolled(node)))
-    )
+def _is_short(node: Node, columns: int) -> bool:
+    """Whether all of a matrix's right-hand sides, so many, are written out with it."""
+    steps = math.prod(node.operands[0].type.shape[-2:]) * columns * (4 if is_complex(node) else 1)
+    return not _is_rolled(node) and columns <= _MOST_WRITTEN_OUT and steps <= _MOST_STEPS
+
+
+def _by_column(node: Node, columns: int) -> bool:
+    """Whether right-hand sides, so many of each matrix, are in lanes of their own: those of a
+    matrix alone, and where there are many."""
+    alone = math.prod(node.operands[0].type.shape[:-2]) == 1
+    elements = math.prod(node.results[0].type.shape[-2:])
+    return alone or columns > _MOST_COLUMNS or elements > _MOST_ELEMENTS
 
 
 def _matrix(read: Read, point: Indices, shape: Sequence[int]) -> Matrix:
@@ -149,9 +154,16 @@ def potrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     return _each_matrix(node, compute)
 
 
-def _stepwise(node: Node, write: Callable[[Steps, Indices], Sequence[Array]]) -> Stepwise:
-    """A procedure for each matrix of the batch; `write` gives the arrays that become results."""
-    matrix, extents = node.operands[0].type, node.operands[0].type.shape[:-2]
+def _stepwise(
+    node: Node,
+    write: Callable[[Steps, Indices], Sequence[Array]],
+    columns: tuple[int, ...] = (),
+    place: Callable[[Indices, Indices], Indices] = operator.add,
+) -> Stepwise:
+    """A procedure for each matrix of the batch, or for each of its `columns`; `write` gives the
+    arrays that become results, of which an element is where `place` says."""
+    matrix = node.operands[0].type
+    extents = (*matrix.shape[:-2], *columns)
     part = matrix.part.dtype if is_complex(node) else matrix.dtype
 
     def written(point: Indices) -> tuple[Steps, Sequence[Array]]:
@@ -163,7 +175,49 @@ def _stepwise(node: Node, write: Callable[[Steps, Indices], Sequence[Array]]) ->
         extents,
         lambda point, tables: written(point)[0].procedure(),
         tuple(array.buffer for array in results),
+        place=place,
     )
+
+
+def _for_columns(
+    node: Node,
+    read: Callable[[Indices], Element],
+    is_left: bool,
+    write: Callable[[Steps, Array, Indices, int], None],
+) -> Stepwise:
+    """A procedure for each matrix and all that it meets, or for each column of that, or row, where
+    the matrix does not stand on the left: `write(steps, x, point, columns)` puts the results in the
+    place of so many columns, which `read` has given, at a point of the batch."""
+    shape = node.results[0].type.shape[-2:]
+    columns = shape[1 if is_left else 0]
+    if not _by_column(node, columns):
+
+        def of_all(s: Steps, point: Indices) -> Sequence[Array]:
+            x = rolled.filled(s, "x", _at(read, point), *shape)
+            write(s, x, point, columns)
+            return (x,)
+
+        return _stepwise(node, of_all)
+
+    def at(column: Expr, i: Expr, j: Expr) -> Indices:
+        return (i, column) if is_left else (column, j)
+
+    def of_one(s: Steps, point: Indices) -> Sequence[Array]:
+        *batch, column = point
+        x = rolled.filled(
+            s,
+            "x",
+            lambda i, j: read((*batch, *at(column, i, j))),
+            *((shape[0], 1) if is_left else (1, shape[1])),
+        )
+        write(s, x, tuple(batch), 1)
+        return (x,)
+
+    def place(point: Indices, own: Indices) -> Indices:
+        *batch, column = point
+        return (*batch, *at(column, *own[:2]), *own[2:])
+
+    return _stepwise(node, of_one, (columns,), place)
 
 
 def _at(read: Read | Callable[[Indices], Element], point: Indices) -> Callable[..., Element]:
@@ -222,41 +276,37 @@ def orgqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
 def ormqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, count, product = (v.type.shape for v in node.operands)
-    given = flags(node)
+    given, (matrix, vector, right) = flags(node), _elements(node, reads)
     is_left, transpose = given.get("left", False), given.get("transpose", False)
-    if _is_rolled(node):
+    columns, rows = product[-1 if is_left else -2], product[-2 if is_left else -1]
+    # c Q is (Q^T c^T)^T, and the transpose of a reflection is that by the conjugate vector; Q^H has
+    # the conjugate factors.
+    down = is_left != transpose
 
-        def write(s: Steps, point: Indices) -> Sequence[Array]:
-            # c Q is (Q^T c^T)^T
-            c = rolled.filled(s, "product", _at(reads[2], point), *product[-2:])
-            at, rows, columns = (
-                (rolled.upright, *product[-2:])
-                if is_left
-                else (rolled.on_its_side, *product[:-3:-1])
-            )
-            rolled.times_q(
-                s,
-                c,
-                at,
-                columns,
-                _at(reads[0], point),
-                _at(reads[1], point),
-                count[-1],
-                rows,
-                transpose=transpose == is_left,
-            )
-            return (c,)
+    def reflections(point: Indices) -> tuple[Callable[..., Element], Callable[..., Element]]:
+        a, tau = _at(matrix, point), _at(vector, point)
+        return (
+            a if is_left else lambda i, k: conjugate(a(i, k)),
+            (lambda k: conjugate(tau(k))) if transpose else tau,
+        )
 
-        return _stepwise(node, write)
+    if _by_column(node, columns) or not _is_short(node, columns):
+
+        def write(s: Steps, x: Array, point: Indices, columns: int) -> None:
+            at = rolled.upright if is_left else rolled.on_its_side
+            rolled.times_q(s, x, at, columns, *reflections(point), count[-1], rows, down=down)
+
+        return _for_columns(node, right, is_left, write)
 
     def compute(point: Indices) -> tuple[Matrix]:
-        a, c = _matrix(reads[0], point, shape), _matrix(reads[2], point, product)
-        factors = _vector(reads[1], point, count[-1])
-        if is_left:
-            return (small_matrices.times_q(a, factors, c, transpose=transpose),)
-        # c Q is (Q^T c^T)^T
-        turned = small_matrices.times_q(a, factors, transposed(c), transpose=not transpose)
-        return (transposed(turned),)
+        a, tau = reflections(point)
+        vectors = _matrix(lambda place: a(*place), (), shape)
+        factors = _vector(lambda place: tau(*place), (), count[-1])
+        c = _matrix(right, point, product)
+        turned = small_matrices.times_q(
+            vectors, factors, c if is_left else transposed(c), down=down
+        )
+        return (turned if is_left else transposed(turned),)
 
     return _each_matrix(node, compute)
 
@@ -300,11 +350,12 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     turned = solve.is_transposed == solve.is_left
     left, right = _elements(node, reads)
     is_lower = solve.is_lower != turned
-    steps = size * size * columns * (4 if is_complex(node) else 1)
-    is_short = not _is_rolled(node) and columns <= _MOST_WRITTEN_OUT and steps <= _MOST_STEPS
-    if in_loops(node, columns) and not is_short:
-        return _stepwise(
-            node, lambda s, point: _solved_in_steps(node, s, _at(left, point), _at(right, point))
+    is_short, by_column = _is_short(node, columns), _by_column(node, columns)
+    # What is written out for each column is as fast, and of real numbers not much longer.
+    in_loops = is_complex(node) and _is_rolled(node) if by_column else not is_short
+    if node.op == "lapack.trsm" and in_loops:
+        return _for_columns(
+            node, right, solve.is_left, lambda *to: _solved_in_steps(node, left, *to)
         )
 
     def at(column: Expr, row: Expr) -> Indices:
@@ -326,21 +377,20 @@ def trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
             for placed in _in_parts((*point, *at(j, i)), x[k][n])
         )
 
-    if not is_short or math.prod(batch) == 1:
+    if by_column or not is_short:
         return Unrolled((*batch, columns), lambda point: (solved(point[:-1], point[-1:]),))
     every = [index.constant(j) for j in range(columns)]
     return Unrolled(batch, lambda point: (solved(point, every),))
 
 
 def _solved_in_steps(
-    node: Node, s: Steps, a: Callable[..., Element], b: Callable[..., Element]
-) -> Sequence[Array]:
-    solve, shape = TriangularSolve(node), node.operands[1].type.shape
+    node: Node, a: Callable[[Indices], Element], s: Steps, x: Array, point: Indices, columns: int
+) -> None:
+    solve = TriangularSolve(node)
     turned = solve.is_transposed == solve.is_left
-    x = rolled.filled(s, "x", b, *shape[-2:])
 
     def factor(i: Expr, j: Expr) -> Element:
-        element = a(j, i) if turned else a(i, j)
+        element = a((*point, j, i) if turned else (*point, i, j))
         return conjugate(element) if solve.is_adjoint else element
 
     rolled.solve_triangular(
@@ -349,8 +399,7 @@ def _solved_in_steps(
         x,
         rolled.upright if solve.is_left else rolled.on_its_side,
         node.operands[0].type.shape[-1],
-        solve.columns(node),
+        columns,
         lower=solve.is_lower != turned,
         unit=solve.is_unit,
     )
-    return (x,)

@@ -193,10 +193,11 @@ def times_q(
     count: int,
     rows: int,
     *,
-    transpose: bool,
+    down: bool,
 ) -> None:
-    """`c` becomes Q c, or Q^T c; c[at(i, j)] is the element in row i, column j."""
-    with s.each("k", 0, count, down=not transpose) as k:
+    """`c` is reflected by vectors that `qr` leaves, by the last one first if `down`; c[at(i, j)] is
+    the element in row i, column j."""
+    with s.each("k", 0, count, down=down) as k:
         vector, tau = _read_reflection(s, a, factors, k, rows)
         with s.each("j", 0, columns) as j:
             _reflect(s, c, k, j, vector, tau, rows, at)

@@ -138,11 +138,11 @@ def q_of(a: Matrix, factors: Sequence[Element]) -> Matrix:
     return q
 
 
-def times_q(a: Matrix, factors: Sequence[Expr], c: Matrix, *, transpose: bool) -> Matrix:
-    """Q c, or Q^T c, of the Q that `qr` leaves behind in `a`."""
+def times_q(a: Matrix, factors: Sequence[Element], c: Matrix, *, down: bool) -> Matrix:
+    """`c` reflected by what `qr` leaves behind in `a`, by the last vector first if `down`."""
     c = [list(row) for row in c]
     steps = range(len(factors))
-    for k in steps if transpose else reversed(steps):
+    for k in reversed(steps) if down else steps:
         vector = [a[i][k] for i in range(k + 1, len(a))]
         for j in range(len(c[0])):
             _reflect(c, k, j, vector, factors[k])

@@ -10,7 +10,8 @@ computed from arrays into arrays, and these are transposed back:
       for step, row: b[row] = …a[row]…        …
       for each element: y[…] = b[…]           for 16 tensors: for each 16 elements: y[…] = b[…]
 
-The last block begins early: it computes some tensors again, and stores the others.
+The last block begins early: it computes some tensors again, and stores the others.  Where elements
+lie beside those of the next tensor, vectors are read and stored as they are.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def tensor(access: Access, axis: Var) -> Tensor:
 
 
 def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
-    """The loops of a stage with a procedure over one axis of tensors: a lane for each."""
-    (axis,), width = stage.axes, lanes((stage,), target)
+    """The loops of a stage with a procedure over tensors, of which those along the last axis have a
+    lane each."""
+    axis, width = stage.axes[-1], lanes((stage,), target)
     width = min(width, 1 << (axis.extent - 1).bit_length())
     copied = _Copied.of(stage)
     stage = copied.stage
@@ -88,7 +90,8 @@ def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
     for loops in copied.inward:
         schedule = _filled(schedule, loops, width)
     total = work(nest)
-    return Scheduled.of(in_tasks(schedule, 1, lambda blocks: worth_a_task(blocks, total)))
+    depth = len(stage.axes)
+    return Scheduled.of(in_tasks(schedule, depth, lambda blocks: worth_a_task(blocks, total)))
 
 
 def _filled(schedule: Schedule, loops: Loops, width: int) -> Schedule:
@@ -151,9 +154,10 @@ class _Copied:
 
     @staticmethod
     def of(stage: Stage) -> _Copied:
-        (axis,), numbers, memo = stage.axes, itertools.count(), dict[Expr, Expr]()
+        axis, numbers, memo = stage.axes[-1], itertools.count(), dict[Expr, Expr]()
         arrays, steps = list(stage.procedure.arrays), list(stage.procedure.body)
         near, first, inward, along, outward = dict[Tensor, Buffer](), [], [], [], []
+        inner: list[Var] = []
 
         def over(shape: Sequence[int]) -> tuple[tuple[Expr, ...], Loops]:
             """The places of an array, and the loops over them."""
@@ -164,12 +168,12 @@ class _Copied:
             return places, tuple(v for v in places if isinstance(v, Var))
 
         def here(node: Expr) -> Expr | None:
-            found = _own_tensor(node, axis)
+            found = _own_tensor(node, stage.axes)
             return load(near[found], node.indices[len(found[1]) :]) if found in near else None
 
         readers = dict[Tensor, list[Load]]()
         for one in itertools.chain.from_iterable(stage.loads_by_buffer.values()):
-            if (found := _own_tensor(one, axis)) is not None:
+            if (found := _own_tensor(one, stage.axes)) is not None:
                 readers.setdefault(found, []).append(one)
         for found, users in readers.items():
             source, leading = found
@@ -207,13 +211,15 @@ class _Copied:
             along.append(
                 Assign(assign.buffer, tuple(substitute(i, at) for i in assign.indices), value)
             )
-            outward.append(loops)
+            inner += loops
+            is_apart = begin(assign, axis) == len(assign.buffer.shape)
+            outward.append(() if is_apart else loops)
         body = Procedure((), tuple(steps)).mapped(lambda e: transform(e, here, memo)).body
         return _Copied(
             replace(
                 stage,
                 along=tuple(along),
-                reduce_axes=tuple(itertools.chain(*outward)),
+                reduce_axes=tuple(inner),
                 procedure=Procedure(tuple(reversed(arrays)), (*first, *body)),
             ),
             tuple(inward),
@@ -227,13 +233,14 @@ def _nested(loops: Loops, move: Move) -> Move:
     return move
 
 
-def _own_tensor(read: Expr, axis: Var) -> Tensor | None:
-    """The tensor of its own along `axis`, whichever step reads it, that this reads from, if so."""
-    position = begin(read, axis) if isinstance(read, Load) else None
+def _own_tensor(read: Expr, axes: tuple[Var, ...]) -> Tensor | None:
+    """The tensor of its own at a point of the axes, whichever step reads it, that this reads from,
+    if so."""
+    position = begin(read, axes[-1]) if isinstance(read, Load) else None
     if position is None:
         return None
     leading = read.indices[:position]
-    return (read.source, leading) if all(i.free <= {axis} for i in leading) else None
+    return (read.source, leading) if all(i.free <= {*axes} for i in leading) else None
 
 
 def _is_whole(value: Expr, arrays: Sequence[Buffer], loops: Loops) -> bool:

@@ -7,16 +7,18 @@ array of lanes for each of its arrays.
       tiles out
 
 An array that is only filled with what is read, or becomes a result as it is, is that tile itself:
-what is worked on stays in the first cache.
+what is worked on stays in the first cache.  Of several axes, the last that fills a vector has the
+lanes, if tensors come one after the other along it, or side by side: columns of a matrix have them
+rather than matrices.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, may_repeat
+from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, lanes, may_repeat
 from hlo_mlc.templates.lane_tiles import begin, in_lanes
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
@@ -29,11 +31,11 @@ class StepwiseTemplate(Fixed):
     name: str = "stepwise"
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
-        """Why the nest is no procedure for each point of one axis; empty where it is."""
+        """Why the nest is no procedure for each point of an axis; empty where it is."""
         if len(nest.stages) != 1 or nest.stages[0].procedure is None or not nest.stages[0].axes:
             return "no procedure at several points"
         stage = coalesce(nest.stages[0])
-        if len(stage.axes) > 1 or any(begin(a, stage.axes[0]) is None for a in stage.along):
+        if _lanes_last(stage, target) is None:
             return "no tensors one after the other"
         if not all(_is_whole(a, stage) for a in stage.along):
             return "not every element is written once"
@@ -42,7 +44,23 @@ class StepwiseTemplate(Fixed):
         return ""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        return in_lanes(nest, coalesce(nest.stages[0]), target)
+        return in_lanes(nest, _lanes_last(coalesce(nest.stages[0]), target), target)
+
+
+def blocks(stage: Stage, target: CpuTarget) -> int:
+    """How many vectors the tensors of a stage are."""
+    *others, lane = _lanes_last(coalesce(stage), target).axes
+    return math.prod(v.extent for v in others) * -(-lane.extent // lanes((stage,), target))
+
+
+def _lanes_last(stage: Stage, target: CpuTarget) -> Stage | None:
+    """The stage with the axis last that has the lanes; None where there is none."""
+    found = [v for v in stage.axes if all(begin(a, v) is not None for a in stage.along)]
+    if not found:
+        return None
+    width = lanes((stage,), target)
+    axis = max(reversed(found), key=lambda v: min(v.extent, width))
+    return replace(stage, axes=(*(v for v in stage.axes if v is not axis), axis))
 
 
 def _is_whole(assign: Assign, stage: Stage) -> bool:

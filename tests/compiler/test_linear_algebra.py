@@ -289,7 +289,23 @@ def test_complex_cholesky(size: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize(
-    ("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2), (16, 16), (17, 1)]
+    ("size", "columns"),
+    [
+        (1, 1),
+        (2, 3),
+        (3, 1),
+        (4, 20),
+        (8, 8),
+        (9, 2),
+        (16, 16),
+        (17, 1),
+        (7, 3),
+        (14, 1),
+        (14, 40),
+        (16, 33),
+        (12, 100),
+        (15, 65),
+    ],
 )
 def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
@@ -448,9 +464,76 @@ def test_complex_eigenvalues_of_any_number_of_matrices(batch: tuple[int, ...]) -
     assert np.all(np.abs(mine - theirs) <= 1e-5 * norm(a)[..., None])
 
 
-def test_a_single_large_matrix_leaves_its_eigenvectors_to_lapack() -> None:
-    report = mlc_jit(jnp.linalg.eigvalsh, choose="ours").report(special(10, 10))
-    assert any("of one matrix" in reason for reason in map(str, report.left))
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize("size", [1, 4, 9, 10, 16])
+def test_eigenvectors_of_one_matrix(size: int, dtype: str) -> None:
+    with jax.enable_x64(dtype in ("float64", "complex128")):
+        a = (matrices if dtype in DTYPES else complex_matrices)((), size, size, dtype)
+        a = a + adjoint(a)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a)
+        wrong, skew = zip(
+            *((a @ v - v * w, adjoint(v) @ v - np.eye(size)) for w, v in (mine, theirs)),
+            strict=True,
+        )
+        assert_stable(*wrong, norm(a), size, dtype)
+        assert_stable(*skew, np.sqrt(size) * np.ones(()), size, dtype)
+        assert np.all(np.diff(mine[0]) >= 0)
+
+
+def test_eigenvectors_of_one_large_matrix_are_found_by_lapack_where_that_is_faster() -> None:
+    function = mlc_jit(jnp.linalg.eigh, choose="auto", target="x86-64-v3")
+    assert "lapack.syevd" in {left.op for left in function.report(special(16, 16)).left}
+    assert function.report(special(64, 16, 16)).coverage == 1
+
+
+def reflected(vectors: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """Q of what a QR factorization leaves, in 64 bits."""
+    rows = vectors.shape[-2]
+    q = np.zeros((*vectors.shape[:-2], rows, rows), widened(vectors).dtype) + np.eye(rows)
+    for k in reversed(range(factors.shape[-1])):
+        v = widened(np.tril(vectors, -1)[..., k, None]) + np.eye(rows)[:, k, None]
+        q = q - factors[..., k, None, None] * (v @ (adjoint(v) @ q))
+    return q
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize(
+    ("rows", "reflections", "columns"),
+    [
+        (1, 1, 3),
+        (2, 2, 3),
+        (4, 3, 5),
+        (4, 4, 40),
+        (7, 7, 1),
+        (7, 5, 20),
+        (12, 12, 3),
+        (16, 16, 33),
+        (15, 9, 100),
+        (13, 13, 2),
+        (30, 16, 20),
+    ],
+)
+def test_products_with_q(rows: int, reflections: int, columns: int, dtype: str) -> None:
+    with jax.enable_x64(dtype in ("float64", "complex128")):
+        made = matrices if dtype in DTYPES else complex_matrices
+        batch = batch_for(rows)
+        vectors, factors = jnp.linalg.qr(made(batch, rows, reflections, dtype), mode="raw")
+        vectors, factors = np.asarray(vectors.mT), np.asarray(factors)
+        q = reflected(vectors, factors)
+        for left in (True, False):
+            c = made(batch, *((rows, columns) if left else (columns, rows)), dtype, 1)
+            for transpose in (True, False):
+                (mine,), (theirs,) = both(
+                    lambda *of, left=left, transpose=transpose: lax.linalg.ormqr(
+                        *of, left=left, transpose=transpose
+                    ),
+                    vectors,
+                    factors,
+                    c,
+                )
+                turn = adjoint(q) if transpose else q
+                exact = turn @ c if left else c @ turn
+                assert_stable(mine - exact, theirs - exact, norm(c), rows, dtype)
 
 
 def test_the_real_part_of_a_diagonal_is_read_alone() -> None:
@@ -482,6 +565,52 @@ def test_complex_divisions_do_not_overflow(scale: float) -> None:
     ).astype(np.complex64)
     (mine,), (theirs,) = both(jnp.linalg.inv, a)
     np.testing.assert_allclose(mine * scale, theirs * scale, rtol=1e-5, atol=1e-6)
+
+
+def lower_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.solve_triangular(a, b, lower=True)
+
+
+def turned_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.solve_triangular(a, b, trans=2, unit_diagonal=True)
+
+
+def cho_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.cho_solve((jnp.linalg.cholesky(a), True), b)
+
+
+def lu_solve(a: jax.Array, b: jax.Array) -> jax.Array:
+    return linalg.lu_solve(linalg.lu_factor(a), b, trans=1)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *COMPLEX])
+@pytest.mark.parametrize("function", [lower_solve, turned_solve, cho_solve, lu_solve])
+@pytest.mark.parametrize(("size", "columns"), [(3, 1), (9, 40), (13, 2)])
+@pytest.mark.parametrize("way", ["as it is", "mapped", "one matrix", "gradient"])
+def test_no_solve_is_left_to_lapack(
+    way: str, size: int, columns: int, function: Callable, dtype: str
+) -> None:
+    """Of matrices near to one: results differ by roundings only."""
+    with jax.enable_x64(dtype in ("float64", "complex128")):
+        made = matrices if dtype in DTYPES else complex_matrices
+        a, b = (made((5,), size, n, dtype, n) for n in (size, columns))
+        a, b = (x / norm(x)[:, None, None] for x in (a, b))
+        a = (a + adjoint(a) + 3 * np.eye(size)).astype(dtype)
+        b = b.astype(dtype)
+        if way == "mapped":
+            function, b = jax.vmap(function, in_axes=(0, 1)), b.swapaxes(0, 1).copy()
+        elif way == "one matrix":
+            function, a = jax.vmap(function, in_axes=(None, 0)), a[0]
+        elif way == "gradient":
+            solve = function
+
+            def function(a: jax.Array, b: jax.Array) -> tuple[jax.Array, ...]:
+                return jax.grad(lambda *of: jnp.sum(jnp.abs(solve(*of)) ** 2), (0, 1))(a, b)
+
+        mine, theirs = both(function, a, b)
+        for ours, lapacks in zip(mine, theirs, strict=True):
+            unit = size * np.finfo(dtype).eps
+            assert np.all(np.abs(ours - lapacks) <= 20 * unit * np.abs(lapacks).max(initial=1))
 
 
 @pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "slogdet"])

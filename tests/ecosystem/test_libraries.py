@@ -186,8 +186,7 @@ def numpyro() -> Iterable[Any]:
 def diffrax() -> Iterable[Any]:
     dfx = pytest.importorskip("diffrax")
 
-    @jax.jit
-    def solve(scale: jax.Array) -> Any:
+    def solve(scale: jax.Array) -> jax.Array:
         term = dfx.ODETerm(
             lambda t, y, args: jnp.stack([args * y[0] * (1 - y[1]), y[1] * (y[0] - 1)])
         )
@@ -204,9 +203,19 @@ def diffrax() -> Iterable[Any]:
         )
         return found.ys
 
-    for number in range(4):
-        yield solve(jnp.float32(0.5 + 0.1 * number))
-    yield jax.jit(jax.grad(lambda scale: solve(scale)[-1].sum()))(jnp.float32(0.7))
+    @jax.jit
+    def step(scale: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def loss(scale: jax.Array) -> tuple[jax.Array, jax.Array]:
+            found = solve(scale)
+            return jnp.mean((found - wanted) ** 2), found
+
+        (value, found), gradient = jax.value_and_grad(loss, has_aux=True)(scale)
+        return scale - 0.05 * gradient, value, found
+
+    wanted, scale = jax.jit(solve)(jnp.float32(0.8)), jnp.float32(0.5)
+    for _ in range(STEPS):
+        scale, value, found = step(scale)
+        yield scale, value, found
 
 
 def brax() -> Iterable[Any]:

@@ -15,6 +15,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType, from_numpy
@@ -239,8 +240,10 @@ def _run_stepwise(node: Node, lowered: Stepwise, memory: Memory) -> tuple[np.nda
         run(procedure.body, env)
     found = []
     for array, value in zip(lowered.results, node.results, strict=True):
-        result = np.moveaxis(arrays[array], range(len(array.shape)), range(-len(array.shape), 0))
-        assert result.shape == value.type.stored.shape
+        result = np.full(value.type.stored.shape, 77, array.dtype.numpy)
+        for own in np.ndindex(array.shape):
+            place = lowered.place(point, tuple(map(index.constant, own)))
+            result[tuple(evaluate(i, env, read).astype(int) for i in place)] = arrays[array][own]
         found.append(
             in_numbers(np.moveaxis(result, -1, 0), value.type)
             if value.type.dtype.kind is Kind.COMPLEX

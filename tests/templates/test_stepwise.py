@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,22 @@ def test_several_tensors_have_a_lane_each(take_apart, count, template):
     assert [d.template.name for d in found] == [template]
 
 
+def test_many_right_hand_sides_have_the_lanes(take_apart):
+    """Columns lie side by side, rows one after the other: these are transposed in squares."""
+    h, tau = jnp.linalg.qr(positive(3, 16), mode="raw")
+    for left in (True, False):
+        c = np.ones((3, 16, 40) if left else (3, 40, 16), np.float32)
+        (program,) = take_apart(
+            lambda h, tau, c, left=left: lax.linalg.ormqr(h, tau, c, left=left), h.mT, tau, c
+        ).programs
+        loops, (decision,) = schedule_program(program, TARGET)
+        assert decision.template.name == "stepwise"
+        assert not unproven(loops)
+        shapes = [s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)]
+        assert ((16, 1, 16) if left else (1, 17, 16)) in shapes
+        assert all(math.prod(shape) <= 17 * 16 for shape in shapes)
+
+
 def test_what_is_read_worked_on_and_stored_is_one_array(take_apart):
     program = take_apart(lambda a: lax.linalg.lu(a)[0], positive(32)).programs[0]
     loops, _ = schedule_program(program, TARGET)
@@ -69,6 +87,8 @@ def test_rows_of_arrays_lie_apart(take_apart):
         lambda a: jnp.linalg.qr(a)[0],
         lambda a: jax.scipy.linalg.solve_triangular(a, a[:, ::-1], lower=True),
         lambda a: lax.linalg.eigh(a[:, :5, :5])[1],
+        lambda a: lax.linalg.ormqr(a, a[:, 0], jnp.concatenate([a] * 4, 2)),
+        lambda a: lax.linalg.ormqr(a[:1], a[:1, 0], a.reshape(1, -1, 9), left=False),
     ],
 )
 def test_loops_are_proved_and_compute_what_kernels_do(take_apart, function, count):

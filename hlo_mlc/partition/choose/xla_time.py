@@ -15,6 +15,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
+from hlo_mlc.expr.procedure import Count, Procedure
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.partition.choose.xla_figures import figure
@@ -168,7 +169,10 @@ def xla_us(
     if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
         return "small matrices", memory  # besides what the library takes
     if stage.procedure is not None:
-        each = figure("matrix_ns") + figure("matrix_step_ns") * stage.procedure.total(cost)
+        each = figure("matrix_step_ns") * stage.procedure.total(cost)
+        if _goes_round(stage.procedure):
+            each = figure("eigenvector_ns") * max(b.size for b in stage.procedure.arrays)
+        each += figure("matrix_ns")
         return "small matrices", max(points(stage) * each / 1e3, memory)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
@@ -206,6 +210,13 @@ def xla_us(
         memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
     return kind, us + (figure("fork_us") if threads > 1 else 0)
+
+
+def _goes_round(procedure: Procedure) -> bool:
+    """Whether it works on all of a matrix more often than that has rows, as rotations do: LAPACK
+    first reduces such a matrix to three diagonals."""
+    longest = max(max(array.shape, default=1) for array in procedure.arrays)
+    return any(isinstance(move, Count) and move.var.extent > longest for move in procedure.body)
 
 
 def _terms_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings) -> float:

@@ -331,7 +331,8 @@ class StageLowering:
         for value, array in zip(node.results, stepwise.results, strict=True):
             own, place = self._axes(array.shape)
             inner += own
-            along.append(Assign(self.define(value), (*point, *place), load(array, place)))
+            at = stepwise.place(point, place)
+            along.append(Assign(self.define(value), at, load(array, place)))
         self._emit(
             node,
             Stage(
