@@ -120,12 +120,12 @@ def kernel_with_id(kernel_id: str) -> Kernel | None:
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[None]:
-    """All kernels that are built in here can be called until the end."""
+def keeping() -> Iterator[list[BuiltKernel]]:
+    """All kernels that are built in here, or were and are needed, can be called until the end."""
     kept: list[BuiltKernel] = []
     _keepers.append(kept)
     try:
-        yield
+        yield kept
     finally:
         _keepers.remove(kept)
 

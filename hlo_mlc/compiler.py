@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ def compile_module(
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = _report_on(graph, plan, built, time.perf_counter() - began, record, backend.least_us)
     report = backend.reported(report, plan, options)
+    report = replace(report, for_other_rows=_for_other_rows(plan, built, options, backend))
     if failed:
         report = replace(report, advice=FAULT_ADVICE)
     _say(entry, report, built, options, backend)
@@ -174,6 +176,21 @@ def _plan_and_build(
                     failed[kernel.fingerprint] = _located(fault, cluster)
         refused.update((kernel, fault.reason) for kernel, fault in result.failed.items())
         refused.update(result.refused)
+
+
+def _for_other_rows(
+    plan: Plan, built: Mapping[str, BuiltKernel], options: Options, backend: Backend
+) -> tuple[BuiltKernel, ...]:
+    """The kernels that other numbers of rows need, as far as they can be built and the program goes
+    on."""
+    found: dict[str, BuiltKernel] = {}
+    for one in (one for cluster, _ in plan.taken for one in cluster.others):
+        if one.fingerprint in built or one.fingerprint in found:
+            continue
+        if not threading.main_thread().is_alive():
+            break
+        found |= build_kernels([one], options.replace(choose="auto"), backend, Recorder(None)).built
+    return tuple(found.values())
 
 
 def _located(fault: Fault, cluster: Cluster) -> Fault:

@@ -162,6 +162,8 @@ class Report:
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
     page: Page | None = field(default=None, repr=False, compare=False)  # what writes one on it
+    # Kernels that other numbers of rows need: callable as long as somebody has the report.
+    for_other_rows: tuple[object, ...] = field(default=(), repr=False, compare=False)
 
     @classmethod
     def untouched(cls, reason: str, advice: str = "") -> Report:

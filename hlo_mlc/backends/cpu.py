@@ -25,6 +25,7 @@ from hlo_mlc.partition.choose.cost import (
 from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
+from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, Chooser, Plan, Verdict, in_row_blocks, with_taken
 from hlo_mlc.partition.row_blocks import MOST_ROWS
@@ -113,10 +114,13 @@ class CpuBackend:
     pin: str = ""  # of the records that kernels are built by, if they are pinned
     # Programs are compiled for one number of rows after the other. Their kernels are as others are.
     any_rows: bool = field(default=False, compare=False)
+    # And those that other numbers of rows need are built with them.
+    all_rows: bool = field(default=False, compare=False)
+    # Where that is known, the axes along which parameters have rows, by their numbers.
+    row_axes: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     machines = "CPUs"
     generator = TemplateGenerator()
-    limits = LIMITS
     refusals = (CodeLimitError,)
     has_checks = is_bounded = True
     suffixes = ("ll", "s")
@@ -155,6 +159,10 @@ class CpuBackend:
         return lambda cluster: rule(cluster, self.target)
 
     @property
+    def limits(self) -> FusionLimits:
+        return replace(LIMITS, rows=MOST_ROWS if self.any_rows else None)
+
+    @property
     def costs(self) -> Costs:
         return Costs(self.target, MOST_ROWS if self.any_rows else None)
 
@@ -172,7 +180,9 @@ class CpuBackend:
     def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         if not self.any_rows:
             return plan
-        return in_row_blocks(plan, graph, self.target.l2_bytes // 2, refused)
+        return in_row_blocks(
+            plan, graph, self.target.l2_bytes // 2, refused, self.row_axes, self.all_rows
+        )
 
     def least_us(self, node: Node) -> float:
         return least_us(node, self.target)
@@ -282,6 +292,11 @@ def sharded_cpu_backend(options: Options) -> ShardedCpuBackend:
 def rows_cpu_backend(options: Options) -> CpuBackend:
     """The same for any number of rows."""
     return replace(cpu_backend(options), any_rows=True)
+
+
+def all_rows_cpu_backend(options: Options) -> CpuBackend:
+    """The same with all that other numbers of rows need."""
+    return replace(rows_cpu_backend(options), all_rows=True)
 
 
 def target_of(options: Options) -> CpuTarget:

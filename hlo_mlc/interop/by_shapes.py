@@ -1,16 +1,17 @@
 """A function compiled for the shapes that it is called with, each at the first such call.
 
 The first have kernels of their own.  Those that come after are compiled with kernels that serve any
-number of rows (partition/row_blocks.py), so that nothing is generated for them; where a program
-recurs, it gets kernels of its own as well, while calls go on.  What is faster, they or XLA, is
-looked at then.
+number of rows (partition/row_blocks.py), so that nothing is generated for them: the first call has
+all of these made, while calls go on, or before it returns where people ask for our kernels.  Where
+a program recurs, it gets kernels of its own as well.  What is faster, they or XLA, is looked at
+then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ _RECURRING = 32
 """Calls after which a program is worth compiling once more: kernels for any number of rows take
 1.0 to 1.5 times as long (scripts/rows.py), and predictions may be wrong."""
 
+PREPARING = "hlo_mlc prepares"
+"""The name of threads that make kernels for other shapes."""
+
 
 @dataclass(slots=True, eq=False)
 class Compiled:
@@ -40,13 +44,21 @@ class Compiled:
 
 
 class ByShapes:
-    """What a function was compiled to; `make` compiles it for shapes and a platform. Kernels are
-    not shared where results are not to depend on what was called before."""
+    """What a function was compiled to; `make` compiles it for shapes and a platform. Where there
+    may be several shapes, `prepare` makes the kernels that others than the first will need, part by
+    part. They are not shared where results are not to depend on what was called before."""
 
-    def __init__(self, make: Callable[[Shapes, str, Options], Compiled], options: Options) -> None:
+    def __init__(
+        self,
+        make: Callable[[Shapes, str, Options], Compiled],
+        options: Options,
+        prepare: Callable[[Shapes], Iterable[Report]] | None = None,
+    ) -> None:
         self._make = make
         self._options = options
+        self._prepare = None if options.deterministic else prepare
         self._known: dict[Shapes, Compiled] = {}
+        self._prepared: list[Report] = []  # which keep the kernels
         self._lock = threading.Lock()
         self.latest: Compiled | None = None
 
@@ -82,10 +94,27 @@ class ByShapes:
         """Forgets all programs but the latest report."""
         with self._lock:
             self._known.clear()
+            self._prepared.clear()
 
     def _compiled(self, shapes: Shapes) -> Compiled:
-        shares = self._known and not self._options.deterministic
-        return self._make(shapes, ANY_ROWS if shares else CPU, self._options)
+        if self._prepare is None:
+            return self._make(shapes, CPU, self._options)
+        if self._known:
+            return self._make(shapes, ANY_ROWS, self._options)
+        program = self._make(shapes, CPU, self._options)
+        if self._options.choose == "ours":
+            self._prepared = list(self._prepare(shapes))
+        elif self._options.choose != "xla":
+            threading.Thread(target=self._prepare_meanwhile, args=(shapes,), name=PREPARING).start()
+        return program
+
+    def _prepare_meanwhile(self, shapes: Shapes) -> None:
+        """Makes what other shapes need; runs in a thread of its own."""
+        with contextlib.suppress(Exception), meanwhile() as it_is_time:
+            for report in self._prepare(shapes) if it_is_time else ():
+                self._prepared.append(report)
+                if not threading.main_thread().is_alive():
+                    break
 
     def _count(self, shapes: Shapes, program: Compiled, arrays: Sequence[Any]) -> None:
         with self._lock:

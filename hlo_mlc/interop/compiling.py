@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
+from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import CompiledModule, compile_module
 from hlo_mlc.interop.choices import Choice, remembered, settled_path
 from hlo_mlc.interop.devices import CPU, CUDA
@@ -27,11 +28,13 @@ def compile_extracted(
     entry: str,
     platform: str = "cpu",
     faults: Faults | None = None,
+    row_axes: Mapping[int, int] | None = None,
 ) -> tuple[ir.Module | None, Report]:
     """The compiled module and the report on it; None if XLA is to get the original.
 
     A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
     asks for our kernels: then it is raised. `faults` are those that the function has met before.
+    `row_axes` are those along which arguments have rows, of which there may be any number.
 
     Raises: ConfigurationError for settings that cannot be followed, such as a dump folder that
     cannot be written.
@@ -42,7 +45,11 @@ def compile_extracted(
     with faults.contained(
         subject, lambda reason: answer.append((None, Report.untouched(reason, FAULT_ADVICE)))
     ):
-        answer.append(compile_function(module, subject, faults, entry=entry, platform=platform))
+        answer.append(
+            compile_function(
+                module, subject, faults, entry=entry, platform=platform, row_axes=row_axes
+            )
+        )
     return answer[0]
 
 
@@ -54,6 +61,7 @@ def compile_function(
     entry: str,
     platform: str,
     settled: Mapping[Path, str] | None = None,
+    row_axes: Mapping[int, int] | None = None,
 ) -> tuple[ir.Module | None, Report]:
     """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
 
@@ -64,7 +72,7 @@ def compile_function(
     """
     options = subject.options
     if not options.settles or settled is None or platform != CPU:
-        return _compile_chosen(module, subject, faults, entry, platform)
+        return _compile_chosen(module, subject, faults, entry, platform, row_axes)
     path = settled_path(module, options, entry)
     known = Choice(settled[path]) if path in settled else remembered(path, options)
     if known is not None and known.choose == "xla":
@@ -85,14 +93,19 @@ def compile_function(
 
 
 def _compile_chosen(
-    module: ir.Module, subject: Subject, faults: Faults, entry: str, platform: str
+    module: ir.Module,
+    subject: Subject,
+    faults: Faults,
+    entry: str,
+    platform: str,
+    row_axes: Mapping[int, int] | None = None,
 ) -> tuple[ir.Module | None, Report]:
     options = subject.options
     if options.choose == "xla":
         return None, Report.untouched(
             'choose="xla" asks for it', 'leave out choose="xla" (and HLO_MLC_CHOOSE)'
         )
-    compiled = _compile(module, options, entry, platform)
+    compiled = _compile(module, options, entry, platform, row_axes)
     if compiled.module is not module:
         register_handler(platform)
     for fault in compiled.faults:
@@ -100,10 +113,19 @@ def _compile_chosen(
     return compiled.module if compiled.module is not module else None, compiled.report
 
 
-def _compile(module: ir.Module, options: Options, entry: str, platform: str) -> CompiledModule:
+def _compile(
+    module: ir.Module,
+    options: Options,
+    entry: str,
+    platform: str,
+    row_axes: Mapping[int, int] | None = None,
+) -> CompiledModule:
     if options.choose == "measure" and platform in (CPU, CUDA):
         return choose_fastest(module, options, entry, platform, _compile)
-    compiled = compile_module(module, options, entry=entry, backend=BACKENDS[platform](options))
+    backend = BACKENDS[platform](options)
+    if row_axes and isinstance(backend, CpuBackend):
+        backend = dataclasses.replace(backend, row_axes=row_axes)
+    compiled = compile_module(module, options, entry=entry, backend=backend)
     return _checked(module, compiled, entry)
 
 

@@ -20,6 +20,9 @@ SHARDED = "cpu, sharded"
 ANY_ROWS = "cpu, any rows"
 """CPUs for a program that is compiled for one number of rows after the other."""
 
+ALL_ROWS = "cpu, all rows"
+"""The same, with all kernels that other numbers of rows need."""
+
 
 def compiled_for(platform: str, options: Options) -> str:
     """For which of these a program that runs on a platform of JAX's is compiled, by the options."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -31,15 +32,21 @@ from hlo_mlc.interop.arguments import (
 from hlo_mlc.interop.assertions import failed_assertion, without_assertions
 from hlo_mlc.interop.by_shapes import ByShapes, Compiled
 from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.devices import ALL_ROWS, ANY_ROWS
 from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
+from hlo_mlc.interop.free_numbers import free_numbers, mark_numbers, write_numbers
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
-from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
+from hlo_mlc.support.errors import FrontendError, MlcError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
+
+_OTHER_ROWS = (1, 1365)
+"""Rows that kernels are made for besides those of the first call: one row is computed by kernels
+of its own, and what is left to XLA where there are few rows may not be where there are many."""
 
 _ARGUMENTS = "builtin.module(stablehlo-refine-arguments{{types={types}}})"
 
@@ -90,7 +97,9 @@ class StablehloFunction:
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
-        self._programs = ByShapes(self._compile, options)
+        self._programs = ByShapes(
+            self._compile, options, self._for_other_rows if self._is_dynamic else None
+        )
         self._faults = Faults()
         self._traced = self._traceable()
         taken, returned = (
@@ -192,13 +201,7 @@ class StablehloFunction:
 
         def compile_again(options: Options) -> Report:
             shapes, platform = known
-            return compile_extracted(
-                self._module_for(shapes),
-                options,
-                entry=MAIN,
-                platform=platform,
-                faults=self._faults,
-            )[1]
+            return self._compiled_module(shapes, platform, options)[2]
 
         return explain(
             report,
@@ -298,10 +301,7 @@ class StablehloFunction:
             raise UsageError(f"@{self._name}: {said}")
 
     def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
-        module = self._refine(shapes) if self._is_dynamic else self._module
-        compiled, report = compile_extracted(
-            _extract_main(module, MAIN), options, entry=MAIN, platform=platform, faults=self._faults
-        )
+        module, compiled, report = self._compiled_module(shapes, platform, options)
         try:
             execute = self._by_jit(compiled or module, shapes) or compat.compile_for_cpu(
                 compiled or module
@@ -314,13 +314,62 @@ class StablehloFunction:
                 "with jax.ffi.register_ffi_target beforehand",
             ) from error
 
+    def _compiled_module(
+        self, shapes: Shapes, platform: str, options: Options
+    ) -> tuple[ir.Module, ir.Module | None, Report]:
+        """The module for arguments of these shapes; what was made of it, and the report on that, as
+        by `compile_extracted`."""
+        shares = platform in (ANY_ROWS, ALL_ROWS)
+        module = self._refine(shapes, shares) if self._is_dynamic else self._module
+        numbers = free_numbers(module, MAIN) if shares else []
+        compiled, report = compile_extracted(
+            _extract_main(module, MAIN),
+            options,
+            entry=MAIN,
+            platform=platform,
+            faults=self._faults,
+            row_axes=self._row_axes(shapes) if shares else None,
+        )
+        for one in (module, compiled) if numbers else ():
+            if one is not None:
+                write_numbers(one, MAIN, numbers)
+        return module, compiled, report
+
+    def _for_other_rows(self, shapes: Shapes) -> Iterator[Report]:
+        """Has the kernels made that the function needs for arguments of other numbers of rows, and
+        reports on them; what fails does so once more where it is needed."""
+        quiet = self._options.replace(dump_dir=None)
+        for one in dict.fromkeys((shapes, *(self._with_rows(shapes, n) for n in _OTHER_ROWS))):
+            with contextlib.suppress(MlcError):
+                yield self._compiled_module(one, ALL_ROWS, quiet)[2]
+
+    def _row_axes(self, shapes: Shapes) -> dict[int, int]:
+        """The axes of arguments that are as long as the first dimension which is free, and free as
+        well: there may be any number of rows along them."""
+        free = [
+            (n, axis, shapes[n][axis])
+            for n, argument in enumerate(self._arguments)
+            for axis, size in enumerate(argument.shape)
+            if size is None
+        ]
+        rows = next((size for _, axis, size in free if axis == 0), None)
+        return {n: axis for n, axis, size in reversed(free) if size == rows}
+
+    def _with_rows(self, shapes: Shapes, rows: int) -> Shapes:
+        """The shapes with so many rows."""
+        axes = self._row_axes(shapes)
+        return tuple(
+            tuple(rows if axes.get(n) == axis else size for axis, size in enumerate(shape))
+            for n, shape in enumerate(shapes)
+        )
+
     def _by_jit(self, module: ir.Module, shapes: Shapes) -> Execute | None:
         arguments = [
             replace(one, shape=shape) for one, shape in zip(self._arguments, shapes, strict=True)
         ]
         return compile_as_jit(self._name, module, arguments, result_types(module, MAIN, self._name))
 
-    def _refine(self, shapes: Shapes) -> ir.Module:
+    def _refine(self, shapes: Shapes, marks_numbers: bool = False) -> ir.Module:
         """The module with all its shapes static, for arguments of these shapes.
 
         Raises: UnsupportedOpError if some shapes do not follow from those of the arguments,
@@ -331,6 +380,8 @@ class StablehloFunction:
             raise UsageError(f"@{self._name} is not for these arguments: {said}")
         without_assertions(module)
         write_rounded_sizes(module, MAIN, shapes)
+        if marks_numbers:
+            mark_numbers(module)
         function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
             types = [

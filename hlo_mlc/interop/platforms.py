@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hlo_mlc.backends.base import Backend
-from hlo_mlc.backends.cpu import cpu_backend, rows_cpu_backend, sharded_cpu_backend
+from hlo_mlc.backends.cpu import (
+    all_rows_cpu_backend,
+    cpu_backend,
+    rows_cpu_backend,
+    sharded_cpu_backend,
+)
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
 from hlo_mlc.backends.recorded import pinned
-from hlo_mlc.interop.devices import ANY_ROWS, CPU, CUDA, SHARDED, target_here
+from hlo_mlc.interop.devices import ALL_ROWS, ANY_ROWS, CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.records import require_target
 from hlo_mlc.support.options import Options
@@ -33,6 +38,7 @@ BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
     CPU: cpu_backend,
     SHARDED: sharded_cpu_backend,
     ANY_ROWS: rows_cpu_backend,
+    ALL_ROWS: all_rows_cpu_backend,
     CUDA: gpu_backend,
 }
 

@@ -46,7 +46,7 @@ def _calls(cluster: Cluster) -> Iterator[Node]:
             {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
         )
         return
-    program = cluster.kernel.program
+    program = cluster.blocks.program
     values = dict(
         zip(
             (*program.operands, *program.results),

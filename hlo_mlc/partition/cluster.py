@@ -14,7 +14,7 @@ from hlo_mlc.partition.fuse.donation import in_place
 from hlo_mlc.partition.fuse.groups import Unit, finished
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
-from hlo_mlc.partition.lower.layouts import Order, lay_out
+from hlo_mlc.partition.lower.layouts import lay_out
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.naming import kernel_name
 from hlo_mlc.partition.row_blocks import RowBlocks
@@ -22,6 +22,7 @@ from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes, without_dead
 from hlo_mlc.tensor.merging import merge_copies
+from hlo_mlc.tensor.orders import Order
 
 TRIVIAL = frozenset(
     ("sdy.sharding_constraint", "stablehlo.constant", "stablehlo.reshape", "stablehlo.iota")
@@ -39,7 +40,8 @@ class Cluster:
     body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
     graph in another layout.  `locations` are the lines of the user's program that compute what the
     kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
-    compute so many rows of it each, in its stead.  `orders` are those of the values that it has in
+    compute so many rows of it each, in its stead; `others` are what other numbers of rows need
+    beside them.  `orders` are those of the values that it has in
     memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
     how often the loops among its nodes run.
     """
@@ -56,6 +58,7 @@ class Cluster:
     constants: tuple[Node, ...] = ()
     locations: Mapping[str, str] = field(default_factory=dict)
     blocks: RowBlocks | None = None
+    others: tuple[Kernel, ...] = ()
     orders: Mapping[Value, Order] = field(default_factory=dict)
     transposed: tuple[Value, ...] = ()
     trips: Mapping[Node, int] = field(default_factory=dict)

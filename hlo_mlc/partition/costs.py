@@ -7,14 +7,15 @@ All follows from what a stage does (work.py) and from the rates of the machine (
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.partition.work import Work
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.tensor.rewrite import replace_buffers
 
 # Nanoseconds of one thread for an element that does not lie beside those of the next lanes, no
 # matter how many these are: transposing 2048 square of f32 and of bf16 took half of one on Zen 4,
@@ -45,7 +46,7 @@ class Costs:
     def gains_from_company(self, product: Stage) -> bool:
         """Whether what is saved where a product is in a kernel with others, a call and the waking
         of threads that fall asleep on the way, is more than nothing beside what it takes."""
-        work, rates = Work.of(product), self.target.rates
+        work, rates = Work.of(_of_rows(product, self.rows)), self.target.rates
         threads = threads_for(work, self.target.cores)
         saved = rates.call_us + _BETWEEN_KERNELS * rates.fork_us * (threads > 1)
         takes = vector_us(work, lanes((product,), self.target), rates) / threads
@@ -73,18 +74,32 @@ def _is_small(step: Step, target: CpuTarget, rows: int | None) -> bool:
 
 def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
     """About the time of a stage, or of so many of its rows."""
+    stage = _of_rows(stage, rows)
     work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
-    axis = None if rows is None else _row_axis(stage)
-    share = 1.0 if axis is None else rows / max(1, axis.extent)
-    moved = sum(
-        size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
-        for buffer, size in work.moved.items()
-    )
     return max(
-        share * work.operations / (vector * rates.vector_operations),
-        share * points(stage) / (vector * rates.vector_products),
-        rates.pass_us(moved),
+        work.operations / (vector * rates.vector_operations),
+        points(stage) / (vector * rates.vector_products),
+        rates.pass_us(work.moved_bytes),
     )
+
+
+def _of_rows(stage: Stage, rows: int | None) -> Stage:
+    """The stage over so many rows, and its buffers; as it is where it has none."""
+    axis = None if rows is None else _row_axis(stage)
+    if axis is None:
+        return stage
+    accesses = [one for group in stage.loads_by_buffer.values() for one in group]
+    places = [(one.source, one.indices) for one in accesses]
+    places += [(store.buffer, store.indices) for store in (*stage.along, *stage.assigns)]
+    cut = {
+        buffer: replace(buffer, shape=(rows, *buffer.shape[1:]))
+        for buffer, indices in places
+        if indices and indices[0] is axis
+    }
+    nest = replace_buffers(
+        Nest((stage,), len(stage.axes)), cut, axes={axis: Var(axis.name, axis.dtype, rows)}
+    )
+    return nest.stages[0]
 
 
 def _row_axis(stage: Stage) -> Var | None:
@@ -104,9 +119,3 @@ def _row_axis(stage: Stage) -> Var | None:
         ),
         None,
     )
-
-
-def _has_rows(buffer: Buffer, stage: Stage, axis: Var) -> bool:
-    """Whether each row of a stage reads or writes a part of its own of a buffer."""
-    read = stage.loads_by_buffer.get(buffer)
-    return any(axis in load.free for load in read) if read else axis in stage.axes

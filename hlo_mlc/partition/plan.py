@@ -145,15 +145,48 @@ def without(plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
     return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
 
 
-def in_row_blocks(plan: Plan, graph: Graph, block_bytes: int, refused: Container[str]) -> Plan:
+def in_row_blocks(
+    plan: Plan,
+    graph: Graph,
+    block_bytes: int,
+    refused: Container[str],
+    axes: Mapping[int, int] | None = None,
+    all_rows: bool = False,
+) -> Plan:
     """The plan for `graph` with kernels that serve any number of rows where that can be, and that
-    are none of those `refused`, by their fingerprints."""
+    are none of those `refused`, by their fingerprints; with `all_rows`, those that other numbers
+    need are beside them.  `axes` are those along which its parameters have rows, by their numbers,
+    where that is known."""
+    known = {graph.parameters[n]: axis for n, axis in (axes or {}).items()}
+    for node in graph.nodes:
+        if node.op == "stablehlo.reshape" and known.get(node.operands[0]) == 0:
+            given, made = node.operands[0].type.shape, node.results[0].type.shape
+            if made and given[0] == made[0]:
+                known[node.results[0]] = 0
 
     def divided(cluster: Cluster) -> Cluster:
-        blocks = row_blocks(cluster.kernel, block_bytes)
-        if blocks is None or any(k.fingerprint in refused for k, *_ in blocks.kernels):
+        of_operands = {n: known[v] for n, v in enumerate(cluster.operands) if v in known}
+        blocks = row_blocks(cluster.kernel, block_bytes, {} if cluster.orders else of_operands)
+        if blocks is None:
             return cluster
-        return _of_one_kernel(cluster, blocks) or replace(cluster, blocks=blocks)
+        known.update((cluster.results[n], axis) for n, axis in blocks.axes.items())
+        if any(k.fingerprint in refused for k, *_ in blocks.kernels):
+            return cluster
+        program = cluster.kernel.program
+        values = zip(
+            (*program.operands, *program.results),
+            (*cluster.operands, *cluster.results),
+            strict=True,
+        )
+        orders = {
+            value: blocks.orders[b][: len(value.type.shape)]  # without the parts of complex numbers
+            for b, value in values
+            if b in blocks.orders
+        }
+        divided = _of_one_kernel(cluster, blocks) or replace(cluster, blocks=blocks)
+        return replace(
+            divided, orders={**cluster.orders, **orders}, others=blocks.others if all_rows else ()
+        )
 
     return _rewritten(replace(plan, taken=[(divided(c), v) for c, v in plan.taken]), graph)
 
@@ -197,7 +230,7 @@ def _planned(
     results = frozenset(graph.results)
     needed = frozenset(b for b, v in values.items() if v in results)
     fuser.join_chains(needed)
-    if limits.folds_both_ways:
+    if limits.folds_both_ways and limits.rows is None:
         fuser.join_both_ways(needed, fresh)
     fuser.join_handed(needed)
     fuser.join_siblings(costs.gains_from_company)
@@ -322,8 +355,9 @@ def _lower(
         outside,
         lambda prefix: f"{prefix}{next(counter)}",
         limits.prologue,
+        limits.rows is not None,
     )
-    fuser = Fuser(limits.row_elements)
+    fuser = Fuser(limits.row_elements, limits.rows)
     for value in (*graph.parameters, *graph.captures):
         if value.type is not None:
             lowering.define(value)

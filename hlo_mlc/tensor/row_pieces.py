@@ -5,7 +5,8 @@
                                                      rows: y[i, j] = x[i, j] - m[j]
 
 What is folded over rows is folded block by block: each begins with what those before it came to.
-Where there are many blocks, groups of them do so, and their folds are folded in the piece behind.
+Where there are many blocks, groups of them do so, and a piece of its own folds their folds: no
+other one says how many groups there are.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def row_pieces(
     if not _is_in_order(placed):
         return None
     pieces = []
-    for level in range(max(levels) + 2):  # one more, if the last folds what groups come to
+    for level in range(max(levels) + 1):
         steps = levels.get(level, [])
         own = folds.get(level, [])
         wanted = {*program.results}.union(
@@ -81,12 +82,28 @@ def row_pieces(
         groups = groups_of(_program(program, steps, own, wanted), own) if own else 0
         if groups > 1:
             steps, own = _in_groups(steps, own, groups)
-            levels.setdefault(level + 1, [])[:0] = map(_joined, own, folds[level])
         if steps:
             pieces.append(
                 RowPiece(_program(program, steps, own, wanted), level % 2 == 1, tuple(own), groups)
             )
+        if groups > 1:
+            pieces.append(joining(folds[level], groups))
     return pieces
+
+
+def joining(folds: Sequence[RowFold], groups: int) -> RowPiece:
+    """The piece that folds what so many groups of blocks came to."""
+    parts = [_of_groups(f, groups) for f in folds]
+    steps = tuple(map(_joined, folds, parts))
+    return RowPiece(
+        TensorProgram("joined", tuple(parts), tuple(f.after for f in folds), (), steps),
+        has_rows=False,
+    )
+
+
+def _of_groups(fold: RowFold, groups: int) -> Buffer:
+    """What the groups have come to, one after the other."""
+    return Buffer(f"p{fold.before.name}", fold.after.dtype, (groups, *fold.after.shape))
 
 
 def _is_in_order(placed: Sequence[tuple[int, Stage]]) -> bool:
@@ -170,9 +187,7 @@ def _in_groups(
     """Steps that write the folds of one group."""
     own = [
         replace(
-            f,
-            after=replace(f.after, name=f"g{f.before.name}"),
-            of_groups=Buffer(f"p{f.before.name}", f.after.dtype, (groups, *f.after.shape)),
+            f, after=replace(f.after, name=f"g{f.before.name}"), of_groups=_of_groups(f, groups)
         )
         for f in folds
     ]
@@ -180,18 +195,18 @@ def _in_groups(
     return [replace_buffers(step, names) for step in steps], own
 
 
-def _joined(fold: RowFold, whole: RowFold) -> Nest:
+def _joined(fold: RowFold, of_groups: Buffer) -> Nest:
     """The fold of the folds of groups."""
-    groups, *shape = fold.of_groups.shape
+    whole, (groups, *shape) = fold.after, of_groups.shape
     axes = tuple(Var(f"j{d}", INDEX, extent) for d, extent in enumerate(shape))
-    group, total = Var("g", INDEX, groups), Var("t", whole.after.dtype)
+    group, total = Var("g", INDEX, groups), Var("t", whole.dtype)
     stage = Stage(
         "joined",
         axes,
-        (Assign(whole.after, axes, total),),
+        (Assign(whole, axes, total),),
         (group,),
-        named_combiner(fold.op, whole.after.dtype),
-        (load(fold.of_groups, (group, *axes)),),
+        named_combiner(fold.op, whole.dtype),
+        (load(of_groups, (group, *axes)),),
         (fold.initial,),
         (total,),
     )

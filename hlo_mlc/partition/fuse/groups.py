@@ -92,6 +92,7 @@ class Fuser:
     """Collects units in program order, joining each stage to an earlier unit where that pays."""
 
     row_limit: int = ROW_LIMIT  # elements of a row that are kept between passes over it
+    rows: int | None = None  # what counts as so many (FusionLimits)
     units: list[Unit] = field(default_factory=list)
     refusals: dict[Node, str] = field(default_factory=dict)  # why an operation joined nothing
     _producer: dict[Buffer, Unit] = field(default_factory=dict)
@@ -236,7 +237,9 @@ class Fuser:
                 result = (
                     parts
                     if isinstance(parts, str)
-                    else chained(first.joined, [part.joined for part in parts], last.joined)
+                    else chained(
+                        first.joined, [part.joined for part in parts], last.joined, self.rows
+                    )
                 )
                 if isinstance(result, str):
                     reasons.append(result)

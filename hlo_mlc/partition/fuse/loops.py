@@ -84,7 +84,12 @@ def _branch_steps(
     """The steps of one branch, which fill the buffers of what is chosen, by position."""
     results = {k: branch.results[k] for k in buffers}
     lowering = StageLowering(
-        branch, frozenset(results.values()), outer.read, outer.fresh, around=outer
+        branch,
+        frozenset(results.values()),
+        outer.read,
+        outer.fresh,
+        any_rows=outer.any_rows,
+        around=outer,
     )
     own = {value for inner in branch.nodes for value in inner.results}
     for k, value in results.items():
@@ -194,7 +199,12 @@ class _WhileLoop:
             if region is self.condition or k in self.carried
         )
         lowering = StageLowering(
-            region, frozenset(wanted), outside, self.outer.fresh, around=self.outer
+            region,
+            frozenset(wanted),
+            outside,
+            self.outer.fresh,
+            any_rows=self.outer.any_rows,
+            around=self.outer,
         )
         for k, buffer in self.carried.items():
             lowering.buffers[region.parameters[k]] = buffer

@@ -76,14 +76,16 @@ class FusionLimits:
     passes over them, factors of products that take so many simple operations are computed whenever
     a tile of them is read, constant factors are laid out as tiles of registers read them, and
     matrices are read once that are folded both ways (both_ways.py), and arrays are read and written
-    in the layouts of the calls beside kernels (layouts.py).  The ops in `left` stay with XLA there,
-    for these reasons."""
+    in the layouts of the calls beside kernels (layouts.py).  Where kernels are to serve any number
+    of rows, what is along the first dimension of an array counts as so many `rows`, however many
+    there are here.  The ops in `left` stay with XLA there, for these reasons."""
 
     row_elements: int = ROW_LIMIT
     prologue: int = 0
     packs_constants: bool = True
     folds_both_ways: bool = True
     takes_layouts: bool = True
+    rows: int | None = None
     left: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -494,9 +496,12 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
     return replace(_forwarded(fold, moved.assigns), along=moved.assigns)
 
 
-def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | str:
+def chained(
+    first: Joined, between: Sequence[Joined], last: Joined, leading: int | None = None
+) -> Joined | str:
     """One nest of a matrix product, what is computed row by row from it, and the product that sums
-    over the rows; or the reason why not.  What is in between exists for a few rows at a time."""
+    over the rows; or the reason why not.  What is in between exists for a few rows at a time.  The
+    first dimension of what the product gives counts as `leading` rows, if that is not None."""
     if len(first.stages) > 1 or len(last.stages) > 1:
         return "a product with other stages in its nest"
     (result,) = last.stages
@@ -512,10 +517,16 @@ def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | 
         or found.column.extent > HEAD_LIMIT
     ):
         return f"more than {HEAD_LIMIT} terms or columns in a product"
-    if found.row.extent < ROWS_LEAST:
+    axis = found.first.axes[0]
+    rows = found.row.extent if leading is None or found.row is not axis else leading
+    if rows < ROWS_LEAST:
         return f"fewer than {ROWS_LEAST} rows with the same keys"
     folds = any(s.combiner is not None for s in found.between)
-    if not folds and all(b.bytes <= NEAR_BYTES for b in first.stages[0].outputs):
+    sizes = (
+        b.bytes if leading is None else leading * b.bytes // max(1, b.shape[0])
+        for b in first.stages[0].outputs
+    )
+    if not folds and all(size <= NEAR_BYTES for size in sizes):
         return "two products whose rows stay in the caches"
     if sum(map(stage_cost, stages)) > COST_LIMIT:
         return "the fused expressions would need more registers than there are"

@@ -12,23 +12,16 @@ a copy of XLA's included, which takes each element against the grain as well.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
 
-from hlo_mlc.expr.build import load, transform
-from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.expr.core import Buffer, loads
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.partition.work import Work, far_apart
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.classify import Contraction, contraction, is_map, stride, walks_columns
-from hlo_mlc.tensor.coalesce import in_memory_order
-from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.liveness import step_writes
-from hlo_mlc.tensor.rewrite import map_expressions, with_parts
-
-Order = tuple[int, ...]
-"""The dimensions of an array, the outermost in memory first."""
+from hlo_mlc.tensor.orders import LaidOut, Order, is_alone, is_simple, with_orders
 
 # Bytes that go by meanwhile where an element is transposed in registers, and where it is not
 # (process and turned_at_random of the bench).
@@ -36,15 +29,6 @@ _IN_SQUARES, _LINE = 16, 64
 # Bytes of a factor of a product that stays near, and columns of a panel of the other one
 # (turned_at_random).
 _NEAR, _PANEL = 2 << 20, 16
-
-
-@dataclass(frozen=True, slots=True)
-class LaidOut:
-    """Steps, the buffers in the place of others, and the orders of those that these replace."""
-
-    steps: Sequence[Step]
-    made: Mapping[Buffer, Buffer] = field(default_factory=dict)
-    orders: Mapping[Buffer, Order] = field(default_factory=dict)
 
 
 def stated_orders(graph: Graph, left: Collection[Node]) -> dict[Value, Order]:
@@ -114,7 +98,7 @@ def _straight(
     """The steps with buffers in these orders, but for `stored` ones that would be against the
     grain."""
     while orders:
-        found = _with_orders(steps, orders)
+        found = with_orders(steps, orders)
         crossed = {
             b
             for step in found.steps
@@ -140,7 +124,7 @@ def _beside(
     return {
         other: order
         for step in steps
-        if isinstance(step, Nest) and _is_alone(step)
+        if isinstance(step, Nest) and is_alone(step)
         for buffer, order in wanted.items()
         if buffer in step.stages[0].outputs
         for other in step.stages[0].outputs
@@ -151,18 +135,10 @@ def _beside(
 def _is_stored_simply(steps: Sequence[Step], buffer: Buffer) -> bool:
     """Whether only nests write a buffer that are nothing but a map or a fold."""
     return all(
-        isinstance(step, Nest) and _is_alone(step) and _is_simple(step.stages[0])
+        isinstance(step, Nest) and is_alone(step) and is_simple(step.stages[0])
         for step in steps
         if buffer in step_writes(step)
     )
-
-
-def _is_alone(nest: Nest) -> bool:
-    return len(nest.stages) == 1 and nest.shared == len(nest.stages[0].axes)
-
-
-def _is_simple(stage: Stage) -> bool:
-    return not stage.along and stage.scan is None and stage.sort is None and stage.procedure is None
 
 
 def _is_straight(stage: Stage) -> bool:
@@ -170,68 +146,6 @@ def _is_straight(stage: Stage) -> bool:
     axes = [v for v in stage.axes if v.extent > 1]
     steps = ([abs(stride(a, v) or 0) for v in axes] for a in stage.assigns)
     return all(not of or of[-1] == min(of) for of in steps)
-
-
-def _with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOut:
-    # The parts of complex numbers, which only buffers have a dimension for, stay side by side.
-    full = {b: (*order, *range(len(order), len(b.shape))) for b, order in orders.items()}
-    made = {
-        b: replace(b, name=f"{b.name}_laid_out", shape=tuple(b.shape[d] for d in order))
-        for b, order in full.items()
-    }
-    memo: dict[Expr, Expr] = {}
-
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node.source not in made:
-            return None
-        place = tuple(node.indices[d] for d in full[node.source])
-        return load(made[node.source], place, node.guard, node.default)
-
-    def rewrite(e: Expr) -> Expr:
-        return transform(e, rule, memo)
-
-    def in_stage(stage: Stage) -> Stage:
-        stage = map_expressions(stage, rewrite)
-        assigns, along = (
-            tuple(
-                replace(
-                    a, buffer=made[a.buffer], indices=tuple(a.indices[d] for d in full[a.buffer])
-                )
-                if a.buffer in made
-                else a
-                for a in group
-            )
-            for group in (stage.assigns, stage.along)
-        )
-        return replace(stage, assigns=assigns, along=along)
-
-    def in_step(step: Step) -> Step:
-        if not isinstance(step, Nest):
-            return with_parts(step, lambda steps: map(in_step, steps), rewrite)
-        if all(made.keys().isdisjoint((*s.inputs, *s.outputs)) for s in step.stages):
-            return step
-        if _is_alone(step):
-            return replace(step, stages=(_in_order(in_stage(step.stages[0])),))
-        return replace(step, stages=tuple(map(in_stage, step.stages)))
-
-    return LaidOut([in_step(step) for step in steps], made, orders)
-
-
-def _in_order(stage: Stage) -> Stage:
-    """The stage going along memory: a map along its first result, a fold along what it reads."""
-    if not _is_simple(stage) or contraction(stage) is not None:
-        return stage
-    if is_map(stage):
-        steps = [stride(stage.assigns[0], v) or 0 for v in stage.axes]
-        if not all(steps):
-            return stage
-        apart = dict(zip(stage.axes, map(abs, steps), strict=True))
-        return replace(stage, axes=tuple(sorted(stage.axes, key=lambda v: -apart[v])))
-    if not commutes(stage.combiner):
-        return stage
-    stage = replace(stage, reduce_axes=in_memory_order(stage.reduce_axes, stage.terms))
-    turned = replace(stage, axes=in_memory_order(stage.axes, stage.terms)) if stage.axes else stage
-    return turned if walks_columns(turned) and not walks_columns(stage) else stage
 
 
 def _bytes(steps: Iterable[Step]) -> int:
@@ -271,7 +185,7 @@ def _factor_bytes(roles: Contraction) -> int:
 
 def _apart_bytes(stage: Stage, nest: Nest) -> int:
     """The same of what a stage reads against the grain."""
-    if _is_alone(nest):
+    if is_alone(nest):
         if is_map(stage):
             return _IN_SQUARES * far_apart(stage)
         if (roles := contraction(stage)) is not None:

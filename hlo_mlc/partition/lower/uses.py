@@ -28,10 +28,10 @@ SHORT_PRODUCT, SHORT_PRODUCT_WITHIN, MATRICES = 8, 4, 16
 DEPTH_LIMIT = 64
 
 
-def written_out(nodes: Iterable[Node]) -> frozenset[Node]:
+def written_out(nodes: Iterable[Node], any_rows: bool = False) -> frozenset[Node]:
     """Of nodes in order, the reductions and products of so few terms that they are part of what
-    reads their results, wherever it is."""
-    nodes = tuple(nodes)
+    reads their results, wherever it is; with `any_rows`, none that sums along a first dimension."""
+    nodes = tuple(node for node in nodes if not (any_rows and _folds_rows(node)))
     terms = {node: _terms(node) for node in nodes if node.op == "stablehlo.reduce"}
     short = {node for node, count in terms.items() if 0 < count <= SHORT_FOLD}
     products = [node for node in nodes if _is_short_product(node)]
@@ -68,6 +68,14 @@ def users_behind(
                     seen.add(user.results[0])
                     behind.append(user.results[0])
         front = behind
+
+
+def _folds_rows(node: Node) -> bool:
+    names = {
+        "stablehlo.reduce": "dimensions",
+        "stablehlo.dot_general": "lhs_contracting_dimensions",
+    }
+    return node.op in names and not node.opaque and 0 in node.attributes[names[node.op]]
 
 
 def _terms(reduction: Node) -> int:
