@@ -14,6 +14,7 @@ SHOWING = (
     "captured_head",
     "cholesky_8x8",
     "depthwise_signals",
+    "elements",
     "encoder_captured",
     "joined_features",
     "logistic_step",

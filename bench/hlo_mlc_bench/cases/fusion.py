@@ -72,6 +72,19 @@ def looked_up_rows(inputs: Inputs, *, words: int, rows: int, each: int, width: i
     )
 
 
+def elements(inputs: Inputs, *, nodes: int, elements: int, corners: int) -> Workload:
+    """The forces of finite elements: small matrices times what their corners have."""
+
+    def function(stiffness: jax.Array, u: jax.Array, corners: jax.Array) -> jax.Array:
+        return jnp.einsum("eij,ej->ei", stiffness, u[corners])
+
+    return function, (
+        inputs.normal(elements, corners, corners),
+        inputs.normal(nodes),
+        inputs.places(nodes, elements, corners),
+    )
+
+
 def joined_features(inputs: Inputs, *, rows: int, one: int, other: int, columns: int) -> Workload:
     """A layer of few outputs over features of two origins."""
 
@@ -191,6 +204,12 @@ CASES = (
         looked_up_rows,
         {"words": 1000, "rows": 500, "each": 3, "width": 64},
         tiny={"words": 9, "rows": 5, "each": 3, "width": 7},
+    ),
+    _case(
+        "elements",
+        elements,
+        {"nodes": 1000, "elements": 2000, "corners": 8},
+        tiny={"nodes": 9, "elements": 5, "corners": 3},
     ),
     _case(
         "joined_features",

@@ -66,7 +66,7 @@ SLACK, FAR = 1 / 16, 1 << 22
 CHEAP = 2
 # But what is looked up is not, by readers that take each element so often: small matrices by what
 # stands at places that are read, as in finite elements, took 0.25 of the time where it was kept, of
-# 8 x 8 and of 16 x 16, but 4 times as long of 6 x 6.
+# 8 x 8 and of 16 x 16, but 4 times as long of 6 x 6 (elements).
 LOOKED_UP_AGAIN = 8
 
 
