@@ -8,6 +8,7 @@ are rough; the ratios between both sides decide.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -46,7 +47,7 @@ from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.update import is_in_rows, shared_axis
 from hlo_mlc.tensor.canonical import stages
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, stage_cost
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.phases import in_phases
@@ -402,18 +403,57 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     if any(cluster.in_loop or verdict.recorded or verdict.fault for cluster, verdict in plan.taken):
         return plan
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
-    total = (
-        target.rates.dispatch_us
-        + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
-        + sum(least_arithmetic_us(node, target) for node in plan.left)
-    )
-    if saved > (1 - 1 / MARGIN) * total:
+    if saved > (1 - 1 / MARGIN) * _total_us(plan, target):
         return plan
     reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
     left = [
         (cluster, replace(verdict, take=False, reason=reason)) for cluster, verdict in plan.taken
     ]
     return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
+
+
+def _total_us(plan: Plan, target: CpuTarget) -> float:
+    """A call of the program as XLA computes it, loops of its own going round once."""
+    return (
+        target.rates.dispatch_us
+        + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
+        + sum(least_arithmetic_us(node, target) for node in plan.left)
+    )
+
+
+# Operations that a kernel has beyond those of the program that it computes, from which on it has
+# to be worth compiling, and the least share of a call that it then saves.  A transform of 64
+# numbers, written out, is 2,000 of them, each of which takes 0.2 ms to compile: a quarter of the
+# first call of a spherical transform went into five kernels that saved 0.5 % of each later one.
+_MANY_OPERATIONS, _LEAST_SHARE = 500, 0.005
+
+
+def not_worth_compiling(plan: Plan, target: CpuTarget) -> dict[str, str]:
+    """Kernels, by their fingerprints, that take long to compile and save next to nothing of a call
+    in all their places, and how much; how often a loop of XLA's repeats some is not known, so
+    these are not among them."""
+    least_us = _LEAST_SHARE * _total_us(plan, target)
+    saved: Counter[str] = Counter()
+    operations: dict[str, int] = {}
+    for cluster, verdict in plan.taken:
+        fingerprint = cluster.kernel.fingerprint
+        repeats = cluster.in_loop or verdict.recorded or verdict.fault
+        saved[fingerprint] += math.inf if repeats else verdict.xla_us - verdict.ours_us
+        operations[fingerprint] = _operations_beyond(cluster)
+    return {
+        fingerprint: f"{count:,} operations would be compiled to save {saved[fingerprint]:.1f} us, "
+        "next to nothing of the program's time"
+        for fingerprint, count in operations.items()
+        if count > _MANY_OPERATIONS and saved[fingerprint] < least_us
+    }
+
+
+def _operations_beyond(cluster: Cluster) -> int:
+    """The operations of a cluster's stages that are none of the program's."""
+    program = cluster.kernel.program
+    own = sum(stage_cost(stage) for step in program.steps for stage in stages(step))
+    inner = (node for outer in cluster.nodes for region in outer.regions for node in region.walk())
+    return own - len(cluster.nodes) - sum(1 for _ in inner)
 
 
 def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:
