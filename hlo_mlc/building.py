@@ -74,7 +74,7 @@ class _Begun:
     from, are None if they are not needed.
     """
 
-    key: str
+    key: Callable[[], str]
     draft: KernelObject
     source: Source | None = None
     loops: LoopProgram | None = None
@@ -88,7 +88,7 @@ class _Begun:
     def store(self, made: KernelObject, cache: ObjectCache, backend: Backend) -> None:
         """Keep what was assembled."""
         if not self.draft.code:
-            cache.put(self.key, made.pack(backend.machines))
+            cache.put(self.key(), made.pack(backend.machines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,8 @@ def build_kernels(
     with (
         _building,
         short_turns(_TURN_S),
-        _counted(options) as tally,
         _assemblers(wait=not may_promise) as assembler,
+        _counted(options, assembler) as tally,
     ):
         batch = _Batch(
             options, backend, cache, record, tally, assembler, may_promise, most_lines, most_lines
@@ -460,8 +460,13 @@ def _begin(
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
-    key = object_key(kernel, backend, schedules, checked, generators_digest(options.cache_dir))
-    packed = cache.get(key)
+
+    def key() -> str:
+        # Not before it is needed: the sources of the generators, which it names, are 200 files.
+        digest = generators_digest(options.cache_dir)
+        return object_key(kernel, backend, schedules, checked, digest)
+
+    packed = None if cache.is_empty() else cache.get(key())
     stored = (
         KernelObject.unpack(packed)
         if packed is not None
@@ -513,13 +518,24 @@ def _proved(loops: LoopProgram, tally: Counter[str]) -> tuple[LoopProgram, Proof
 
 
 @contextlib.contextmanager
-def _counted(options: Options) -> Iterator[Counter[str]]:
-    """What is counted in here is added to what is kept."""
+def _counted(
+    options: Options, assembler: ThreadPoolExecutor | None = None
+) -> Iterator[Counter[str]]:
+    """What is counted in here is added to what is kept, behind what is assembled."""
     tally: Counter[str] = Counter()
+
+    def add() -> None:
+        add_proofs(options.cache_dir, generators_digest(options.cache_dir), tally)
+
     try:
         yield tally
     finally:
-        add_proofs(options.cache_dir, generators_digest(options.cache_dir), tally)
+        if assembler is None:
+            add()
+        elif tally:
+            # Where no thread can be started one that there is may do it, or these are not counted.
+            with contextlib.suppress(RuntimeError):
+                assembler.submit(add)
 
 
 def proofs_here(options: Options) -> Counter[str]:
