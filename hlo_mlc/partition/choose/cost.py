@@ -422,30 +422,34 @@ def _total_us(plan: Plan, target: CpuTarget) -> float:
 
 
 # Operations that a kernel has beyond those of the program that it computes, from which on it has
-# to be worth compiling, and the least share of a call that it then saves.  A transform of 64
+# to be worth compiling, and the share of a call that is next to nothing.  A transform of 64
 # numbers, written out, is 2,000 of them, each of which takes 0.2 ms to compile: a quarter of the
 # first call of a spherical transform went into five kernels that saved 0.5 % of each later one.
-_MANY_OPERATIONS, _LEAST_SHARE = 500, 0.005
+_MANY_OPERATIONS, _NEXT_TO_NOTHING = 500, 0.01
 
 
 def not_worth_compiling(plan: Plan, target: CpuTarget) -> dict[str, str]:
-    """Kernels, by their fingerprints, that take long to compile and save next to nothing of a call
-    in all their places, and how much; how often a loop of XLA's repeats some is not known, so
-    these are not among them."""
-    least_us = _LEAST_SHARE * _total_us(plan, target)
+    """Kernels, by their fingerprints, that take long to compile and together save next to nothing
+    of a call, and what each does; how often a loop of XLA's repeats some is not known, so these are
+    not among them."""
     saved: Counter[str] = Counter()
     operations: dict[str, int] = {}
     for cluster, verdict in plan.taken:
         fingerprint = cluster.kernel.fingerprint
-        repeats = cluster.in_loop or verdict.recorded or verdict.fault
-        saved[fingerprint] += math.inf if repeats else verdict.xla_us - verdict.ours_us
+        stays = cluster.in_loop or verdict.recorded or verdict.fault
+        saved[fingerprint] += math.inf if stays else verdict.xla_us - verdict.ours_us
         operations[fingerprint] = _operations_beyond(cluster)
-    return {
-        fingerprint: f"{count:,} operations would be compiled to save {saved[fingerprint]:.1f} us, "
-        "next to nothing of the program's time"
-        for fingerprint, count in operations.items()
-        if count > _MANY_OPERATIONS and saved[fingerprint] < least_us
-    }
+    spare, left = _NEXT_TO_NOTHING * _total_us(plan, target), dict[str, str]()
+    for fingerprint in sorted(operations, key=saved.__getitem__):
+        if operations[fingerprint] > _MANY_OPERATIONS:
+            spare -= saved[fingerprint]
+            if spare < 0:
+                break
+            left[fingerprint] = (
+                f"{operations[fingerprint]:,} operations would be compiled to save "
+                f"{saved[fingerprint]:.1f} us, next to nothing of the program's time"
+            )
+    return left
 
 
 def _operations_beyond(cluster: Cluster) -> int:
