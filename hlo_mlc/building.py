@@ -74,7 +74,7 @@ class _Begun:
     from, are None if they are not needed.
     """
 
-    key: str
+    key: Callable[[], str]
     draft: KernelObject
     source: Source | None = None
     loops: LoopProgram | None = None
@@ -88,7 +88,7 @@ class _Begun:
     def store(self, made: KernelObject, cache: ObjectCache, backend: Backend) -> None:
         """Keep what was assembled."""
         if not self.draft.code:
-            cache.put(self.key, made.pack(backend.machines))
+            cache.put(self.key(), made.pack(backend.machines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,19 +231,17 @@ def build_kernels(
     variants.release_unused()
     # Others want to see what fails, or what comes out, before the program is compiled.
     may_promise = options.choose == "auto" and not checked and record.folder is None
-    with (
-        _building,
-        short_turns(_TURN_S),
-        _counted(options) as tally,
-        _assemblers(wait=not may_promise) as assembler,
-    ):
+    with _building, short_turns(_TURN_S), _assemblers(wait=not may_promise) as assembler:
         batch = _Batch(
-            options, backend, cache, record, tally, assembler, may_promise, most_lines, most_lines
+            options, backend, cache, record, assembler, may_promise, most_lines, most_lines
         )
-        for kernel in wanted.values():
-            batch.begin(kernel)
-        for pending in batch.pending:
-            batch.finish(pending)
+        try:
+            for kernel in wanted.values():
+                batch.begin(kernel)
+            for pending in batch.pending:
+                batch.finish(pending)
+        finally:
+            batch.end()
     for kept in tuple(_keepers):
         kept += batch.built.values()
     return Building(batch.built, batch.failed, batch.refused)
@@ -258,17 +256,18 @@ class _Batch:
     backend: Backend
     cache: ObjectCache
     record: Recorder
-    tally: Counter[str]
     assembler: ThreadPoolExecutor
     may_promise: bool
     most_lines: int
     remaining: int
     misfits: int = 0
     is_announced: bool = False
+    tally: Counter[str] = field(default_factory=Counter)
     built: dict[str, BuiltKernel] = field(default_factory=dict)
     failed: dict[str, Fault] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     pending: list[_Pending] = field(default_factory=list)
+    kept: list[tuple[_Begun, Future[KernelObject]]] = field(default_factory=list)
 
     def begin(self, kernel: Kernel) -> None:
         """Takes a kernel that there is, or prints one and has it assembled."""
@@ -307,6 +306,30 @@ class _Batch:
             fresh.publish()
             self.built[kernel.fingerprint] = _built[one.key] = fresh
 
+    def end(self) -> None:
+        """Has what is promised kept for other processes, and counted, when nothing is printed any
+        longer: both are Python's work."""
+        line = users_line()
+
+        def store() -> None:
+            for begun, made in self.kept:
+                if made.exception() is not None:
+                    continue
+                try:
+                    begun.store(made.result(), self.cache, self.backend)
+                except Exception as error:
+                    warn(
+                        f"hlo_mlc will compile {begun.draft.name} again in each process: "
+                        f"{Fault(error).reason}",
+                        line,
+                    )
+            _count(self.tally, self.options)
+
+        if self.kept:
+            _later(self.assembler, store)
+        else:
+            _count(self.tally, self.options)
+
     def _contained(self, kernel: Kernel) -> Contained:
         """What fails in here is the kernel's fault alone, unless the user wants ours only."""
         return Contained(
@@ -334,7 +357,7 @@ class _Batch:
         if self.may_promise and begun.loops is not None and key not in _broken:
             promised = self.backend.promise(kernel, begun.draft)
         if promised is not None:
-            _keep_later(promised, key, begun, self.cache, self.assembler)
+            self.kept.append((begun, _keep_later(promised, key, begun, self.assembler)))
             self.built[kernel.fingerprint] = _built[key] = promised
         else:
             self.pending.append(
@@ -371,27 +394,43 @@ def _loaded(
     return made, backend.load(kernel, made)
 
 
+def _later(assembler: ThreadPoolExecutor, work: Callable[[], None]) -> None:
+    """Has the assembler do what nobody waits for, or does it here where it has no thread."""
+    first = threading.Lock()
+
+    def once() -> None:
+        if first.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                LATER.__exit__()
+
+    LATER.__enter__()
+    try:
+        assembler.submit(once)
+    except BaseException as error:  # maybe a thread that there is does it all the same
+        once()
+        if not isinstance(error, RuntimeError):  # which says that none can be started
+            raise
+
+
 def _keep_later(
-    promised: PromisedKernel,
-    key: _Key,
-    begun: _Begun,
-    cache: ObjectCache,
-    assembler: ThreadPoolExecutor,
-) -> None:
+    promised: PromisedKernel, key: _Key, begun: _Begun, assembler: ThreadPoolExecutor
+) -> Future[KernelObject]:
     """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
     loops, line = begun.loops, users_line()  # there is none on the other thread
     _, backend, _ = key
-    first = threading.Lock()
+    object_: Future[KernelObject] = Future()
     assert loops is not None
 
     def keep() -> None:
-        if not first.acquire(blocking=False):
-            return
         try:
             with short_turns(_TURN_S):
                 made = begun.assembled()
                 promised.keep(backend.load(promised.kernel, made))
+            object_.set_result(made)
         except BaseException as error:
+            object_.set_exception(error)
             _broken[key] = ""
             promised.give_up(loops)
             fault = Fault(error if isinstance(error, Exception) else RuntimeError(repr(error)))
@@ -407,25 +446,9 @@ def _keep_later(
                 )
             if not isinstance(error, Exception):
                 raise
-        else:
-            try:
-                begun.store(made, cache, backend)
-            except Exception as error:
-                warn(
-                    f"hlo_mlc will compile {promised.kernel.name} again in each process: "
-                    f"{Fault(error).reason}",
-                    line,
-                )
-        finally:
-            LATER.__exit__()
 
-    LATER.__enter__()
-    try:
-        assembler.submit(keep)
-    except BaseException as error:  # maybe a thread that there is does it all the same
-        keep()
-        if not isinstance(error, RuntimeError):  # which says that none can be started
-            raise
+    _later(assembler, keep)
+    return object_
 
 
 def _forget(key: _Key) -> None:
@@ -460,8 +483,13 @@ def _begin(
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
-    key = object_key(kernel, backend, schedules, checked, generators_digest(options.cache_dir))
-    packed = cache.get(key)
+
+    def key() -> str:
+        # Not before it is needed: the sources of the generators, which it names, are 200 files.
+        digest = generators_digest(options.cache_dir)
+        return object_key(kernel, backend, schedules, checked, digest)
+
+    packed = None if cache.is_empty() else cache.get(key())
     stored = (
         KernelObject.unpack(packed)
         if packed is not None
@@ -519,6 +547,11 @@ def _counted(options: Options) -> Iterator[Counter[str]]:
     try:
         yield tally
     finally:
+        _count(tally, options)
+
+
+def _count(tally: Counter[str], options: Options) -> None:
+    if tally:
         add_proofs(options.cache_dir, generators_digest(options.cache_dir), tally)
 
 

@@ -18,6 +18,7 @@ from hlo_mlc.partition.choose.cost import (
     choose_all,
     choose_predicted,
     completion,
+    not_worth_compiling,
     predict,
     predict_rejected,
     worth_it,
@@ -27,7 +28,15 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import LIMITS, Chooser, Plan, Verdict, in_row_blocks, with_taken
+from hlo_mlc.partition.plan import (
+    LIMITS,
+    Chooser,
+    Plan,
+    Verdict,
+    in_row_blocks,
+    with_taken,
+    without,
+)
 from hlo_mlc.partition.row_blocks import MOST_ROWS
 from hlo_mlc.passes.complex_parts import (
     gains_in_parts,
@@ -168,7 +177,9 @@ class CpuBackend:
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         plan = worth_it(plan, self.target)
-        if more := completion(plan, self.target, refused):
+        long = not_worth_compiling(plan, self.target)
+        plan = without(plan, graph, long)
+        if more := completion(plan, self.target, {*refused, *long}):
             plan = with_taken(
                 plan,
                 graph,

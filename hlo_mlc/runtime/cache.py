@@ -60,6 +60,7 @@ class ObjectCache:
         self._size_bytes = 0  # when the folder was last looked at, and what was written since
         self._unseen_bytes: int | None = None  # written since; None before the first look
         self._problem = ""
+        self._is_empty = True  # when it was last looked at
         try:
             # Objects are code that will be run: nobody else may put any here.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,6 +103,13 @@ class ObjectCache:
         with contextlib.suppress(OSError):
             os.utime(path)
         return data
+
+    def is_empty(self) -> bool:
+        """Whether no object has been put here yet: nobody needs a key then to ask for one."""
+        if self._is_empty:
+            with contextlib.suppress(OSError):
+                self._is_empty = next(self._files(), None) is None
+        return self._is_empty
 
     def beginning(self, key: str, size: int) -> bytes:
         """The first bytes of an object, unchecked, for whoever only wants to show what it is: it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -82,6 +83,29 @@ def test_a_program_is_compiled_before_its_kernel(assembler: Assembler) -> None:
     assert not assembler.may.is_set()
     assembler.may.set()
     close(compiled(X), jax.nn.softmax(X * 2))
+
+
+def test_nobody_waits_for_the_key_of_a_kernel_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The sources that it names are read behind the call; later ones look for theirs."""
+    asked: list[str] = []
+    digest = building.generators_digest
+
+    def generators_digest(folder: Path) -> str:
+        asked.append(threading.current_thread().name)
+        return digest(folder)
+
+    monkeypatch.setattr(building, "generators_digest", generators_digest)
+    close(mlc_jit(softmax, choose="auto")(X), jax.nn.softmax(X * 2))
+    objects, end = cache.object_cache(Options(cache_dir=tmp_path)), time.monotonic() + LIMIT_S
+    while objects.is_empty() and time.monotonic() < end:
+        time.sleep(0.01)
+    here = threading.current_thread().name
+    assert here not in asked
+    building._built.clear()
+    mlc_jit(lambda x: softmax(x), choose="auto")(X)
+    assert here in asked
 
 
 def test_executions_wait_for_it_on_any_thread(assembler: Assembler) -> None:

@@ -94,6 +94,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(cpu, "choose_predicted", choose_all)
+    monkeypatch.setattr(cache.ObjectCache, "is_empty", lambda _: False)  # so that it is asked
     monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
     monkeypatch.setattr(cpu, "completion", lambda *_: ())
     monkeypatch.setattr(measuring, "_WORTH_IT", 0.0)

@@ -24,6 +24,7 @@ from hlo_mlc.partition.choose.cost import (
     choose_predicted,
     completion,
     estimate,
+    not_worth_compiling,
     predict,
     worth_it,
 )
@@ -534,6 +535,25 @@ def test_next_to_nothing_is_not_worth_it() -> None:
     assert worth_it(tuned, TARGET) is tuned
     plan = plan_of(mostly_moves, (4, 4), (MILLION,))
     assert worth_it(plan, TARGET) is plan
+
+
+def test_long_code_has_to_save_some_of_a_call() -> None:
+    """Eigenvalues of 4 x 4, written out, beside much that XLA is as fast at."""
+
+    def function(matrices: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.linalg.eigvalsh(matrices), jnp.tanh(x)
+
+    plan = plan_of(function, (2, 4, 4), (16 * MILLION,))
+    ((cluster, verdict),) = plan.taken
+    ((kernel, reason),) = not_worth_compiling(plan, TARGET).items()
+    assert kernel == cluster.kernel.fingerprint
+    assert "next to nothing" in reason
+    for kept in (replace(cluster, in_loop=True), verdict), (cluster, replace(verdict, fault="bad")):
+        assert not not_worth_compiling(replace(plan, taken=[kept]), TARGET)
+    for many, few in ((64, 16 * MILLION), (2, 4096)):
+        plan = plan_of(function, (many, 4, 4), (few,))
+        assert plan.taken
+        assert not not_worth_compiling(plan, TARGET)
 
 
 def test_what_is_not_modelled_counts_with_its_arithmetic() -> None:

@@ -248,6 +248,15 @@ def test_a_folder_that_is_removed_is_made_again(cache):
     assert cache.get(key_of("a")) == b"again"
 
 
+def test_it_is_empty_until_somebody_puts_something_there(cache):
+    other = ObjectCache(cache.folder)
+    assert cache.is_empty()
+    other.put(key_of("a"), b"object of a")
+    assert not cache.is_empty()
+    assert not ObjectCache(cache.folder).is_empty()
+    assert ObjectCache(cache.folder / "absent" / "below").is_empty()
+
+
 def test_options_name_one_cache_per_process(tmp_path):
     options = Options(cache_dir=tmp_path)
     assert object_cache(options) is object_cache(Options(cache_dir=tmp_path, debug=1))

@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import llvmlite
 import pytest
 
 import hlo_mlc
@@ -40,6 +41,13 @@ def test_ours_is_said_once() -> None:
 def test_a_tree_of_sources_has_a_version(_uninstalled: None) -> None:
     assert version("hlo-mlc") == f"{VERSION}+source"
     assert today()["hlo-mlc"] == f"{VERSION}+source"
+
+
+def test_a_package_that_is_loaded_is_asked_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    version.cache_clear()
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: pytest.fail(package))
+    assert version("llvmlite") == llvmlite.__version__
+    version.cache_clear()
 
 
 def test_what_is_absent_is_named(_uninstalled: None) -> None:

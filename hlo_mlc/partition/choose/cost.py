@@ -8,6 +8,7 @@ are rough; the ratios between both sides decide.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -49,7 +50,7 @@ from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.stepwise import blocks
 from hlo_mlc.templates.update import is_in_rows, shared_axis
 from hlo_mlc.tensor.canonical import stages
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, stage_cost
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.phases import in_phases
@@ -472,18 +473,61 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     if any(cluster.in_loop or verdict.recorded or verdict.fault for cluster, verdict in plan.taken):
         return plan
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
-    total = (
-        target.rates.dispatch_us
-        + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
-        + sum(least_arithmetic_us(node, target) for node in plan.left)
-    )
-    if saved > (1 - 1 / MARGIN) * total:
+    if saved > (1 - 1 / MARGIN) * _total_us(plan, target):
         return plan
     reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
     left = [
         (cluster, replace(verdict, take=False, reason=reason)) for cluster, verdict in plan.taken
     ]
     return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
+
+
+def _total_us(plan: Plan, target: CpuTarget) -> float:
+    """A call of the program as XLA computes it, loops of its own going round once."""
+    return (
+        target.rates.dispatch_us
+        + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
+        + sum(least_arithmetic_us(node, target) for node in plan.left)
+    )
+
+
+# Operations that a kernel has beyond those of the program that it computes, from which on it has
+# to be worth compiling, and the share of a call that is next to nothing.  A transform of 64
+# numbers, written out, is 2,000 of them, each of which takes 0.2 ms to compile: a quarter of the
+# first call of a spherical transform went into five kernels that saved 0.5 % of each later one.
+_MANY_OPERATIONS, _NEXT_TO_NOTHING = 500, 0.01
+
+
+def not_worth_compiling(plan: Plan, target: CpuTarget) -> dict[str, str]:
+    """Kernels, by their fingerprints, that take long to compile and together save next to nothing
+    of a call, and what each does; how often a loop of XLA's repeats some is not known, so these are
+    not among them."""
+    saved: Counter[str] = Counter()
+    operations: dict[str, int] = {}
+    for cluster, verdict in plan.taken:
+        fingerprint = cluster.kernel.fingerprint
+        stays = cluster.in_loop or verdict.recorded or verdict.fault
+        saved[fingerprint] += math.inf if stays else verdict.xla_us - verdict.ours_us
+        operations[fingerprint] = _operations_beyond(cluster)
+    spare, left = _NEXT_TO_NOTHING * _total_us(plan, target), dict[str, str]()
+    for fingerprint in sorted(operations, key=saved.__getitem__):
+        if operations[fingerprint] > _MANY_OPERATIONS:
+            spare -= saved[fingerprint]
+            if spare < 0:
+                break
+            left[fingerprint] = (
+                f"{operations[fingerprint]:,} operations would be compiled to save "
+                f"{saved[fingerprint]:.1f} us, next to nothing of the program's time"
+            )
+    return left
+
+
+def _operations_beyond(cluster: Cluster) -> int:
+    """The operations of a cluster's stages that are none of the program's."""
+    program = cluster.kernel.program
+    own = sum(stage_cost(stage) for step in program.steps for stage in stages(step))
+    inner = (node for outer in cluster.nodes for region in outer.regions for node in region.walk())
+    return own - len(cluster.nodes) - sum(1 for _ in inner)
 
 
 def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:
