@@ -27,6 +27,7 @@ import hlo_mlc.partition as package
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.partition.fuse.nests import ROW_LIMIT
+from hlo_mlc.partition.plan import LIMITS
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
 from hlo_mlc_bench.cases import BY_NAME
@@ -136,7 +137,7 @@ def _watching(watch: Watch) -> CpuBackend:
                 if vars(other).get(name) is value:
                     setattr(other, name, number)
             rows = number if name == "ROW_LIMIT" else rows
-    limits = replace(CpuBackend.limits, row_elements=rows)
+    limits = replace(LIMITS, row_elements=rows)
     backend = type("Watching", (CpuBackend,), {"limits": limits})
     return backend(replace(named("x86-64-v4"), cores=2))
 

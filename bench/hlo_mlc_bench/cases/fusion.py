@@ -75,8 +75,8 @@ def looked_up_rows(inputs: Inputs, *, words: int, rows: int, each: int, width: i
 def elements(inputs: Inputs, *, nodes: int, elements: int, corners: int) -> Workload:
     """The forces of finite elements: small matrices times what their corners have."""
 
-    def function(stiffness: jax.Array, u: jax.Array, corners: jax.Array) -> jax.Array:
-        return jnp.einsum("eij,ej->ei", stiffness, u[corners])
+    def function(stiffness: jax.Array, u: jax.Array, mesh: jax.Array) -> jax.Array:
+        return jnp.einsum("eij,ej->ei", stiffness, jnp.take(u, mesh, mode="clip"))
 
     return function, (
         inputs.normal(elements, corners, corners),

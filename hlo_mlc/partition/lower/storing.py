@@ -300,7 +300,7 @@ def _is_found_again(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     if any(
         user.op == "stablehlo.dot_general"
         and user.attributes["lhs_batching_dimensions"]
-        and times_read(user, read) >= FOUND_BY_PRODUCT
+        and int(times_read(user, read)) >= FOUND_BY_PRODUCT
         for user, read in users_behind(found, uses, moves)
     ):
         return True
