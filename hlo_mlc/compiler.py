@@ -110,7 +110,7 @@ def compile_module(
 # most, or 1.5 s longer.  It also runs the
 # program: what kernels save of that may be spent on them (some gradients of convolutions take XLA a
 # second).
-_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 4, 100, 40
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
 _LINE_US = 50
 
 
