@@ -5,7 +5,9 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 
 
-def operations(within: ir.Module | ir.OpView | ir.Block, *names: str) -> list[ir.Operation]:
+def operations(
+    within: ir.Module | ir.Operation | ir.OpView | ir.Block, *names: str
+) -> list[ir.Operation]:
     """All of them, or those of these names, in the order of the text but for those that hold
     others, which come after these."""
     found: list[ir.Operation] = []

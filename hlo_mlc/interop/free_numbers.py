@@ -8,10 +8,11 @@ which would be multiplied, or for 1 and 2, of which nothing would be left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop.extraction import function_named
 
 _CALL, _NAME = "stablehlo.custom_call", "hlo_mlc.free_number"
@@ -20,7 +21,7 @@ _CONVERT, _CONSTANT = "stablehlo.convert", "stablehlo.constant"
 
 def mark_numbers(module: ir.Module) -> None:
     """Marks in all functions what may follow from sizes, before these are known."""
-    for conversion in _found(module, _may_follow_from_sizes):
+    for conversion in filter(_may_follow_from_sizes, operations(module, _CONVERT)):
         number = conversion.results[0]
         readers = [(use.owner, use.operand_number) for use in number.uses]
         with module.context, conversion.location, ir.InsertionPoint(conversion):
@@ -40,7 +41,7 @@ def mark_numbers(module: ir.Module) -> None:
 
 def without_marks(module: ir.Module) -> None:
     """Takes the marks out of a module."""
-    for marker in _found(module, _is_mark):
+    for marker in filter(_is_mark, operations(module, _CALL)):
         marker.results[0].replace_all_uses_with(marker.operands[0])
         marker.erase()
 
@@ -51,7 +52,7 @@ def free_numbers(module: ir.Module, entry: str) -> list[ir.Operation]:
     function = function_named(module, entry)
     (body,) = function.regions[0].blocks
     numbers = []
-    for marker in _found(function, _is_mark):
+    for marker in filter(_is_mark, operations(function, _CALL)):
         conversion = _maker(marker.operands[0])
         if conversion is not None and _is_known(conversion):
             parameter = body.add_argument(marker.results[0].type, marker.location)
@@ -80,8 +81,6 @@ def write_numbers(module: ir.Module, entry: str, numbers: Sequence[ir.Operation]
 
 
 def _may_follow_from_sizes(operation: ir.Operation) -> bool:
-    if operation.name != _CONVERT:
-        return False
     (given,), (made,) = (
         [ir.RankedTensorType(value.type) for value in values]
         for values in (operation.operands, operation.results)
@@ -109,24 +108,7 @@ def _is_known(operation: ir.Operation) -> bool:
 
 
 def _is_mark(operation: ir.Operation) -> bool:
-    return (
-        operation.name == _CALL
-        and ir.StringAttr(operation.attributes["call_target_name"]).value == _NAME
-    )
-
-
-def _found(
-    where: ir.Module | ir.Operation, is_wanted: Callable[[ir.Operation], bool]
-) -> list[ir.Operation]:
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if is_wanted(operation):
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    where.operation.walk(visit)
-    return found
+    return ir.StringAttr(operation.attributes["call_target_name"]).value == _NAME
 
 
 def _set_parameters(function: ir.Operation, types: Sequence[ir.Type]) -> None:

@@ -90,9 +90,10 @@ def index_extents(graph: Graph) -> Mapping[Value, int]:
 
 
 def _handed_on(node: Node) -> Sequence[Value]:
-    """The operands whose numbers are those of the results, or nearly, or bounds of them."""
+    """The operands whose numbers are those of the results, or nearly, or bounds of them; none where
+    indices choose from them."""
     definition = lookup(node.op)
-    if definition is None or node.opaque:
+    if definition is None or node.opaque or any(_indexed(node)):
         return ()
     if definition.sources is not None:
         return node.operands[definition.sources]
