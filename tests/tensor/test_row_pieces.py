@@ -53,12 +53,13 @@ def test_what_is_read_after_a_fold_is_another_piece(program_of) -> None:
     assert whole.program.results[0] in reading.program.operands
 
 
-def test_folds_of_groups_are_folded_in_the_piece_behind(program_of) -> None:
-    folding, whole, _ = pieces_of(program_of(centred, X), groups=4)
+def test_folds_of_groups_are_folded_in_a_piece_of_their_own(program_of) -> None:
+    folding, joined, whole, _ = pieces_of(program_of(centred, X), groups=4)
     (fold,) = folding.folds
     assert fold.of_groups.shape == (4, 30)
     assert fold.after.shape == fold.before.shape == (30,)
-    assert whole.program.operands == (fold.of_groups,)
+    assert joined.program.operands == (fold.of_groups,) and not joined.has_rows
+    assert whole.program.operands == joined.program.results
     alone, joined = pieces_of(program_of(lambda x: jnp.max(x * 2, 0), X), groups=16)
     assert joined.program.results == program_of(lambda x: jnp.max(x * 2, 0), X).results
     assert not joined.has_rows and alone.has_rows
