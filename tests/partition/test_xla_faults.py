@@ -1,4 +1,4 @@
-"""What kills the process when XLA runs it is ours."""
+"""What kills the process when XLA runs it, or comes out wrong, is ours."""
 
 from __future__ import annotations
 
@@ -72,3 +72,45 @@ def test_programs_run_all_the_same(beside: Callable) -> None:
         report = function.report(SEEN, TABLE)
         assert report.kernels and not is_open(report)
         assert "may crash" in report.kernels[0].reason
+
+
+def shifted(r: jax.Array) -> jax.Array:
+    return r.at[1:].set(r[:-1] * 2)
+
+
+def shifted_by(r: jax.Array) -> jax.Array:
+    begin = jax.lax.dynamic_slice(r, (jnp.int32(0),), (r.shape[0] - 1,))
+    return jax.lax.dynamic_update_slice(r, begin, (jnp.int32(1),))
+
+
+def larger(r: jax.Array, of: Callable) -> jax.Array:
+    other = of(r)
+    return jnp.where(other > r, other, r)
+
+
+@pytest.mark.parametrize("of", [shifted, shifted_by])
+def test_rows_that_are_set_to_parts_of_themselves_in_loops(of: Callable) -> None:
+    """By jax.jit all that follow are the first element."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32))
+    expected = np.stack([larger(row, of) for row in x])
+
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda row: larger(row, of), x)
+
+    assert "overwrite" in fault(nodes_of(function, x))
+    ours = mlc_jit(function)
+    np.testing.assert_array_equal(ours(x), expected)
+    assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.stack([shifted(row) for row in x]),  # in no loop
+        lambda x: jax.lax.scan(lambda r, y: (r.at[1:].set(r[:-1]) + y, r), x[0], x),
+        lambda x: jax.lax.map(lambda row: row.at[1:].set(1.0), x),
+        lambda x: jax.lax.map(lambda row: row.at[1:].add(row[:-1]), x),
+    ],
+)
+def test_others_are_set_as_they_should_be(function: Callable) -> None:
+    assert fault(nodes_of(function, jnp.ones((5, 8)))) == ""
