@@ -362,6 +362,5 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
             lambda table, places: table[places],
             _of_torch(lambda torch, table, places: torch.nn.functional.embedding(places, table)),
         ),
-        "sort": Program(np.sort, _of_torch(lambda torch, x: torch.sort(x).values)),
         "segment_sum": Program(_segment_sum(segments), _torch_segment_sum(segments)),
     }
