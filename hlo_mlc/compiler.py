@@ -107,9 +107,8 @@ def compile_module(
 # operations took XLA 0.2 to 0.7 ms for each (a step of a physics engine, 3,300 of them, 2), chains
 # of 2,000 updates 4; layers of a product, or of a norm, and a few operations more took it 9 to 60
 # ms, and three times as long with gradients.  So a first call takes about twice as long as XLA's at
-# most, or 1.5 s longer.  It also runs the
-# program: what kernels save of that may be spent on them (some gradients of convolutions take XLA a
-# second).
+# most, or 1.5 s longer.  It also runs the program: what kernels save of that may be spent on them
+# (some gradients of convolutions take XLA a second).
 _LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
 _LINE_US = 50
 

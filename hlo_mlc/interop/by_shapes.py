@@ -109,7 +109,8 @@ class ByShapes:
         return program
 
     def _prepare_meanwhile(self, shapes: Shapes) -> None:
-        """Makes what other shapes need; runs in a thread of its own."""
+        """Makes what other shapes need; runs in a thread of its own. What fails here is made, and
+        told if it fails again, by the call that needs it."""
         with contextlib.suppress(Exception), meanwhile() as it_is_time:
             for report in self._prepare(shapes) if it_is_time else ():
                 self._prepared.append(report)
