@@ -205,28 +205,26 @@ def with_other_values(node: Node, new: Callable[[Value], Value]) -> Node:
     captured = dict.fromkeys(v for region in node.regions for v in region.captures)
     renamed = {v: new(v) for v in captured}
     regions = (
-        tuple([_reading(region, renamed) for region in node.regions])
+        tuple([with_captures(region, renamed) for region in node.regions])
         if any(old is not other for old, other in renamed.items())
         else node.regions
     )
     return with_parts(node, tuple([new(v) for v in node.operands]), regions)
 
 
-def _reading(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
+def with_captures(region: Graph, renamed: Mapping[Value, Value]) -> Graph:
     """The region with other values in place of those from around it."""
 
     def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([renamed.get(v, v) for v in values])
 
-    nodes = tuple(
-        [
-            with_parts(
-                node, new(node.operands), tuple([_reading(r, renamed) for r in node.regions])
-            )
-            for node in graph.nodes
-        ]
-    )
-    return Graph(graph.parameters, nodes, new(graph.results))
+    nodes = [
+        with_parts(
+            node, new(node.operands), tuple([with_captures(r, renamed) for r in node.regions])
+        )
+        for node in region.nodes
+    ]
+    return with_body(region, nodes, new(region.results))
 
 
 def eliminate_dead_nodes(graph: Graph) -> Graph:

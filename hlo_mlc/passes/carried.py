@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.effects import is_removable
-from hlo_mlc.graph.rewrite import with_body, with_parts
+from hlo_mlc.graph.rewrite import with_captures
+from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
 
 
 def close_loops(graph: Graph) -> Graph:
@@ -15,17 +16,10 @@ def close_loops(graph: Graph) -> Graph:
     What a loop hands on unchanged, its body takes from outside; what only becomes itself and is
     not read after the loop is dropped.  Returns `graph` itself where loops carry nothing else.
     """
-    return _Closer(set(_used(graph))).graph(graph) if WHILE in graph.ops else graph
-
-
-def is_open_loop(node: Node) -> bool:
-    """Whether what this while loop carries may be changed: all of it is modelled."""
-    return (
-        node.op == WHILE
-        and not node.opaque
-        and len(node.regions) == 2
-        and all(v.type is not None and v.type.is_static for v in node.results)
-    )
+    if WHILE not in graph.ops:
+        return graph
+    used, removable = set(_used(graph)), {}
+    return rewrite_loops(graph, lambda loop, _: _closed(loop, used, removable))
 
 
 def _used(graph: Graph) -> Iterator[Value]:
@@ -37,69 +31,42 @@ def _used(graph: Graph) -> Iterator[Value]:
             yield from _used(region)
 
 
-class _Closer:
-    """One walk over a graph; `replaced` are parameters and results that are other values now."""
+def _closed(loop: Node, used: set[Value], removable: dict[Graph, bool]) -> Rewritten | None:
+    condition, body = loop.regions
+    changing = [k for k, v in enumerate(body.results) if v is not body.parameters[k]]
+    live, needed = _live(loop, [k for k, v in enumerate(loop.results) if v in used], removable)
+    kept = [
+        k
+        for k in changing
+        if body.parameters[k] in needed
+        or condition.parameters[k] in needed
+        or loop.results[k] in used
+    ]
+    if len(kept) == len(body.results) or not kept:
+        return None
 
-    def __init__(self, used: set[Value]) -> None:
-        self._used = used
-        self._removable: dict[Graph, bool] = {}
-        self._replaced: dict[Value, Value] = {}
+    def those(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([values[k] for k in kept])
 
-    def graph(self, graph: Graph) -> Graph:
-        nodes = [self._node(node) for node in graph.nodes]
-        return with_body(graph, nodes, self._resolve(graph.results))
-
-    def _node(self, node: Node) -> Node:
-        if self._replaced:
-            node = with_parts(node, self._resolve(node.operands), node.regions)
-        if is_open_loop(node):
-            node = self._closed(node)
-        if not node.regions:
-            return node
-        return with_parts(node, node.operands, tuple([self._region(r) for r in node.regions]))
-
-    def _region(self, region: Graph) -> Graph:
-        return self.graph(region) if self._replaced or WHILE in region.ops else region
-
-    def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple([self._replaced.get(value, value) for value in values])
-
-    def _closed(self, loop: Node) -> Node:
-        condition, body = loop.regions
-        changing = [k for k, v in enumerate(body.results) if v is not body.parameters[k]]
-        live, needed = _live(
-            loop, [k for k, v in enumerate(loop.results) if v in self._used], self._removable
-        )
-        kept = [
-            k
-            for k in changing
-            if body.parameters[k] in needed
-            or condition.parameters[k] in needed
-            or loop.results[k] in self._used
-        ]
-        if len(kept) == len(body.results) or not kept:
-            return loop
-        for k in set(range(len(body.results))) - set(changing):
-            for value in (condition.parameters[k], body.parameters[k], loop.results[k]):
-                self._replaced[value] = loop.operands[k]
-
-        def those(values: tuple[Value, ...]) -> tuple[Value, ...]:
-            return tuple([values[k] for k in kept])
-
-        alive = set(live)
-        nodes = tuple([node for node in body.nodes if node in alive])
-        regions = (
-            Graph(those(condition.parameters), condition.nodes, condition.results),
-            Graph(those(body.parameters), nodes, those(body.results)),
-        )
-        return Node(
-            loop.op,
-            those(loop.operands),
-            those(loop.results),
-            loop.attributes,
-            regions,
-            location=loop.location,
-        )
+    outside, results = {}, list(loop.results)
+    for k in set(range(len(body.results))) - set(changing):
+        outside[condition.parameters[k]] = outside[body.parameters[k]] = loop.operands[k]
+        results[k] = loop.operands[k]
+    alive = set(live)
+    nodes = tuple([node for node in body.nodes if node in alive])
+    regions = (
+        Graph(those(condition.parameters), condition.nodes, condition.results),
+        Graph(those(body.parameters), nodes, those(body.results)),
+    )
+    closed = Node(
+        loop.op,
+        those(loop.operands),
+        those(loop.results),
+        loop.attributes,
+        tuple([with_captures(region, outside) for region in regions]),
+        location=loop.location,
+    )
+    return Rewritten((closed,), tuple(results))
 
 
 def _live(

@@ -19,7 +19,7 @@ from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.invariant import Rewritten, rewrite_loops
+from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
 from hlo_mlc.passes.rows import DOT_OP, NewNodes, Rows, stacked
 
 # Bytes of all rows together that may be kept for a loop.

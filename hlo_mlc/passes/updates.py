@@ -14,7 +14,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, apply_rules
 from hlo_mlc.ops.registry import SOURCES
-from hlo_mlc.passes.carried import is_open_loop
+from hlo_mlc.passes.loop_rewriting import is_open_loop
 from hlo_mlc.passes.splat import element_of, is_splat_of
 
 _ADD_OP = "stablehlo.add"
