@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Callable
 
-from hlo_mlc.codegen.cpu import checking, reading, types, writing
+from hlo_mlc.codegen.cpu import checking, gaps, reading, types, writing
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.block import Block, Kind
@@ -15,7 +15,7 @@ from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import address, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr.core import Buffer, Expr, loads
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import (
     STACK_BYTES,
@@ -31,7 +31,7 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.support.errors import CodegenError, CodeLimitError
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16
@@ -113,39 +113,16 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
 
 
 def _stored_between(writer: Writer, loop: For, count: int) -> Store | None:
-    """What an unrolled loop stores, if its copies store vectors into each other's gaps, by which
-    nothing changes that they read; their lanes are then entered."""
-    if not _is_vector(loop.body) or not 1 < count <= WIDEST_STEP:
+    """What an unrolled loop stores, if its copies store vectors into each other's gaps; their lanes
+    are then entered."""
+    if not _is_vector(loop.body):
         return None
-    (vector,), function, module = loop.body, writer.function, writer.module
-    store, live = vector.body[0], _constant_extent(writer, vector)
-    if (
-        len(vector.body) > 1
-        or not isinstance(store, Store)
-        or store.guard is not None
-        or store.buffer.scope == "register"
-        or live < count
-        or live & (live - 1)
-        or function.mask is not None
-        or writer.storage(store.buffer).private_lanes
-        or writer.storage(store.buffer).writable is None
-    ):
-        return None
-    apart = dict(module.linear(store.buffer, store.indices)[0])
-    if (
-        apart.pop(loop.var, 0) != 1
-        or apart.pop(vector.var, 0) != count
-        or any(not a.free.isdisjoint((loop.var, vector.var)) for a in apart)
-        or any(
-            module.alias_class(one.source) == module.alias_class(store.buffer)
-            and (one.source, one.indices) != (store.buffer, store.indices)
-            for e in (*store.indices, store.value)
-            for one in loads(e)
-        )
-    ):
-        return None
-    _enter_vector(writer, vector, live)
-    writer.computed = store.buffer
+    (vector,) = loop.body
+    live = _constant_extent(writer, vector)
+    store = gaps.stored_by_copies(writer, loop, count, vector, live)
+    if store is not None:
+        _enter_vector(writer, vector, live)
+        writer.computed = store.buffer
     return store
 
 
@@ -245,7 +222,7 @@ def _write_vector(writer: Writer, loop: For) -> None:
     _enter_vector(writer, loop, live)
     rest = loop.body
     while rest:
-        count = _completing(writer, loop, rest, live)
+        count = gaps.stored_together(writer, loop, rest, live)
         if count == 1:
             write_all(writer, rest[:1])
         else:
@@ -257,53 +234,6 @@ def _write_vector(writer: Writer, loop: For) -> None:
             writing.write_between(writer, places, values)
         rest = rest[count:]
     writer.function.lane = None
-
-
-def _completing(writer: Writer, loop: For, body: Statements, live: int) -> int:
-    """How many of these statements store vectors into each other's gaps, by which nothing changes
-    that they read: 2, such as the parts of complex numbers, or 1."""
-    function, module = writer.function, writer.module
-    if (
-        len(body) < 2
-        or live < 2
-        or live & (live - 1)
-        or function.mask is not None
-        or not all(isinstance(one, Store) and one.guard is None for one in body[:2])
-    ):
-        return 1
-    first, second = body[:2]
-    if (
-        first.buffer is not second.buffer
-        or not _may_complete(writer, first.buffer)
-        or any(
-            _meets(module, one.source, first.buffer)
-            for store in body[:2]
-            for e in (*store.indices, store.value)
-            for one in loads(e)
-        )
-    ):
-        return 1
-    (terms, start), (others, following) = (
-        module.linear(one.buffer, one.indices) for one in body[:2]
-    )
-    apart = dict(terms)
-    return (
-        2
-        if apart == dict(others)
-        and following - start == 1
-        and apart.pop(loop.var, 0) == 2
-        and all(atom.free.isdisjoint((loop.var,)) for atom in apart)
-        else 1
-    )
-
-
-def _may_complete(writer: Writer, buffer: Buffer) -> bool:
-    storage = writer.storage(buffer)
-    return buffer.scope != "register" and not storage.private_lanes and storage.writable is not None
-
-
-def _meets(module: Module, one: Buffer, other: Buffer) -> bool:
-    return module.alias_class(one) == module.alias_class(other)
 
 
 def _enter_vector(writer: Writer, loop: For, live: int) -> None:
