@@ -65,7 +65,7 @@ class Store:
     def terms(self) -> tuple[Expr, ...]:
         return (self.value,)
 
-    def of(
+    def with_parts(
         self,
         buffers: Sequence[Buffer],
         indices: tuple[Expr, ...],
@@ -91,7 +91,7 @@ class Accumulate:
     guard: Expr | None = None
     atomic: bool = False  # iterations side by side may update one element, in any order
 
-    def of(
+    def with_parts(
         self,
         buffers: Sequence[Buffer],
         indices: tuple[Expr, ...],

@@ -111,7 +111,7 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             guard = None if stmt.guard is None else rule(stmt.guard)
             if indices == stmt.indices and terms == stmt.terms and guard is stmt.guard:
                 return stmt
-            return guarded(stmt.of(stmt.buffers, indices, terms, None), guard)
+            return guarded(stmt.with_parts(stmt.buffers, indices, terms, None), guard)
         case Prefetch():
             indices = tuple(map(rule, stmt.indices))
             return stmt if indices == stmt.indices else Prefetch(stmt.buffer, indices, stmt.ahead)
@@ -134,7 +134,7 @@ def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate 
     both = guard if stmt.guard is None else build.apply("and", stmt.guard, guard)
     if both is build.FALSE:
         return None
-    return stmt.of(stmt.buffers, stmt.indices, stmt.terms, both)
+    return stmt.with_parts(stmt.buffers, stmt.indices, stmt.terms, both)
 
 
 def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
@@ -176,7 +176,7 @@ def redirect(
             case Store() | Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
                 assert place is None or buffers.keys() >= {*stmt.buffers}, "they share indices"
                 new = [buffers.get(b, b) for b in stmt.buffers]
-                return (stmt.of(new, at(stmt.indices), stmt.terms, stmt.guard),)
+                return (stmt.with_parts(new, at(stmt.indices), stmt.terms, stmt.guard),)
             case Prefetch() if stmt.buffer in buffers:
                 # Where it has moved, what lies behind it is elsewhere now.
                 return (

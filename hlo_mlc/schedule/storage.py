@@ -412,7 +412,7 @@ def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
     terms = tuple(
         [build.transform(t, lambda node: new if node is value else None) for t in stmt.terms]
     )
-    return (stmt.of(stmt.buffers, stmt.indices, terms, stmt.guard),)
+    return (stmt.with_parts(stmt.buffers, stmt.indices, terms, stmt.guard),)
 
 
 def _operands(update: Accumulate) -> Iterator[Expr]:

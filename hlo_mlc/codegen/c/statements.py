@@ -152,7 +152,7 @@ class FunctionWriter(Writer):
             for name, e in zip(names, kept, strict=True):
                 self.variables[held := Var(f"{name} of all lanes", e.dtype)] = f"{name}[{_LANE}]"
                 values = tuple(held if v is e else v for v in values)
-            stmt = stmt.of(stmt.buffers, stmt.indices, values, stmt.guard)
+            stmt = stmt.with_parts(stmt.buffers, stmt.indices, values, stmt.guard)
         with self._each_lane():
             (self.store if isinstance(stmt, Store) else self.accumulate)(stmt)
 
