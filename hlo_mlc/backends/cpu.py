@@ -38,13 +38,8 @@ from hlo_mlc.partition.plan import (
     without,
 )
 from hlo_mlc.partition.row_blocks import MOST_ROWS
-from hlo_mlc.passes.complex_parts import (
-    gains_in_parts,
-    has_complex,
-    is_transform,
-    nothing,
-    split_complex,
-)
+from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, nothing, split_complex
+from hlo_mlc.passes.complex_transforms import is_transform
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants

@@ -26,7 +26,8 @@ from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan, partition
-from hlo_mlc.passes.complex_parts import has_complex, is_transform, split_complex
+from hlo_mlc.passes.complex_parts import has_complex, split_complex
+from hlo_mlc.passes.complex_transforms import is_transform
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import cuda

@@ -27,8 +27,8 @@ from hlo_mlc.ops.registry import SOLVES, SOURCES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_splitting import Parts, Split, Splitter, concerns_complex, is_complex
+from hlo_mlc.passes.complex_transforms import FOURIER, is_transformed, transform_in_parts
 from hlo_mlc.passes.complex_updates import known_updates
-from hlo_mlc.passes.fourier import along_each, axis_by_axis, product_type, transformed
 from hlo_mlc.passes.real_parts import Real
 
 # What kernels are faster at than XLA, on complex numbers: an exponential of a million f32 took 0.1
@@ -41,15 +41,12 @@ _FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
 }
 # So are factorizations and solves of small matrices, which take whole numbers: 10 to 40 times.
 _LARGE = 1 << 20
-_FOURIER = "stablehlo.fft"
-LONGEST_TRANSFORM = 64
-"""Elements along each axis of a Fourier transform that is done by products."""
 
 
 def has_complex(graph: Graph) -> bool:
     """Whether there is an op on complex numbers in the graph that has a rule here."""
     return any(
-        (_has_rule(node) or _is_transformed(node)) and concerns_complex(node)
+        (_has_rule(node) or is_transformed(node)) and concerns_complex(node)
         for node in graph.walk()
     )
 
@@ -75,17 +72,12 @@ def _is_known_inside(region: Graph) -> bool:
 
 
 def _has_rule(node: Node) -> bool:
-    return node.op in _RULES and node.op != _FOURIER
+    return node.op in _RULES and node.op != FOURIER
 
 
 def nothing(node: Node) -> bool:
     """No node."""
     return False
-
-
-def is_transform(node: Node) -> bool:
-    """Whether it is a Fourier transform."""
-    return node.op == _FOURIER
 
 
 def split_complex(graph: Graph, stays: Callable[[Node], bool] = nothing) -> Graph:
@@ -312,49 +304,6 @@ def _product(node: Node, s: Splitter) -> Parts:
     )
 
 
-def _is_transformed(node: Node) -> bool:
-    """Whether it is a Fourier transform that is done here, by others or by products."""
-    if node.op != _FOURIER or node.opaque or not supports(node):
-        return False
-    steps = along_each(node)
-    return _is_short(node) or (bool(steps) and not any(map(supports, steps)))
-
-
-def _is_short(node: Node) -> bool:
-    lengths = node.attributes["fft_length"]
-    return bool(lengths) and all(0 < n <= LONGEST_TRANSFORM for n in lengths)
-
-
-def _fourier(node: Node, s: Splitter) -> Parts | Value | None:
-    if not _is_transformed(node):
-        return None
-    if not _is_short(node):
-        (operand,) = node.operands
-        return axis_by_axis(
-            node, s.parts[operand] if is_complex(operand) else s.value(operand), s.add
-        )
-    lengths = node.attributes["fft_length"]
-    (operand,) = node.operands
-    re, im = (s.value(operand), None) if not is_complex(operand) else s.parts[operand]
-
-    def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:
-        factor = s.array(matrix.astype(array.type.dtype.numpy))
-        return s.add(
-            "stablehlo.dot_general",
-            (array, factor),
-            product_type(array.type, axis, matrix),
-            {
-                "lhs_batching_dimensions": (),
-                "rhs_batching_dimensions": (),
-                "lhs_contracting_dimensions": (axis,),
-                "rhs_contracting_dimensions": (0,),
-            },
-        )
-
-    re, im = transformed(node.attributes["fft_type"], lengths, re, im, multiply, s.like)
-    return re if im is None else (re, im)
-
-
 def _other(node: Node, s: Splitter) -> None:
     """No rule for one array."""
 
@@ -369,7 +318,7 @@ _RULES: Mapping[str, Split] = {
     "stablehlo.reduce_window": _folded("add"),
     "stablehlo.sort": _other,
     "stablehlo.optimization_barrier": _other,
-    _FOURIER: _fourier,
+    FOURIER: transform_in_parts,
     "stablehlo.scatter": _folded("add", "second"),
     "stablehlo.real": _real,
     "stablehlo.imag": _imag,
