@@ -26,7 +26,9 @@ from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.c_names import why_no_name
 from hlo_mlc.interop.export import embedded_positions
-from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
+from hlo_mlc.kernel_objects import kernel_source, proved_loops
+from hlo_mlc.loops.signature import ALIGNMENT
+from hlo_mlc.partition.memory import MemoryPlan, plan_memory
 from hlo_mlc.partition.naming import short_line
 from hlo_mlc.partition.plan import Plan
 from hlo_mlc.report import byte_size, counted

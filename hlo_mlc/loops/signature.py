@@ -10,7 +10,12 @@ from hlo_mlc.loops.core import Call, LoopProgram, walk
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
 
-ARENA_ALIGNMENT = 64  # bytes
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+def aligned(size: int) -> int:
+    """So many bytes and those up to where the next buffer may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def check_signature(program: LoopProgram, survey: Survey) -> tuple[Buffer, ...]:
@@ -34,10 +39,10 @@ def check_signature(program: LoopProgram, survey: Survey) -> tuple[Buffer, ...]:
             if buffer.scope != scope:
                 raise VerifyError(f"kernel {program.name}: expected scope {scope}, got {buffer!r}")
     for buffer, offset in program.scratch:
-        if offset < 0 or offset % ARENA_ALIGNMENT:
+        if offset < 0 or offset % ALIGNMENT:
             raise VerifyError(
                 f"kernel {program.name}: expected an offset that is a multiple "
-                f"of {ARENA_ALIGNMENT}, got {offset} for {buffer!r}"
+                f"of {ALIGNMENT}, got {offset} for {buffer!r}"
             )
     for result, operand in program.aliases:
         if result not in program.results or operand not in program.operands:

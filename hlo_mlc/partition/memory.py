@@ -10,10 +10,9 @@ import numpy as np
 from hlo_mlc.expr.layout import stored
 from hlo_mlc.frontend.emit import KERNEL_OP
 from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.loops.signature import aligned
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.support.errors import UnsupportedOpError
-
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 _RESHAPE = "stablehlo.reshape"
 _CONSTANTS = ("stablehlo.constant", "stablehlo.iota")
@@ -119,7 +118,7 @@ def plan_memory(graph: Graph, scratch_bytes: Mapping[str, int]) -> MemoryPlan:
         for node, life in zip(calls, scratch, strict=True)
     )
     return MemoryPlan(
-        invocations, copies, tuple(constants), size, sum(_aligned(life.bytes) for life in whole)
+        invocations, copies, tuple(constants), size, sum(aligned(life.bytes) for life in whole)
     )
 
 
@@ -152,12 +151,8 @@ def _place(lifetimes: Sequence[_Lifetime]) -> int:
         offset = 0
         for other in sorted(placed, key=lambda other: other.offset):
             apart = other.last < life.first or life.last < other.first
-            if not apart and other.offset < offset + _aligned(life.bytes):
-                offset = max(offset, other.offset + _aligned(other.bytes))
+            if not apart and other.offset < offset + aligned(life.bytes):
+                offset = max(offset, other.offset + aligned(other.bytes))
         life.offset = offset
         placed.append(life)
-    return max((life.offset + _aligned(life.bytes) for life in placed), default=0)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return max((life.offset + aligned(life.bytes) for life in placed), default=0)

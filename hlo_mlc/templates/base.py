@@ -10,7 +10,9 @@ from typing import Generic, Protocol, TypeVar
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.loops.signature import aligned
 from hlo_mlc.schedule.core import Schedule, Trace
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.access import delinearize
@@ -183,8 +185,13 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> S
     scratch, offset = [], 0
     for buffer in nest.private:
         scratch.append((buffer, offset))
-        offset += -(-buffer.bytes // 64) * 64
+        offset += aligned(buffer.bytes)
     return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), checked=checked)
+
+
+def open_stage(stage: Stage, nest: Nest | None = None) -> Schedule:
+    """The naive loops of a stage, alone or of a nest, whose rewrites tests have checked."""
+    return open_schedule(nest or Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
 
 
 def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:

@@ -17,7 +17,6 @@ import math
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -29,7 +28,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     in_vectors,
     lanes,
-    open_schedule,
+    open_stage,
     work,
     worth_a_task,
 )
@@ -122,7 +121,7 @@ def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Sch
     column, rows = stage.axes[-1].name, [v.name for v in stage.reduce_axes]
     inside, in_l1 = f"{column}.i", parameters["rows"] > 1
     schedule = (
-        open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
+        open_stage(stage)
         .split(column, _block(stage.axes[-1].extent, width, parameters), "shorten")
         .specialize(inside, f"{column}.o")
         .expand(inside, "stack" if in_l1 else "register", width)

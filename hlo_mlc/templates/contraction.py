@@ -27,7 +27,6 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
@@ -39,7 +38,7 @@ from hlo_mlc.templates.base import (
     in_blocks_of_tiles,
     in_tasks,
     in_vectors,
-    open_schedule,
+    open_stage,
     points,
 )
 from hlo_mlc.templates.product import (
@@ -198,11 +197,7 @@ class _Tiling:
 
     def schedule(self) -> Schedule:
         """All of them, in their order."""
-        schedule = self._in_tiles(
-            open_schedule(
-                Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
-            )
-        )
+        schedule = self._in_tiles(open_stage(self.stage))
         if self.in_parts:
             schedule = self._part_by_part(schedule)
         elif self.finishes_apart:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     Parameters,
@@ -21,7 +20,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     in_vectors,
     lanes,
-    open_schedule,
+    open_stage,
     points,
 )
 from hlo_mlc.templates.product import RUN, product_refusal, products_per_task, reads_vectors_along
@@ -76,7 +75,7 @@ class DotTemplate:
         rows, columns, *depth = roles.rows[-1], roles.columns[-1], *(v.name for v in roles.summed)
         outer = [v.name for v in roles.outer]
         row, column, high, wide = rows.name, columns.name, parameters["rows"], parameters["columns"]
-        schedule = open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
+        schedule = open_stage(stage)
         schedule = schedule.reorder(*outer, row, column)
         # One of the two is short; blocks of the other one are shared out.
         if rows.extent > columns.extent:

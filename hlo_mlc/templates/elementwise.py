@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
@@ -21,7 +20,7 @@ from hlo_mlc.templates.base import (
     in_vectors,
     lanes,
     may_repeat,
-    open_schedule,
+    open_stage,
     work,
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
@@ -122,7 +121,7 @@ class ElementwiseTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
-        schedule = open_schedule(nest, lower_stage(stage), checked=False)
+        schedule = open_stage(stage, nest)
         width = lanes((stage,), target)
         early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:

@@ -26,10 +26,9 @@ from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Scheduled, in_tasks, lanes, open_schedule, work, worth_a_task
+from hlo_mlc.templates.base import Scheduled, in_tasks, lanes, open_stage, work, worth_a_task
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
@@ -75,7 +74,7 @@ def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
     copied = _Copied.of(stage)
     stage = copied.stage
     block, lane = f"{axis.name}.o", f"{axis.name}.i"
-    schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
+    schedule = open_stage(stage, replace(nest, stages=(stage,)))
     schedule = schedule.split(axis.name, width, "shift")
     for array in stage.procedure.arrays:
         if (

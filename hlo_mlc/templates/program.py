@@ -3,7 +3,6 @@ between them."""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hlo_mlc.expr.core import Apply, Buffer
@@ -11,13 +10,14 @@ from hlo_mlc.expr.core import walk as walk_values
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Call, For, LoopKind, LoopProgram, Stmt, walk
 from hlo_mlc.loops.lower import lower_branch, lower_loop
-from hlo_mlc.loops.rewrite import on_one_thread, touched
+from hlo_mlc.loops.rewrite import on_one_thread
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.schedule.core import Schedule, Trace, replay
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
+from hlo_mlc.templates.arena import plan_arena, scratch_names
 from hlo_mlc.templates.base import (
     Decision,
     Named,
@@ -41,7 +41,6 @@ from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
 
 STEPWISE = ("side_by_side_steps", "stepwise", "plain")  # templates for procedures
-ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 REPEATS = 3  # nests that differ in their buffers only and become calls of one program
 # Work (templates/base.py) of one thread during which the others fall asleep, and work to be shared
 # out that waking them pays for: 500 trips of a loop, 200,000 of 350,000 shared, took 15.8 ms, and
@@ -120,7 +119,7 @@ def loops_of(
         program.operands,
         program.results,
         tuple(stmt for _, statements in parts for stmt in statements),
-        _plan_arena(program, parts, extra),
+        plan_arena(program, parts, extra),
         program.aliases,
     )
 
@@ -253,7 +252,7 @@ class _Assembler:
             tuned = {0: self.tuned[position]} if position in self.tuned else {}
             inner = _Assembler(self.target, tuned, frozenset())
             body = inner.step(step)
-            if inner.extra[step] or _buffers(body) & {b.name for b in program.temporaries}:
+            if inner.extra[step] or scratch_names(body) & {b.name for b in program.temporaries}:
                 return None
             loops = self.called[key] = LoopProgram(
                 f"nest{len(self.called)}", program.operands, program.results, body
@@ -355,75 +354,3 @@ def _outer_variables(nest: Nest) -> bool:
         if any(not e.free <= own for e in stage.expressions):
             return True
     return False
-
-
-def _plan_arena(
-    program: TensorProgram,
-    parts: list[tuple[Step, tuple[Stmt, ...]]],
-    extra: Mapping[Step, list[Buffer]],
-) -> tuple[tuple[Buffer, int], ...]:
-    """Byte offsets such that buffers alive at the same time do not overlap.
-
-    A buffer lives from the first to the last top-level step that touches it. Those of a few
-    elements take turns in places of their own: were they to overlap others here and there, all
-    these would count as one memory, of which nothing is known any more when any of it is stored.
-    """
-    if not program.temporaries and not any(extra.values()):
-        return ()
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for n, (_, statements) in enumerate(parts):
-        for name in _buffers(statements):
-            first.setdefault(name, n)
-            last[name] = n
-    lifetimes = [(b, first[b.name], last[b.name]) for b in program.temporaries if b.name in first]
-    lifetimes += [(b, n, n) for n, (step, _) in enumerate(parts) for b in extra.get(step, ())]
-    few, many = [], []
-    for one in sorted(lifetimes, key=lambda entry: (entry[1], -entry[0].bytes)):
-        (few if one[0].bytes <= _FEW_BYTES else many).append(one)
-    places, size = _taking_turns(few)
-    return (*places, *_first_fit(many, size))
-
-
-_FEW_BYTES = 4096  # elements that loops write out one by one are some hundred at most
-
-_Lifetime = tuple[Buffer, int, int]  # the first and the last step
-
-
-def _taking_turns(lifetimes: Iterable[_Lifetime]) -> tuple[list[tuple[Buffer, int]], int]:
-    """Offsets of buffers that share a place as a whole or not at all, and where places end."""
-    places: list[list[int]] = []  # [offset, bytes, last step]
-    arena, size = [], 0
-    for buffer, begin, end in lifetimes:
-        wanted = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
-        free = [p for p in places if p[1] >= wanted and p[2] < begin]
-        place = min(free, key=lambda p: p[1], default=None)
-        if place is None:
-            place = [size, wanted, end]
-            places.append(place)
-            size += wanted
-        place[2] = end
-        arena.append((buffer, place[0]))
-    return arena, size
-
-
-def _first_fit(lifetimes: Iterable[_Lifetime], beginning: int) -> tuple[tuple[Buffer, int], ...]:
-    """Offsets of buffers behind the `beginning`: first fit in time."""
-    alive: list[tuple[int, int, int]] = []  # (offset, end, last step), by offset
-    arena: list[tuple[Buffer, int]] = []
-    for buffer, begin, end in lifetimes:
-        alive = [other for other in alive if other[2] >= begin]
-        size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
-        offset = beginning
-        for start, stop, _ in alive:
-            if offset + size <= start:
-                break
-            offset = max(offset, stop)
-        bisect.insort(alive, (offset, offset + size, end))
-        arena.append((buffer, offset))
-    return tuple(arena)
-
-
-def _buffers(statements: tuple[Stmt, ...]) -> set[str]:
-    """Names of the scratch buffers that are touched (allocated ones are not in the arena)."""
-    return {b.name for s in walk(statements) for b in touched(s) if b.scope == "scratch"}

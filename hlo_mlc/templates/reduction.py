@@ -28,6 +28,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     lanes,
     open_schedule,
+    open_stage,
     short_width,
     work,
 )
@@ -210,9 +211,7 @@ def _together(nest: Nest, target: CpuTarget, parameters: Parameters) -> Schedule
     tiles = -(-row.extent // height)
     tasks = max(2, total // grain) if total > SERIAL_WORK else 1
     blocks = min(tiles, -(-tasks // math.prod(v.extent for v in outer)))
-    schedule = _in_partial_results(
-        open_schedule(nest, lower_stage(stage), checked=False), stage, height, target, parameters
-    )
+    schedule = _in_partial_results(open_stage(stage, nest), stage, height, target, parameters)
     schedule = in_blocks_of_tiles(schedule, stage, row, height, -(-tiles // blocks))
     schedule = in_tasks(
         _tile(schedule, stage, f"{row.name}.i"),

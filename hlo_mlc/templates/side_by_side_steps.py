@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Load, Var, loads
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -27,7 +26,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     lanes,
     may_repeat,
-    open_schedule,
+    open_stage,
     work,
     worth_a_task,
 )
@@ -58,7 +57,7 @@ class SideBySideStepsTemplate(Fixed):
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = _with_names(coalesce(nest.stages[0]))
-        schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
+        schedule = open_stage(stage, replace(nest, stages=(stage,)))
         for array in _handed_on(stage):
             schedule = schedule.coalesce(array)
         width = lanes((stage,), target)

@@ -21,7 +21,6 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -34,7 +33,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     in_vectors,
     lanes,
-    open_schedule,
+    open_stage,
     work,
     worth_a_task,
 )
@@ -365,9 +364,7 @@ class _Tiling:
     def _in_tiles(self, width: int) -> Schedule:
         """Panels of columns, blocks of tiles of rows."""
         row, column = self.roles.row, self.roles.column
-        naive = open_schedule(
-            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
-        )
+        naive = open_stage(self.stage)
         if len(self.roles.summed) > 1:
             naive = naive.reorder(*(v.name for v in self.roles.summed))
         panels = (

@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Load, Var, loads
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
@@ -34,7 +33,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     lanes,
     may_repeat,
-    open_schedule,
+    open_stage,
     work,
 )
 from hlo_mlc.templates.short_axes import MOST_READ_SHORT, short_axes
@@ -133,9 +132,9 @@ class TransposeTemplate:
         each = {v: max(1, parameters["panel"] // size) for v, size in ((row, high), (column, side))}
         axes = (column, row) if parameters["along"] else (row, column)
         repeats = may_repeat(stage)
-        schedule = open_schedule(
-            Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False
-        ).reorder(*(v.name for v in stage.axes if v not in axes), row.name, column.name)
+        schedule = open_stage(stage).reorder(
+            *(v.name for v in stage.axes if v not in axes), row.name, column.name
+        )
         for axis, size in ((row, high), (column, side)):
             schedule = schedule.split(axis.name, size, "repeat" if repeats else "shorten")
             schedule = _in_panels(schedule, axis, size, each[axis])

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -17,7 +16,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     in_vectors,
     lanes,
-    open_schedule,
+    open_stage,
     work,
     worth_a_task,
 )
@@ -84,9 +83,7 @@ class WindowLoops:
     def schedule(self) -> Schedule:
         """All of them, in their order."""
         total = work(Nest((self.stage,), 0))
-        schedule = open_schedule(
-            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False
-        )
+        schedule = open_stage(self.stage)
         for step in (
             self._in_panels,
             self._in_tiles,

@@ -7,7 +7,8 @@ import pytest
 
 from hlo_mlc.expr.dtypes import F32, TensorType
 from hlo_mlc.graph.core import Graph, Value
-from hlo_mlc.partition.memory import ALIGNMENT, Copy, MemoryPlan, Place, plan_memory
+from hlo_mlc.loops.signature import ALIGNMENT
+from hlo_mlc.partition.memory import Copy, MemoryPlan, Place, plan_memory
 from hlo_mlc.support.errors import UnsupportedOpError
 from making.graphs import GraphBuilder
 

@@ -27,10 +27,10 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
+from hlo_mlc.loops.signature import ALIGNMENT
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
 
-SCRATCH_ALIGNMENT = 64
 Term = tuple[Expr, int]  # an atom of an affine form and its coefficient
 _CONSTANT_CLASS = 0
 # Classes of buffers that LLVM is told to be apart from each other: of a thousand, all pairs would
@@ -211,7 +211,7 @@ class Module:
             pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
             return Storage(
                 pointer,
-                SCRATCH_ALIGNMENT,
+                ALIGNMENT,
                 self.alias_class(buffer),
                 _static_bytes(buffer),
                 self.tags(buffer),

@@ -13,10 +13,9 @@ from dataclasses import replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Scheduled, open_schedule
+from hlo_mlc.templates.base import Scheduled, open_stage
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
@@ -90,7 +89,7 @@ def bound(schedule: Schedule, loops: Sequence[str]) -> Schedule:
 def by_one_thread(nest: Nest, stage: Stage, target: CudaTarget) -> Scheduled:
     """The naive loops of a stage, done by a single thread."""
     block, thread = f"{stage.name}_b", f"{stage.name}_t"
-    schedule = open_schedule(nest, lower_stage(stage), checked=False).add_unit_loop(thread)
+    schedule = open_stage(stage, nest).add_unit_loop(thread)
     if target.is_one_block:
         return Scheduled.of(bound(schedule, (thread,)))
     return Scheduled.of(bound(schedule.add_unit_loop(block), (block, thread)))

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import (
     power_of_two,
     product,
@@ -94,12 +93,7 @@ def _columns(stage: Stage, warps: int, target: CudaTarget) -> Schedule:
     rows, width = [v.name for v in stage.reduce_axes], _width(stage)
     row = ".".join(rows)
     warp = f"{row}.i"
-    schedule = (
-        open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
-        .fuse(*rows)
-        .split(row, warps, "guard")
-        .privatize(warp)
-    )
+    schedule = open_stage(stage).fuse(*rows).split(row, warps, "guard").privatize(warp)
     phases = [name for name in schedule.loop_names if name.startswith(warp)]
     own = []  # the loop over a lane's columns, if there is one
     if width > 1:

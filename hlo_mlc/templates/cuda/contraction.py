@@ -27,11 +27,10 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Const
 from hlo_mlc.loops import matrices
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import why_not_apart
@@ -176,7 +175,7 @@ def _tiles(stage: Stage, parameters: Parameters, target: CudaTarget) -> Schedule
     row, column, step, sums = f"{m}.i", f"{n}.i", f"{k}.i", f"{stage.name}.{accumulator.name}"
     # All sums of a tile begin, go along the depth, and are stored, side by side.
     schedule = (
-        open_schedule(Nest((whole,), len(whole.axes)), lower_stage(whole), checked=False)
+        open_stage(whole)
         .split(m, shape.rows)
         .split(n, shape.columns)
         .split(k, depth)

@@ -15,11 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import (
     THREADS,
     bound,
@@ -67,9 +66,7 @@ class ElementwiseTemplate:
         if not stage.axes:
             return by_one_thread(nest, stage, target)
         schedule, vector = _in_vectors(
-            open_schedule(nest, lower_stage(stage), checked=False),
-            [v.name for v in stage.axes],
-            _width(stage),
+            open_stage(stage, nest), [v.name for v in stage.axes], _width(stage)
         )
         count = constant_extent(schedule.loops(vector)[0])
         threads = min(parameters["threads"], power_of_two(count))

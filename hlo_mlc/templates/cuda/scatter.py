@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr, Load, loads
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import THREADS, bound, by_threads, power_of_two, product
 from hlo_mlc.tensor.classify import is_injective, is_map
 from hlo_mlc.tensor.coalesce import coalesce
@@ -68,7 +67,7 @@ class ScatterTemplate:
     def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         names = [v.name for v in stage.axes]
-        schedule = open_schedule(nest, lower_stage(stage), checked=False).fuse(*names)
+        schedule = open_stage(stage, nest).fuse(*names)
         for buffer in stage.outputs:
             schedule = schedule.atomic(buffer.name)
         threads = min(parameters["threads"], power_of_two(product(stage.axes)))

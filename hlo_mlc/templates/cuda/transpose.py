@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.loops.core import Allocate, walk
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.classify import stride
@@ -66,7 +65,7 @@ class TransposeTemplate:
     def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         axis, loads = _crossing(stage)
-        schedule = open_schedule(nest, lower_stage(stage), checked=False)
+        schedule = open_stage(stage, nest)
         return Scheduled.of(
             _in_tiles(
                 schedule,

@@ -21,11 +21,10 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Var, loads
-from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import (
     THREADS,
     bound,
@@ -113,7 +112,7 @@ class WindowTemplate:
 
     def apply(self, nest: Nest, target: CudaTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
-        schedule = open_schedule(nest, lower_stage(stage), checked=False)
+        schedule = open_stage(stage, nest)
         return Scheduled.of(_windows(schedule, stage, parameters, target))
 
 
