@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,21 +21,19 @@ from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import DEFINITIONS, MOVEMENT, SUMMING
 from hlo_mlc.page import page_html
 from hlo_mlc.report import (
-    WIDTH,
     KernelReport,
     KernelTime,
     LeftReport,
     Report,
-    counted,
     lines_of,
     op_counts,
     time_share,
-    wrapped,
 )
 from hlo_mlc.runtime.files import JOURNAL, writable, write_for_others
 from hlo_mlc.runtime.measure import bind_kernel, made_up
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import WIDTH, counted, wrapped
 
 _SECONDS_EACH = 0.02
 _LARGEST_BYTES = 1 << 30  # of operands and results that are made up for a kernel
@@ -286,14 +283,7 @@ class Explanation:
         lines = []
         for advice in self.advice:
             mark = "next: " if not lines else "      "
-            lines += textwrap.wrap(
-                advice,
-                WIDTH,
-                initial_indent=mark,
-                subsequent_indent=" " * 6,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            lines += wrapped(advice, mark, " " * len(mark))
         return ["", *lines[:_MOST_ADVICE]] if lines else []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from hlo_mlc.partition.estimate import Prediction
 from hlo_mlc.partition.naming import short_line
 from hlo_mlc.runtime.records import Measured
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.wording import WIDTH, byte_size, counted, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,30 +335,6 @@ def time_share(ours_us: float, left_us: float, any_kernel: bool) -> float:
     return ours_us / total if total else float(any_kernel)
 
 
-def wrapped(text: str, indent: str = "  ") -> list[str]:
-    """A text that may be long as lines that a terminal does not fold."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + "  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with the first column to the left, and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
-
-
-WIDTH = 80  # columns: what a terminal has unless it is made wider
-
-
 def _by_reason(items: Iterable[LeftReport]) -> list[tuple[str, str]]:
     """Each reason with the ops that it is about and the lines that they come from."""
     grouped: dict[str, list[LeftReport]] = {}
@@ -501,17 +477,3 @@ def op_counts(ops: Iterable[str]) -> str:
         name = op.partition(".")[2]
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 kernel`, `2 kernels`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def byte_size(count: float) -> str:
-    """A number of bytes in the unit that suits it."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -15,8 +15,9 @@ import pytest
 from hlo_mlc import compile_stablehlo, explain, mlc_jit
 from hlo_mlc.explain import advice_on, measure_kernels
 from hlo_mlc.limits import Level, MachineLimits
-from hlo_mlc.report import Comparison, KernelTime, LeftReport, Report, byte_size, op_counts
+from hlo_mlc.report import Comparison, KernelTime, LeftReport, Report, op_counts
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import byte_size
 from making.left import by_xla
 
 X = jnp.ones((64, 256))

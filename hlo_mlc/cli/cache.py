@@ -8,10 +8,10 @@ import click
 
 from hlo_mlc.backends.base import object_name
 from hlo_mlc.interop.choices import choices_folder
-from hlo_mlc.report import counted
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.notes import forget_notes, note_paths
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 
 _MIB = 1 << 20
 _NAME_BYTES = 512  # with which an object of a kernel begins

@@ -16,7 +16,6 @@ from hlo_mlc.building import proofs_here
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.limits import machine_limits, note_path
 from hlo_mlc.limits import others_share as limits_share
-from hlo_mlc.report import byte_size
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.busyness import busy_line
 from hlo_mlc.runtime.cache import object_cache
@@ -24,6 +23,7 @@ from hlo_mlc.runtime.proofs import OUTCOMES
 from hlo_mlc.runtime.rates import others_share, rates_path
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
+from hlo_mlc.support.wording import byte_size
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from hlo_mlc.backends.cpu import target_of
-from hlo_mlc.report import counted
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 from hlo_mlc.tuning.model import model_path
 from hlo_mlc.tuning.storage import journal_path
 from hlo_mlc.tuning.training import train

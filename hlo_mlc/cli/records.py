@@ -9,11 +9,11 @@ import click
 
 from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.cli import parameters
-from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.runtime.records import Records, open_records
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 from hlo_mlc.target.cpu import host
 
 

@@ -10,8 +10,8 @@ import jax
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments, require_one_way
-from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import writable
+from hlo_mlc.support.wording import counted
 
 
 @click.command()

@@ -27,13 +27,14 @@ from jaxlib.mlir import ir
 from hlo_mlc.backends.cpu import CpuBackend, CpuKernel, cpu_backend
 from hlo_mlc.building import adopt_recorded
 from hlo_mlc.interop.function import Ledger, TracedFunction
-from hlo_mlc.report import Report, counted
+from hlo_mlc.report import Report
 from hlo_mlc.runtime import busyness, variants
 from hlo_mlc.runtime.records import Record, open_records
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.processes import end_of, start_process
 from hlo_mlc.support.turns import short_turns
+from hlo_mlc.support.wording import counted
 
 _LOOK_S = 2.0  # between two looks at which kernels take the time: each is a few calls of ctypes
 _WORTH_NS = 500e6  # spent in a kernel before it is tuned, for which a core works about a minute

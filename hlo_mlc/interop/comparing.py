@@ -24,10 +24,11 @@ from hlo_mlc.interop.module import StablehloFunction
 from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
-from hlo_mlc.report import Report, byte_size, counted, table_lines, wrapped
+from hlo_mlc.report import Report
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import byte_size, counted, table_lines, wrapped
 
 _BUDGET_S = 2.0  # for timing both sides, unless somebody says how many rounds
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 51

@@ -35,12 +35,13 @@ from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.interop.open_sizes import is_open, kernels_for_sizes
-from hlo_mlc.report import Report, byte_size, counted
+from hlo_mlc.report import Report
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
 from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import byte_size, counted
 from hlo_mlc.target import Target, cpu, cuda
 
 

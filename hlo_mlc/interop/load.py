@@ -24,11 +24,11 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.bundle_reader import PLATFORMS, Platform, target_line
 from hlo_mlc.interop.calling import check_call
 from hlo_mlc.interop.jit_object import JitObject
-from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.warning import warn
+from hlo_mlc.support.wording import byte_size, counted
 
 _EMBEDDED = "<embedded values>"  # no name that a caller may use
 

@@ -22,7 +22,6 @@ from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.verifying import Verification, held_against_f64
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, walk
 from hlo_mlc.loops.prove import prove
-from hlo_mlc.report import counted
 from hlo_mlc.runtime.measure import aligned, aligned_empty, bind_kernel
 from hlo_mlc.runtime.records import (
     OURS,
@@ -38,6 +37,7 @@ from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.schedule.core import PRIMITIVES, Schedule, Step, Trace, replay
 from hlo_mlc.support.errors import ScheduleError, UsageError, did_you_mean
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import naive_loops, work
 from hlo_mlc.templates.plain import PlainTemplate

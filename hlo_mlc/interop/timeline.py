@@ -22,10 +22,11 @@ from hlo_mlc.building import kernel_with_id
 from hlo_mlc.explain import duration
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.xla_profile import Operation, XlaThread, profiled
-from hlo_mlc.report import KernelReport, Report, counted, lines_of, op_counts, wrapped
+from hlo_mlc.report import KernelReport, Report, lines_of, op_counts
 from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.runtime.spans import Lane, Span, recorded_spans
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.wording import counted, wrapped
 
 CALLS = 3
 """How many calls a timeline is of, unless somebody says."""

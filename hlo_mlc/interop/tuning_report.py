@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.report import Comparison, counted, op_counts
+from hlo_mlc.report import Comparison, op_counts
 from hlo_mlc.runtime.records import OURS, XLA, Record, schedule_text
+from hlo_mlc.support.wording import counted, table_lines
 
 _HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "of limit", "taken")
 BUSY = 1.5
@@ -86,7 +86,11 @@ class TuningReport:
     def __str__(self) -> str:
         if not self.kernels:
             return "there is nothing to tune in it"
-        lines = [*map(str, self.kernels), "", *_table([_HEADINGS, *(k.row for k in self.kernels)])]
+        lines = [
+            *map(str, self.kernels),
+            "",
+            *table_lines([_HEADINGS, *(k.row for k in self.kernels)], words=1),
+        ]
         if self.whole is not None:
             lines.append(f"the whole function, {self.whole}")
             if self.whole.speedup < 1:
@@ -116,12 +120,3 @@ class TuningInterrupted(KeyboardInterrupt):
             "again goes on from there"
         )
         self.report = report
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the first and the last column to the left, and numbers to the right."""
-    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]])
-        for row in rows
-    ]

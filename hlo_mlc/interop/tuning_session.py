@@ -45,12 +45,13 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.row_blocks import RowBlocks
-from hlo_mlc.report import Comparison, counted, op_counts
+from hlo_mlc.report import Comparison, op_counts
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, schedules_text, today
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget

@@ -27,10 +27,10 @@ from hlo_mlc.interop.devices import CPU, require_cpu
 from hlo_mlc.interop.operands import Part, parts_of_call
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.widening import widened_array
-from hlo_mlc.report import counted, table_lines, wrapped
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted, table_lines, wrapped
 
 _HEADINGS = ("kernel", "ulp ours", "XLA", "error ours", "XLA", "NaN, Inf", "again", "1 thread")
 
