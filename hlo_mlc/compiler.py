@@ -16,12 +16,13 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.backends.cpu import cpu_backend
-from hlo_mlc.building import build_kernels, scheduled
+from hlo_mlc.building import build_kernels
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
+from hlo_mlc.kernel_objects import scheduled
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.calls import HOLDING

@@ -36,6 +36,8 @@ FLOORS = (
     "limits",
     "report",
     "backends",
+    "kernel_objects",
+    "promises",
     "building",
     "compiler",
     "page",

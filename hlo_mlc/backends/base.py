@@ -1,7 +1,7 @@
 """What a backend is: all that the compiler's path asks of a kind of machine, as one value.
 
-`compiler.py` is the path of a program and `building.py` that of a kernel, for every backend; what
-they ask is `Backend`, what they pass on are the other types here.
+`compiler.py` is the path of a program and `kernel_objects.py` that of a kernel, for every backend;
+what they ask is `Backend`, what they pass on are the other types here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.fuse.limits import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan
 from hlo_mlc.report import NestReport, Report
@@ -25,8 +25,6 @@ from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import Target
-from hlo_mlc.templates.base import Decision, Named
-from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.generator import ByTemplates
 
 _TAG = re.compile(rb"kernel for (\w+): ")
@@ -236,11 +234,6 @@ class Backend(Protocol):
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         """What tuning has found for the kernel; nothing where it was not tuned."""
-
-    def schedule(
-        self, program: TensorProgram, schedules: Schedules
-    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        """The loops of a kernel, and the template chosen for each of its nests."""
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> Source:
         """Proved loops as source of `most_lines` at most.

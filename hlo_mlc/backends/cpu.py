@@ -50,11 +50,8 @@ from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
-from hlo_mlc.templates.base import Decision, Named
-from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tensor.sharding import described, factors
 from hlo_mlc.tuning.generator import TemplateGenerator
-from hlo_mlc.tuning.replay import schedule_as_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +192,6 @@ class CpuBackend:
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         return recorded_schedules(kernel, self, options)
-
-    def schedule(
-        self, program: TensorProgram, schedules: Schedules
-    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        return schedule_as_recorded(program, self.target, schedules, self.generator)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> LlvmSource:
         return LlvmSource(

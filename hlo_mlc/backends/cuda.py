@@ -37,11 +37,8 @@ from hlo_mlc.support.errors import CodegenError, VerifyError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.cuda.rows import kept_bytes
-from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.generator import CudaGenerator
-from hlo_mlc.tuning.replay import schedule_as_recorded
 
 # Simple operations of a factor that each tile of a product does again: few beside the products of
 # its 64 rows or columns or more.  Not measured.
@@ -274,11 +271,6 @@ class CudaBackend:
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         return {} if self.deterministic else recorded_schedules(kernel, self, options)
-
-    def schedule(
-        self, program: TensorProgram, schedules: Schedules
-    ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        return schedule_as_recorded(program, self.target, schedules, self.generator)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> NvrtcSource:
         return NvrtcSource(

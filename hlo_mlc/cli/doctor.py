@@ -12,8 +12,8 @@ from rich.table import Table
 
 from hlo_mlc import MlcError, __version__
 from hlo_mlc.backends.cpu import target_of
-from hlo_mlc.building import proofs_here
 from hlo_mlc.interop.calibration import calibrated
+from hlo_mlc.kernel_objects import proofs_here
 from hlo_mlc.limits import machine_limits, note_path
 from hlo_mlc.limits import others_share as limits_share
 from hlo_mlc.runtime import library

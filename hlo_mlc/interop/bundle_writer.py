@@ -9,8 +9,9 @@ from hlo_mlc.backends.base import Backend, KernelObject
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.backends.cuda import CudaBackend, CudaCode
 from hlo_mlc.backends.recorded import pinned
-from hlo_mlc.building import kernel_object, kernel_with_id
+from hlo_mlc.building import kernel_with_id
 from hlo_mlc.interop.devices import CUDA
+from hlo_mlc.kernel_objects import kernel_object
 from hlo_mlc.report import nest_line
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options

@@ -17,11 +17,11 @@ import numpy as np
 
 from hlo_mlc.backends.base import KernelObject
 from hlo_mlc.backends.cpu import cpu_backend
-from hlo_mlc.building import supply
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
+from hlo_mlc.kernel_objects import supply
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 

@@ -14,7 +14,6 @@ import jax
 
 from hlo_mlc.backends.c import CBackend
 from hlo_mlc.backends.cpu import CpuBackend
-from hlo_mlc.building import kernel_source, proved_loops
 from hlo_mlc.codegen.c.printer import print_program
 from hlo_mlc.codegen.c.standalone import print_standalone
 from hlo_mlc.codegen.clike.values import identifier

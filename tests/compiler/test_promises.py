@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import building, mlc_jit
+from hlo_mlc import building, kernel_objects, mlc_jit, promises
 from hlo_mlc.backends import cpu
 from hlo_mlc.backends import interpreted as backends_interpreted
 from hlo_mlc.backends.cpu import CpuKernel
 from hlo_mlc.backends.interpreted import interpreted
-from hlo_mlc.building import proved_loops
+from hlo_mlc.kernel_objects import proved_loops
 from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.runtime import cache, variants
@@ -42,7 +42,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("HLO_MLC_CHECK", raising=False)
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(building, "_broken", {})
+    monkeypatch.setattr(promises, "_broken", {})
     monkeypatch.setattr(cpu, "choose_predicted", choose_all)
     monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
     monkeypatch.setattr(cpu, "completion", lambda *_: ())
@@ -90,13 +90,13 @@ def test_nobody_waits_for_the_key_of_a_kernel_where_there_are_none(
 ) -> None:
     """The sources that it names are read behind the call; later ones look for theirs."""
     asked: list[str] = []
-    digest = building.generators_digest
+    digest = kernel_objects.generators_digest
 
     def generators_digest(folder: Path) -> str:
         asked.append(threading.current_thread().name)
         return digest(folder)
 
-    monkeypatch.setattr(building, "generators_digest", generators_digest)
+    monkeypatch.setattr(kernel_objects, "generators_digest", generators_digest)
     close(mlc_jit(softmax, choose="auto")(X), jax.nn.softmax(X * 2))
     objects, end = cache.object_cache(Options(cache_dir=tmp_path)), time.monotonic() + LIMIT_S
     while objects.is_empty() and time.monotonic() < end:
@@ -153,7 +153,7 @@ def test_what_cannot_be_assembled_is_interpreted_once(
     lasts, usual = isinstance(error, Exception), getattr(*stage)
 
     def fail(*args: Any, **kwargs: Any) -> Any:
-        if lasts or not building._broken:
+        if lasts or not promises._broken:
             raise error
         return usual(*args, **kwargs)
 
@@ -216,19 +216,19 @@ def test_where_interpreting_fails_too_the_execution_does(
 
 def test_a_promise_that_nobody_is_left_to_keep_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot happen but by an interrupt between two lines."""
-    promises: list[Any] = []
+    kept: list[Any] = []
 
     def interrupted(promised: CpuKernel, *args: object) -> None:
-        promises.append(weakref.ref(promised))
+        kept.append(weakref.ref(promised))
         compiled.append(call_of(promised.kernel, promised.lease.kernel_id))
         raise KeyboardInterrupt
 
     compiled: list[Any] = []
-    monkeypatch.setattr(building, "_keep_later", interrupted)
+    monkeypatch.setattr(building, "keep_later", interrupted)
     with pytest.raises(KeyboardInterrupt):
         mlc_jit(softmax, choose="auto")(X)
     gc.collect()
-    assert promises[0]() is None
+    assert kept[0]() is None
     with pytest.raises(jax.errors.JaxRuntimeError, match="came to no end"):
         jax.block_until_ready(compiled[0](X))
 

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 from jaxlib.mlir import ir
 
-from hlo_mlc import compiler, mlc_jit
+from hlo_mlc import compiler, kernel_objects, mlc_jit
 from hlo_mlc.backends import cpu as backend
 from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import build_kernels
@@ -269,7 +269,7 @@ def test_a_kernel_is_printed_no_further_than_it_may_be_long(chain: Chain) -> Non
 
 def test_what_is_too_long_for_sure_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the inverses of 4 x 4 matrices, written out."""
-    monkeypatch.setattr(backend, "schedule_as_recorded", None)
+    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", None)
     module = module_of(lambda x, w, length: jnp.linalg.inv(x.reshape(8, 4, 4)), 1)
     _, plan = clusters_of(module, OURS)
     kernels = [cluster.kernel for cluster, _ in plan.taken]

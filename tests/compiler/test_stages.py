@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jaxlib.mlir import ir
 
-from hlo_mlc import building, mlc_jit
-from hlo_mlc.backends import cpu
+from hlo_mlc import building, kernel_objects, mlc_jit
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.report import Report
 from hlo_mlc.support.dumps import file_name
@@ -188,14 +187,16 @@ def test_debug_output_grows_with_its_level(capsys: pytest.CaptureFixture) -> Non
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(attention, *ARGS)
-    monkeypatch.setattr(building, "_begin", lambda *_: pytest.fail("built again"))
+    monkeypatch.setattr(building, "begin_object", lambda *_: pytest.fail("built again"))
     assert compiled(attention, *ARGS).kernels == first.kernels
 
 
 def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(attention, *ARGS)
     monkeypatch.setattr(building, "_built", {})  # as in another process
-    monkeypatch.setattr(cpu, "schedule_as_recorded", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(
+        kernel_objects, "schedule_as_recorded", lambda *_: pytest.fail("generated again")
+    )
     again = compiled(attention, *ARGS)
     assert again.kernels == first.kernels
     assert "assemble" in again.stage_seconds
@@ -209,7 +210,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
         return jnp.argmax(x, 1), jnp.argmax(by_xla(jnp.sin(x)), 0)[:, None] * 2
 
     x = jnp.arange(300_000.0).reshape(300, 1000) % 7
-    schedule = cpu.schedule_as_recorded
+    schedule = kernel_objects.schedule_as_recorded
 
     def faulty(program: TensorProgram, target: CpuTarget, *rest: object) -> object:
         if any(b.shape == (300,) for b in program.results):
@@ -217,8 +218,8 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
         return schedule(program, target, *rest)
 
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)
-    monkeypatch.setattr(cpu, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(kernel_objects, "object_key", lambda kernel, *_: kernel.fingerprint)
+    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", faulty)
     module = module_of(function, x)
     compiled = compile_module(module, Options.from_environment(choose="auto"))
     report = compiled.report

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import building, mlc_jit
+from hlo_mlc import building, kernel_objects, mlc_jit
 from hlo_mlc.backends.cpu import CpuBackend, LlvmSource
 from hlo_mlc.interop import background, primitive
 from hlo_mlc.interop.background import Background, Tuned
@@ -157,7 +157,7 @@ def test_swaps_under_load(patient: Background, monkeypatch: pytest.MonkeyPatch) 
 
     for value in rows.values:  # as the process that tunes does
         recorded(value)
-        building.kernel_object(kernel, options, backend)
+        kernel_objects.kernel_object(kernel, options, backend)
 
     def load(self: CpuBackend, *args: Any) -> Any:
         for lock in (building._building, variants._table_lock):

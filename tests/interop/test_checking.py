@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc import building
-from hlo_mlc.backends import cpu
+from hlo_mlc import building, kernel_objects
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Expr, Load
 from hlo_mlc.interop.jit import mlc_jit
@@ -52,14 +51,16 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def plant(checked: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`plant(buffer)`: from now on loads of it are one element off; of "" nothing is."""
     faulty = [""]
-    schedule_as_recorded = cpu.schedule_as_recorded
+    schedule_as_recorded = kernel_objects.schedule_as_recorded
 
     def planted(program: TensorProgram, target: CpuTarget, *rest: object) -> tuple:
         loops, decisions = schedule_as_recorded(program, target, *rest)
         return (_shifted(loops, faulty[0]) if faulty[0] else loops), decisions
 
-    monkeypatch.setattr(cpu, "schedule_as_recorded", planted)
-    monkeypatch.setattr(building, "prove", lambda loops: (loops, Proof()))  # would refuse them
+    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", planted)
+    monkeypatch.setattr(
+        kernel_objects, "prove", lambda loops: (loops, Proof())
+    )  # would refuse them
     return lambda name: faulty.__setitem__(0, name)
 
 

@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 
 import hlo_mlc
 import hlo_mlc.frontend.parse
-from hlo_mlc import building, compiler, mlc_jit
+from hlo_mlc import building, compiler, kernel_objects, mlc_jit
 from hlo_mlc.backends import base, cpu
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compiling, extraction, function, measuring, primitive, reproducer
@@ -54,7 +54,6 @@ OF_THE_FUNCTION = [
     (compiler, "read_donations"),
     (compiler, "partition"),
     (compiler, "build_kernels"),
-    (building, "object_cache"),
     (compiler, "emit_module"),
     (compiler, "_report_on"),
     (cpu, "predict"),
@@ -68,9 +67,10 @@ OF_THE_FUNCTION = [
 ]
 OF_A_KERNEL = [
     (cpu.CpuBackend, "schedules"),
-    (building, "object_key"),
+    (kernel_objects, "object_cache"),
+    (kernel_objects, "object_key"),
     (cache.ObjectCache, "get"),
-    (cpu, "schedule_as_recorded"),
+    (kernel_objects, "schedule_as_recorded"),
     (cpu, "print_program"),
 ]
 # What is promised may fail when the program is compiled (tests/compiler/test_promises.py).
@@ -217,7 +217,11 @@ def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception
 def test_interrupts_pass(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, choose: str
 ) -> None:
-    for stage in ((compiler, "simplify"), (cpu, "schedule_as_recorded"), (primitive, "splice")):
+    for stage in (
+        (compiler, "simplify"),
+        (kernel_objects, "schedule_as_recorded"),
+        (primitive, "splice"),
+    ):
         with monkeypatch.context() as patch:
             plant(patch, stage, error)
             with warnings.catch_warnings(), pytest.raises(type(error)) as caught:
@@ -247,7 +251,7 @@ def test_errors_of_the_user_pass(choose: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [(compiler, "simplify"), (cpu, "schedule_as_recorded")], ids=named
+    "stage", [(compiler, "simplify"), (kernel_objects, "schedule_as_recorded")], ids=named
 )
 def test_a_warning_that_was_made_an_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str]
@@ -260,14 +264,14 @@ def test_a_warning_that_was_made_an_error_is_raised(
 
 
 def test_a_fault_in_one_kernel_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule_as_recorded = cpu.schedule_as_recorded
+    schedule_as_recorded = kernel_objects.schedule_as_recorded
 
     def faulty(program: Any, *rest: Any) -> Any:
         if len(program.operands) == 1:
             raise CodegenError("no code for this one")
         return schedule_as_recorded(program, *rest)
 
-    monkeypatch.setattr(cpu, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", faulty)
     f = mlc_jit(step, choose="auto")
     told = r"leaves \S+@test_faults.py:\d+ of step to XLA"
     with pytest.warns(RuntimeWarning, match=told) as caught:

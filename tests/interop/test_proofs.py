@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import building, mlc_jit
+from hlo_mlc import building, kernel_objects, mlc_jit
 from hlo_mlc.backends import cpu
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Expr, loads
@@ -118,7 +118,7 @@ def picked(x: jax.Array, rows: jax.Array) -> jax.Array:
 def counts(tmp_path: Path) -> dict[str, int]:
     """What is noted of proofs; it may be written behind the call, when its kernels are stored."""
     for _ in range(1000):
-        found = dict(building.proofs_here(Options(cache_dir=tmp_path)))
+        found = dict(kernel_objects.proofs_here(Options(cache_dir=tmp_path)))
         if any(found.values()):
             break
         time.sleep(0.01)

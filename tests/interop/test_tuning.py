@@ -20,12 +20,13 @@ from click.testing import CliRunner
 from hlo_mlc import compile_stablehlo, mlc_jit
 from hlo_mlc.backends.cpu import cpu_backend, target_of
 from hlo_mlc.backends.recorded import unknown_names
-from hlo_mlc.building import built_kernel, kernel_object, rebuild_kernel, scheduled
+from hlo_mlc.building import built_kernel, rebuild_kernel
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning, tuning_session
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.kernel_objects import kernel_object, scheduled
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options

@@ -1,0 +1,121 @@
+"""Kernels that a program is loaded with before there is code of them: what is done behind its call.
+
+XLA compiles the program while they are assembled, and its executions wait for them.  A promise is
+always kept: where a kernel cannot be assembled after all, its loops are interpreted, and it is not
+promised again.  What was assembled is stored, and what was proved counted, when nothing is printed
+any longer: both are Python's work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from hlo_mlc.backends.base import Backend, KernelObject, PromisedKernel
+from hlo_mlc.codegen.cpu.assemble import LATER
+from hlo_mlc.kernel_objects import BegunObject, count_proofs
+from hlo_mlc.support.faults import Fault
+from hlo_mlc.support.options import Options
+from hlo_mlc.support.turns import short_turns
+from hlo_mlc.support.warning import users_line, warn
+
+TURN_S = 1e-4
+"""Seconds after which the printing thread lets an assembling one go on, which asks for the
+interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain."""
+
+KernelKey = tuple[str, Backend, bool]
+"""What a process knows a kernel by: its fingerprint, for what it is, and whether it has checks."""
+
+Kept = tuple[BegunObject, Future[KernelObject]]
+"""A promised kernel, and what becomes of it."""
+
+_broken: dict[KernelKey, str] = {}  # promised once and not assembled, and why
+
+
+def was_broken(key: KernelKey) -> bool:
+    """Whether this kernel was promised once and could not be assembled."""
+    return key in _broken
+
+
+def keep_later(
+    promised: PromisedKernel, key: KernelKey, begun: BegunObject, assembler: ThreadPoolExecutor
+) -> Kept:
+    """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
+    loops, line = begun.loops, users_line()  # there is none on the other thread
+    object_: Future[KernelObject] = Future()
+    assert loops is not None
+
+    def keep() -> None:
+        try:
+            with short_turns(TURN_S):
+                made = begun.assembled()
+                promised.keep(begun.backend.load(promised.kernel, made))
+            object_.set_result(made)
+        except BaseException as error:
+            object_.set_exception(error)
+            _broken[key] = ""
+            promised.give_up(loops)
+            fault = Fault(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            is_known = fault.reason in list(_broken.values())
+            _broken[key] = fault.reason
+            if not is_known:
+                warn(
+                    f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
+                    f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
+                    "XLA, as the next call does; within other functions, jax.clear_caches() has "
+                    "them compiled anew",
+                    line,
+                )
+            if not isinstance(error, Exception):
+                raise
+
+    _later(keep, assembler)
+    return begun, object_
+
+
+def store_later(
+    kept: Sequence[Kept], tally: Counter[str], options: Options, assembler: ThreadPoolExecutor
+) -> None:
+    """Has kept promises stored for other processes, and counts what was proved."""
+    line = users_line()
+
+    def store() -> None:
+        for begun, made in kept:
+            if made.exception() is not None:
+                continue
+            try:
+                begun.store(made.result())
+            except Exception as error:
+                warn(
+                    f"hlo_mlc will compile {begun.draft.name} again in each process: "
+                    f"{Fault(error).reason}",
+                    line,
+                )
+        count_proofs(tally, options)
+
+    if kept:
+        _later(store, assembler)
+    else:
+        store()
+
+
+def _later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
+    """Has the assembler do what nobody waits for, or does it here where it has no thread."""
+    first = threading.Lock()
+
+    def once() -> None:
+        if first.acquire(blocking=False):
+            try:
+                work()
+            finally:
+                LATER.__exit__()
+
+    LATER.__enter__()
+    try:
+        assembler.submit(once)
+    except BaseException as error:  # maybe a thread that there is does it all the same
+        once()
+        if not isinstance(error, RuntimeError):  # which says that none can be started
+            raise
