@@ -32,7 +32,8 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.naming import named_at, short_line
-from hlo_mlc.partition.plan import Plan, Verdict, partition, without
+from hlo_mlc.partition.plan import Plan, Verdict, without
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line

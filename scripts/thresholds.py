@@ -26,8 +26,7 @@ import jax
 import hlo_mlc.partition as package
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.partition.fuse.nests import ROW_LIMIT
-from hlo_mlc.partition.plan import LIMITS
+from hlo_mlc.partition.fuse.limits import LIMITS, ROW_LIMIT
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
 from hlo_mlc_bench.cases import BY_NAME

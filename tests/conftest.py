@@ -40,9 +40,9 @@ from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.ops.registry import evaluate_graph, references
 from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import LIMITS, partition
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.complex_parts import nothing, split_complex
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify

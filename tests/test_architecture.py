@@ -47,7 +47,7 @@ FLOORS = (
     "__main__",
 )
 # Those of partition/, bottom first; what its files have in common stands below all of them.
-PARTITION = ("lower", "fuse", "naming", "cluster", "calls", "plan", "drawing", "choose")
+PARTITION = ("lower", "fuse", "naming", "cluster", "calls", "plan", "planner", "drawing", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in DEFINITIONS}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

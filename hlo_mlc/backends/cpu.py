@@ -26,17 +26,9 @@ from hlo_mlc.partition.choose.cost import (
 from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import (
-    LIMITS,
-    Chooser,
-    Plan,
-    Verdict,
-    in_row_blocks,
-    with_taken,
-    without,
-)
+from hlo_mlc.partition.plan import Chooser, Plan, Verdict, in_row_blocks, with_taken, without
 from hlo_mlc.partition.row_blocks import MOST_ROWS
 from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, nothing, split_complex
 from hlo_mlc.passes.complex_transforms import is_transform

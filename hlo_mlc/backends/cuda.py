@@ -23,9 +23,10 @@ from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.gpu_cost import LARGE_PRODUCT, choose_all, choose_predicted
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.fuse.limits import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Chooser, Plan, partition
+from hlo_mlc.partition.plan import Chooser, Plan
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.complex_parts import has_complex, split_complex
 from hlo_mlc.passes.complex_transforms import is_transform
 from hlo_mlc.passes.simplify import simplify

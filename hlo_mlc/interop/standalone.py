@@ -34,8 +34,8 @@ from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
-from hlo_mlc.support.wording import byte_size, counted
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import byte_size, counted
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import architecture
 

@@ -11,8 +11,8 @@ from hlo_mlc.graph.counting import trips
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.fuse.donation import in_place
-from hlo_mlc.partition.fuse.groups import Unit, finished
-from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.fuse.groups import Group, finished
+from hlo_mlc.partition.fuse.limits import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.layouts import lay_out
 from hlo_mlc.partition.lower.packing import pack
@@ -98,7 +98,7 @@ class Cluster:
 class Context:
     """What is known of the graph that clusters are cut out of.
 
-    `values` are those in buffers, `read_by` the units of fusion that read a buffer, `makers` the
+    `values` are those in buffers, `read_by` the groups that read a buffer, `makers` the
     operations that values come from, `own` those of constants that only kernels read.  `heirs` are
     the parameters whose memory is for a result.  `orders` are those of values that are in memory
     otherwise than row by row, as far as they are known, `free` the buffers that may be.
@@ -110,63 +110,36 @@ class Context:
     makers: Mapping[Value, Node]
     own: Sequence[Node]
     heirs: Mapping[Value, Value]
-    orders: Mapping[Value, Order]
+    orders: dict[Value, Order]
     free: Set[Buffer]
     limits: FusionLimits
-    is_whole: bool
-    in_loop: bool
+    is_whole: bool = False
+    in_loop: bool = False
 
 
-def cluster_of(run: list[Unit], around: Context) -> Cluster:
-    """The kernel that computes some units, in its place."""
-    results, read_by, makers, orders = around.results, around.read_by, around.makers, around.orders
-    values = around.values
-    members = {u.number for u in run}
-    needed = frozenset(
-        b
-        for u in run
-        for b in u.writes
-        if values.get(b) in results or not read_by.get(b, members) <= members
-    )
-    steps = without_dead([s for unit in run for s in finished(unit, read_by, needed)], needed)
-    written = {b for s in steps for b in step_writes(s)}
-    operands = tuple(
-        dict.fromkeys(
-            b for s in steps for stage in stages(s) for b in stage.inputs if b not in written
-        )
-    )
-    outputs = tuple(
-        b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s)) if b in needed
-    )
-    at = {values[o]: o for o in operands}
-    wanted = [
-        (r, o)
-        for r in outputs
-        if (o := at.get(around.heirs.get(values[r]))) is not None and read_by[o] <= members
-    ]
-    spent = [
-        o
-        for o in operands
-        if read_by[o] <= members
-        and values[o] not in results
-        and values[o] in makers
-        and _makes_memory(makers[values[o]])
-    ]
-    wanted += [(r, o) for r in outputs for o in spent if values[r].type == values[o].type]
+def cluster_of(run: list[Group], around: Context) -> Cluster:
+    """The kernel that computes some groups, in its place."""
+    makers, orders = around.makers, around.orders
+    members = {g.number for g in run}
+    steps, operands, outputs = _computed(run, members, around)
+    wanted = _inheritances(operands, outputs, members, around)
+    at = {around.values[o] for o in operands}
     laid = lay_out(
         steps,
-        {b: orders[values[b]] for b in (*operands, *outputs) if values[b] in orders},
+        {b: orders[v] for b in (*operands, *outputs) if (v := around.values[b]) in orders},
         outputs,
         around.free,
     )
-    wanted = [
-        (laid.made.get(r, r), laid.made.get(o, o))
-        for r, o in wanted
-        if laid.orders.get(r) == laid.orders.get(o)
-    ]
     operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
-    values = {**values, **{new: values[b] for b, new in laid.made.items()}}
-    steps, aliases = in_place(laid.steps, wanted)
+    values = {**around.values, **{new: around.values[b] for b, new in laid.made.items()}}
+    steps, aliases = in_place(
+        laid.steps,
+        [
+            (laid.made.get(r, r), laid.made.get(o, o))
+            for r, o in wanted
+            if laid.orders.get(r) == laid.orders.get(o)
+        ],
+    )
     steps = without_dead(
         merge_copies(steps, outputs, (b for pair in aliases for b in pair)), outputs
     )
@@ -180,23 +153,22 @@ def cluster_of(run: list[Unit], around: Context) -> Cluster:
     read = {b for s in steps for b in step_reads(s)}
     operands = (*(b for b in operands if b in read), *constants)
     kernel = make_kernel(steps, operands, outputs, aliases)
+    sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
+    targets = tuple(values[b] for b in outputs)
     border = [
         b
         for b in operands
         if b not in constants and values[b] in makers and counts(makers[values[b]])
     ]
-    border += [b for b in outputs if values[b] not in results]
-    sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
-    targets = tuple(values[b] for b in outputs)
+    border += [b for b in outputs if values[b] not in around.results]
     moved = dict(aliases)
     copied = [b for b in outputs if around.heirs.get(values[b]) in at and b not in moved]
     nodes = _between(sources, targets, makers)
     locations = _locations(kernel, steps, values, makers)
-    kernel = replace(
-        kernel, name=kernel_name(kernel.program, locations, [node.location for node in nodes])
-    )
     return Cluster(
-        kernel,
+        replace(
+            kernel, name=kernel_name(kernel.program, locations, [node.location for node in nodes])
+        ),
         nodes,
         sources,
         targets,
@@ -219,6 +191,49 @@ def cluster_of(run: list[Unit], around: Context) -> Cluster:
         ),
         trips=_trips(nodes, makers),
     )
+
+
+def _computed(
+    run: list[Group], members: Set[int], around: Context
+) -> tuple[list[Step], tuple[Buffer, ...], tuple[Buffer, ...]]:
+    """The steps of some groups, by their numbers, what they read that is computed elsewhere, and
+    what is read elsewhere of what they compute."""
+    needed = frozenset(
+        b
+        for g in run
+        for b in g.writes
+        if around.values.get(b) in around.results or not around.read_by.get(b, members) <= members
+    )
+    steps = without_dead(
+        [s for group in run for s in finished(group, around.read_by, needed)], needed
+    )
+    own = {b for s in steps for b in step_writes(s)}
+    read = (b for s in steps for stage in stages(s) for b in stage.inputs if b not in own)
+    made = (b for s in steps for b in _ordered_writes(s) if b in needed)
+    return steps, tuple(dict.fromkeys(read)), tuple(dict.fromkeys(made))
+
+
+def _inheritances(
+    operands: tuple[Buffer, ...], results: tuple[Buffer, ...], members: Set[int], around: Context
+) -> list[tuple[Buffer, Buffer]]:
+    """Results with operands whose memory they may take over, best first: nobody but the groups that
+    are the cluster's `members` reads these."""
+    values, makers = around.values, around.makers
+    at = {values[o]: o for o in operands}
+    found = [
+        (r, o)
+        for r in results
+        if (o := at.get(around.heirs.get(values[r]))) is not None and around.read_by[o] <= members
+    ]
+    spent = [
+        o
+        for o in operands
+        if around.read_by[o] <= members
+        and values[o] not in around.results
+        and values[o] in makers
+        and _makes_memory(makers[values[o]])
+    ]
+    return found + [(r, o) for r in results for o in spent if values[r].type == values[o].type]
 
 
 def _trips(nodes: Iterable[Node], makers: Mapping[Value, Node]) -> dict[Node, int]:

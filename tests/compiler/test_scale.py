@@ -21,8 +21,9 @@ from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.partition.choose.cost import saved_us
-from hlo_mlc.partition.fuse import groups as units
-from hlo_mlc.partition.plan import Plan, partition
+from hlo_mlc.partition.fuse import groups
+from hlo_mlc.partition.plan import Plan
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.report import Report
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import CodeLimitError
@@ -184,17 +185,17 @@ def test_branches_in_branches(check: Callable[..., Report]) -> None:
     check(lambda x: nest(30, x), ROWS[0] + 40, coverage=0.0, kernels=None)
 
 
-def test_runs_of_units_are_cut(
+def test_runs_of_groups_are_cut(
     monkeypatch: pytest.MonkeyPatch, check: Callable[..., Report]
 ) -> None:
-    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
     report = check(lambda x, w: _folded(x, w, 40), ROWS, MATRIX, ulps=256.0)
     assert len(report.kernels) > 3
 
 
 def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same kernels are taken whether they are in the cache by then or not."""
-    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
     monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     module, auto = module_of(_different, 40), Options.from_environment(choose="auto")
     whole = compile_module(module, auto).report
@@ -210,7 +211,7 @@ def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.Monke
 
 def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is in the program; and what fits beside it."""
-    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
     monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1200)
 
@@ -233,7 +234,7 @@ def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of a plan cannot be built, the rest of it stands."""
     plans: list[Plan] = []
-    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
     monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1000)
     monkeypatch.setattr(

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.partition.plan import LIMITS
+from hlo_mlc.partition.fuse.limits import LIMITS
 
 SHAPE = (37, 29)
 

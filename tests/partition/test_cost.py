@@ -35,7 +35,8 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Plan, partition
+from hlo_mlc.partition.plan import Plan
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.tensor.canonical import stages

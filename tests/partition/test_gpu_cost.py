@@ -21,7 +21,8 @@ from hlo_mlc.partition.choose.gpu_cost import (
 )
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.plan import Plan, partition
+from hlo_mlc.partition.plan import Plan
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import named

@@ -18,7 +18,7 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.partition.choose.cost import choose_predicted
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.plan import partition
+from hlo_mlc.partition.planner import partition
 from hlo_mlc.target.cpu import named
 
 # Twice the program, what differs in its fixed parts, and nests that fill up at other places.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hlo_mlc.partition.fuse.limits import LIMITS
 from hlo_mlc.partition.naming import named_at, role, short_line, told_apart
-from hlo_mlc.partition.plan import LIMITS
 from hlo_mlc.tensor.core import TensorProgram
 
 X, Y = np.ones((64, 128), np.float32), np.ones((128, 96), np.float32)

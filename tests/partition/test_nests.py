@@ -9,7 +9,8 @@ import pytest
 from jax import lax
 
 from hlo_mlc.expr.core import Apply, walk
-from hlo_mlc.partition.fuse.nests import COST_LIMIT, ROW_LIMIT
+from hlo_mlc.partition.fuse.limits import ROW_LIMIT
+from hlo_mlc.partition.fuse.nests import COST_LIMIT
 from hlo_mlc.tensor.classify import is_map, stage_cost
 from making.left import by_xla
 

@@ -45,6 +45,6 @@ def test_each_number_is_shown_by_some_case() -> None:
         [sys.executable, SCRIPT, *SHOWING], capture_output=True, text=True, check=True
     )
     shown = dict(line.split(": ") for line in done.stdout.splitlines())
-    assert "moments" in shown["nests.FOLDS_LIMIT"].split(", "), "its two folds share a pass"
+    assert "moments" in shown["one_pass.FOLDS_LIMIT"].split(", "), "its two folds share a pass"
     assert "moments" not in shown["nests.BUFFER_LIMIT"].split(", ")
     assert [name for name, cases in shown.items() if cases == "nothing"] == []

@@ -14,7 +14,8 @@ from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.fuse.groups import Fuser, finished, in_order, readers
+from hlo_mlc.partition.fuse.fuser import Fuser
+from hlo_mlc.partition.fuse.groups import finished, in_order, readers
 from hlo_mlc.partition.lower.loop_carried import (
     Carried,
     Segment,
@@ -269,8 +270,8 @@ def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
     fuser.join_chains(needed)
     fuser.join_handed(needed)
     fuser.compact()
-    read_by = readers(fuser.units)
-    return [step for unit in in_order(fuser.units) for step in finished(unit, read_by, needed)]
+    read_by = readers(fuser.groups)
+    return [step for group in in_order(fuser.groups) for step in finished(group, read_by, needed)]
 
 
 def _live(items: Sequence[Item], needed: Iterable[Buffer]) -> list[Item]:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, all_of, apply, substitute
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
+from hlo_mlc.partition.fuse.at_hand import appended
+from hlo_mlc.partition.fuse.limits import ROW_LIMIT
+from hlo_mlc.partition.fuse.one_pass import folded_together
 from hlo_mlc.partition.fuse.scalar_replacement import with_written_out
-from hlo_mlc.target.rates import NEAR_BYTES
-from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.access import masked
-from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
-    cost,
     crosses,
     is_map,
     is_plain,
@@ -26,20 +23,15 @@ from hlo_mlc.tensor.classify import (
     stage_cost,
     walks_columns,
 )
-from hlo_mlc.tensor.combine import side_by_side
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 from hlo_mlc.tensor.pairs import is_pairwise
-from hlo_mlc.tensor.rewrite import map_expressions, rename_axes, replace_loads
+from hlo_mlc.tensor.rewrite import map_expressions, rename_axes
 from hlo_mlc.tensor.strictness import without_nans
 
 # What is decided here by numbers of its own is nothing that the cost model (costs.py) knows of: it
 # counts what a stage computes and reads, not how many registers and near caches that takes.  The
 # cases are those of the bench that show a number (`python scripts/thresholds.py`).
 
-# Elements of one row that may be kept between the passes over it: with f32 about half of a
-# typical 32-48 KiB L1 cache per buffer, the measured knee for softmax and layernorm
-# (selective_scan).
-ROW_LIMIT = 8192
 # Simple operations in one fused expression tree; beyond it registers spill (black_scholes).
 COST_LIMIT = 400
 # What it may have more for each value that is handed over in it and needs no memory: to store and
@@ -51,42 +43,6 @@ HANDED_COST = 32
 SHARED_COST = 8
 # Distinct buffers of one nest; each takes an address register in the inner loop (lstm_gradient).
 BUFFER_LIMIT = 64
-# Depth of the first product of a chain, and columns of the second, that leave room in L1 for a
-# block of rows; longer ones gain nothing from being computed row by row (encoder_block).
-HEAD_LIMIT = 256
-# Rows of a chain from which on vectors across them are not mostly empty (small_carry).
-ROWS_LEAST = 8
-# Folds that share a pass: each has up to eight vectors of partial results in registers (moments).
-FOLDS_LIMIT = 3
-# Elements that they may have more together than each, and the bytes that both read from which on
-# asking which of them count pays: two folds of columns took 0.6 of the time where these were 49 MB,
-# 0.7 to 1.2 of 2 MB (small_volume, roughness).
-SLACK, FAR = 1 / 16, 1 << 22
-# A map cheaper than this is computed again by each of its readers in the nest (adam_update).
-CHEAP = 2
-# But what is looked up is not, by readers that take each element so often: small matrices by what
-# stands at places that are read, as in finite elements, took 0.25 of the time where it was kept, of
-# 8 x 8 and of 16 x 16, but 4 times as long of 6 x 6 (elements).
-LOOKED_UP_AGAIN = 8
-
-
-@dataclass(frozen=True, slots=True)
-class FusionLimits:
-    """What a target computes where it is needed: rows of so many elements are kept between the
-    passes over them, factors of products that take so many simple operations are computed whenever
-    a tile of them is read, constant factors are laid out as tiles of registers read them, and
-    matrices are read once that are folded both ways (both_ways.py), and arrays are read and written
-    in the layouts of the calls beside kernels (layouts.py).  Where kernels are to serve any number
-    of rows, what is along the first dimension of an array counts as so many `rows`, however many
-    there are here.  The ops in `left` stay with XLA there, for these reasons."""
-
-    row_elements: int = ROW_LIMIT
-    prologue: int = 0
-    packs_constants: bool = True
-    folds_both_ways: bool = True
-    takes_layouts: bool = True
-    rows: int | None = None
-    left: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +115,7 @@ def _joined(
         if one is not None:
             handed = nest.handed | set(stage.inputs) - set(one.inputs)
             return Joined((one,), len(one.axes), handed)
-    both = _side_by_side(nest, stage)
+    both = folded_together(nest.stages, stage)
     if both is not None:
         return Joined((both,), len(both.axes), nest.handed)
     shared = _shared_axes(nest, stage)
@@ -171,89 +127,10 @@ def _joined(
     leader = nest.stages[0]
     stage = rename_axes(stage, dict(zip(stage.axes[:shared], leader.axes[:shared], strict=True)))
     wanted = frozenset(stage.inputs)
-    stages = _append(nest.stages, stage)
+    stages = appended(nest.stages, stage)
     handed = nest.handed | (wanted - {b for s in stages for b in s.inputs})
     joined = Joined(stages, shared, handed)
     return limit(joined) or joined
-
-
-def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
-    """sum over k of f(k), max over k of g(k)   ->   sum, max over k of f(k), g(k)
-
-    Several folds of one tensor take one pass over it.  Folds along rows need no such thing: they
-    share a row in L1.
-    """
-    first, count = nest.stages[0], len(nest.stages[0].accumulators) + len(stage.accumulators)
-    for fold in (first, stage):
-        if (
-            fold.combiner is None
-            or fold.combiner.identity is None
-            or fold.along
-            or fold.scan
-            or contraction(fold) is not None
-            or (fold.axes and not walks_columns(fold))
-        ):
-            return None
-    shared = {*first.inputs} & {*stage.inputs}
-    if (
-        len(nest.stages) > 1
-        or count > FOLDS_LIMIT
-        or [v.extent for v in first.axes] != [v.extent for v in stage.axes]
-        or {*first.outputs} & {*stage.inputs}
-        or not shared
-    ):
-        return None
-    extents = [[v.extent for v in s.reduce_axes] for s in (first, stage)]
-    if extents[0] != extents[1]:
-        common = _common_box(*extents)
-        if common is None or sum(b.bytes for b in shared) < FAR:
-            return None
-        first, stage = (_within(s, common) for s in (first, stage))
-    stage = rename_axes(
-        stage,
-        dict(
-            zip((*stage.axes, *stage.reduce_axes), (*first.axes, *first.reduce_axes), strict=True)
-        ),
-    )
-    return replace(
-        first,
-        assigns=first.assigns + stage.assigns,
-        terms=first.terms + stage.terms,
-        combiner=side_by_side(first.combiner, stage.combiner),
-        initial=first.initial + stage.initial,
-        accumulators=first.accumulators + stage.accumulators,
-    )
-
-
-def _common_box(one: Sequence[int], other: Sequence[int]) -> list[int] | None:
-    """The smallest box that holds both, where it is hardly larger than each."""
-    if len(one) != len(other):
-        return None
-    common = list(map(max, one, other))
-    least = min(math.prod(one), math.prod(other))
-    return common if math.prod(common) <= least * (1 + SLACK) else None
-
-
-def _within(fold: Stage, extents: Sequence[int]) -> Stage:
-    """sum over k < 7 of f(k)   ->   sum over k < 8 of (f(k) if k < 7 else 0)"""
-    axes = [
-        Var(v.name, v.dtype, extent) for v, extent in zip(fold.reduce_axes, extents, strict=True)
-    ]
-    inside = all_of(
-        *(
-            index.compare("lt", wide, index.constant(v.extent))
-            for v, wide in zip(fold.reduce_axes, axes, strict=True)
-            if v.extent < wide.extent
-        )
-    )
-    if inside is TRUE:
-        return fold
-    wider = dict(zip(fold.reduce_axes, axes, strict=True))
-    terms = tuple(
-        masked(substitute(term, wider), inside, neutral)
-        for term, neutral in zip(fold.terms, fold.combiner.identity, strict=True)
-    )
-    return replace(fold, reduce_axes=tuple(axes), terms=terms)
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
@@ -397,140 +274,6 @@ def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
 
 def _row_elements(stage: Stage, shared: int) -> int:
     return math.prod(v.extent for v in (*stage.axes[shared:], *stage.reduce_axes))
-
-
-def _append(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
-    """Add `stage`, taking over values that are at hand instead of loading them."""
-    stage = _inline_cheap(stages, stage)
-    last = stages[-1]
-    if is_map(stage) and stage.axes == last.axes:
-        forwarded = _forwarded(stage, last.assigns)
-        return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
-    if not is_map(stage) and is_map(last) and not stage.along:
-        merged = _store_along(last, stage)
-        if merged is not None:
-            return (*stages[:-1], merged)
-    return (*stages, stage)
-
-
-def _forwarded(stage: Stage, assigns: tuple[Assign, ...]) -> Stage:
-    """The stage reading what is stored at the same point before that is stored. At once: values are
-    large where many stages came before, and hold nothing more to replace."""
-    stored: dict[Buffer, list[Assign]] = {}
-    for assign in assigns:
-        stored.setdefault(assign.buffer, []).append(assign)
-
-    def value(load: Load) -> Expr | None:
-        found = (_forward(assign, load) for assign in stored[load.source])
-        return next((one for one in found if one is not None), None)
-
-    return replace_loads(stage, dict.fromkeys(stored.keys() & set(stage.inputs), value))
-
-
-def _forward(assign: Assign, load: Load) -> Expr | None:
-    """What `load` reads of the element that is stored at the same point; None at other points.
-
-    The value needs no guard, since it is computed at every point all the same.
-    """
-    if load.indices != assign.indices:
-        return None
-    return (
-        assign.value
-        if load.guard is None
-        else apply("select", load.guard, assign.value, load.default)
-    )
-
-
-def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
-    """Compute cheap elementwise values of the nest again rather than load them."""
-    for writer in reversed(stages):
-        if not is_map(writer):
-            continue
-        wanted = set(stage.inputs)
-        for assign in writer.assigns:
-            if (
-                assign.buffer in wanted
-                and cost(assign.value) <= CHEAP
-                and not _is_looked_up_again(assign, writer, stage)
-                and is_plain(assign, writer.axes)
-            ):
-                stage = replace_loads(stage, {assign.buffer: partial(_value_at, assign)})
-    return stage
-
-
-def _is_looked_up_again(assign: Assign, writer: Stage, reader: Stage) -> bool:
-    """Whether places are read to compute a value, and its reader takes each many times."""
-    places = (i for load in loads(assign.value) for i in load.indices)
-    return any(map(loads, places)) and points(reader) >= LOOKED_UP_AGAIN * points(writer)
-
-
-def _value_at(assign: Assign, load: Load) -> Expr | None:
-    at = {i: j for i, j in zip(assign.indices, load.indices, strict=True) if isinstance(i, Var)}
-    return substitute(assign.value, at) if load.guard is None else None
-
-
-def _store_along(writer: Stage, fold: Stage) -> Stage | None:
-    """for j: e[j] = f(j);  s = sum over k of g(e[k])   ->   for k: e[k] = f(k), s += g(f(k))
-
-    Only where the fold comes to every j and no other point: what was padded, joined or cut has
-    longer or shorter rows than what the fold goes over.
-    """
-    points = (*fold.axes, *fold.reduce_axes)
-    if len(writer.axes) != len(points):
-        return None
-    mapping: dict[Var, Var] | None = None
-    for assign in writer.assigns:
-        for load in reads(fold, assign.buffer):
-            at = dict(zip(assign.indices, load.indices, strict=True))
-            found = {v: at.get(v) for v in writer.axes}
-            if (
-                set(found.values()) != set(points)
-                or (mapping is not None and found != mapping)
-                or any(theirs.extent != ours.extent for ours, theirs in found.items())
-            ):
-                return None
-            mapping = found
-    if mapping is None:
-        return None
-    moved = rename_axes(writer, mapping)
-    return replace(_forwarded(fold, moved.assigns), along=moved.assigns)
-
-
-def chained(
-    first: Joined, between: Sequence[Joined], last: Joined, leading: int | None = None
-) -> Joined | str:
-    """One nest of a matrix product, what is computed row by row from it, and the product that sums
-    over the rows; or the reason why not.  What is in between exists for a few rows at a time.  The
-    first dimension of what the product gives counts as `leading` rows, if that is not None."""
-    if len(first.stages) > 1 or len(last.stages) > 1:
-        return "a product with other stages in its nest"
-    (result,) = last.stages
-    stages = linked(first.stages[0], [s for j in between for s in j.stages], result)
-    if isinstance(stages, str):
-        return stages
-    joined = Joined(stages, len(stages[0].axes) - 1)
-    found = chain(finish(joined, frozenset(result.outputs)))
-    if isinstance(found, str):
-        return found
-    if (
-        math.prod(v.extent for v in found.first.reduce_axes) > HEAD_LIMIT
-        or found.column.extent > HEAD_LIMIT
-    ):
-        return f"more than {HEAD_LIMIT} terms or columns in a product"
-    axis = found.first.axes[0]
-    rows = found.row.extent if leading is None or found.row is not axis else leading
-    if rows < ROWS_LEAST:
-        return f"fewer than {ROWS_LEAST} rows with the same keys"
-    folds = any(s.combiner is not None for s in found.between)
-    sizes = (
-        b.bytes if leading is None else leading * b.bytes // max(1, b.shape[0])
-        for b in first.stages[0].outputs
-    )
-    if not folds and all(size <= NEAR_BYTES for size in sizes):
-        return "two products whose rows stay in the caches"
-    if sum(map(stage_cost, stages)) > COST_LIMIT:
-        return "the fused expressions would need more registers than there are"
-    return joined
 
 
 def finish(joined: Joined, needed: frozenset[Buffer]) -> Nest:
