@@ -26,7 +26,7 @@ from hlo_mlc.partition.choose.cost import (
 from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
+from hlo_mlc.partition.fuse.limits import LIMITS
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan, Verdict, in_row_blocks, with_taken, without
 from hlo_mlc.partition.row_blocks import MOST_ROWS
@@ -117,6 +117,7 @@ class CpuBackend:
     refusals = (CodeLimitError,)
     has_checks = is_bounded = True
     suffixes = ("ll", "s")
+    limits = LIMITS
 
     @property
     def variant(self) -> str:
@@ -150,10 +151,6 @@ class CpuBackend:
     def chooser(self, options: Options) -> Chooser:
         rule = choose_all if options.choose == "ours" else recorded_or(choose_predicted, options)
         return lambda cluster: rule(cluster, self.target)
-
-    @property
-    def limits(self) -> FusionLimits:
-        return replace(LIMITS, rows=MOST_ROWS if self.any_rows else None)
 
     @property
     def costs(self) -> Costs:

@@ -31,8 +31,12 @@ _BETWEEN_KERNELS = 2
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What fusion is told of a machine; of kernels that serve any number of rows, what so many
-    `rows` take. Where no kernels are `merged`, none is too small to be one."""
+    """What fusion is told of a machine.
+
+    Where kernels are to serve any number of rows, what is along the first dimension of an array
+    counts as so many `rows`, however many there are here.  Where none `merges` with others, none is
+    too small to be one.
+    """
 
     target: CpuTarget
     rows: int | None = None

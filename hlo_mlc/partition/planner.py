@@ -71,7 +71,7 @@ class _Planner:
             node: self.opened.get(node) or refusal(node, self.limits.left) for node in graph.nodes
         }
         plan = self._plan_of_regions(graph, reasons, around)
-        lowered = _lower(graph, reasons, self.limits)
+        lowered = _lower(graph, reasons, self.costs, self.limits)
         groups = self._fused(lowered, graph)
         plan.apart.update(lowered.fuser.refusals)
         mergeable = {
@@ -119,10 +119,10 @@ class _Planner:
         fuser, limits, results = lowered.fuser, self.limits, frozenset(graph.results)
         needed = frozenset(b for b, v in lowered.values.items() if v in results)
         fuser.join_chains(needed)
-        if limits.folds_both_ways and limits.rows is None:
+        if limits.folds_both_ways and self.costs.rows is None:
             fuser.join_both_ways(needed, lowered.fresh)
         fuser.join_handed(needed)
-        fuser.join_siblings(self.costs.gains_from_company)
+        fuser.join_siblings()
         fuser.join_updates(needed)
         fuser.compact()
         return fuser.groups
@@ -175,7 +175,9 @@ class _Lowered:
     tables: Sequence[Node]
 
 
-def _lower(graph: Graph, reasons: Mapping[Node, str], limits: FusionLimits) -> _Lowered:
+def _lower(
+    graph: Graph, reasons: Mapping[Node, str], costs: Costs, limits: FusionLimits
+) -> _Lowered:
     """The stages of a graph, each node's joined to those before it."""
     counter = iter(range(1 << 62))
     uses = uses_among(graph.nodes)
@@ -192,10 +194,10 @@ def _lower(graph: Graph, reasons: Mapping[Node, str], limits: FusionLimits) -> _
         frozenset(wanted),
         outside,
         lambda prefix: f"{prefix}{next(counter)}",
+        costs,
         limits.prologue,
-        limits.rows is not None,
     )
-    fuser = Fuser(row_limit=limits.row_elements, rows=limits.rows)
+    fuser = Fuser(costs, limits.row_elements)
     for value in (*graph.parameters, *graph.captures):
         if value.type is not None:
             lowering.define(value)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.both_ways import both_ways, matrices
 from hlo_mlc.partition.fuse.chains import chained
 from hlo_mlc.partition.fuse.groups import Group, Groups, readers
@@ -35,8 +36,8 @@ MOST_STEPS = 64
 class Fuser(Groups):
     """Collects groups in program order, joining each stage to an earlier group where that pays."""
 
+    costs: Costs
     row_limit: int = ROW_LIMIT  # elements of a row that are kept between passes over it
-    rows: int | None = None  # what counts as so many (FusionLimits)
     refusals: dict[Node, str] = field(default_factory=dict)  # why an operation joined nothing
 
     def add_outside(self, node: Node, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
@@ -113,7 +114,7 @@ class Fuser(Groups):
                     parts
                     if isinstance(parts, str)
                     else chained(
-                        first.joined, [part.joined for part in parts], last.joined, self.rows
+                        first.joined, [part.joined for part in parts], last.joined, self.costs.rows
                     )
                 )
                 if isinstance(result, str):
@@ -170,9 +171,10 @@ class Fuser(Groups):
                 return group
         return None
 
-    def join_siblings(self, gains: Callable[[Stage], bool]) -> None:
+    def join_siblings(self) -> None:
         """Make one group of products that share a factor and do not wait for each other, where each
-        `gains` by that."""
+        gains by that."""
+        gains = self.costs.gains_from_company
         known: dict[Expr, dict[int, Group]] = {}  # by factor, the latest last
         for group in self.groups:
             product = None if group.number in self._merged else group.product

@@ -76,10 +76,12 @@ class Group:
 class Groups:
     """The groups of a graph, in program order, and which of them have become part of others."""
 
-    groups: list[Group] = field(default_factory=list)
-    _producer: dict[Buffer, Group] = field(default_factory=dict)
-    _merged: dict[int, int] = field(default_factory=dict)  # groups that are part of another one now
-    _readers: dict[Buffer, dict[int, Group]] = field(default_factory=dict)  # the latest one last
+    groups: list[Group] = field(default_factory=list, init=False)
+    _producer: dict[Buffer, Group] = field(default_factory=dict, init=False)
+    # By number, the group that one is a part of now.
+    _merged: dict[int, int] = field(default_factory=dict, init=False)
+    # By number, the latest one last.
+    _readers: dict[Buffer, dict[int, Group]] = field(default_factory=dict, init=False)
 
     @property
     def whole(self) -> list[Group]:

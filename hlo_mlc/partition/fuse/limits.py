@@ -20,9 +20,6 @@ class FusionLimits:
     packs_constants: bool = True  # constant factors are laid out as tiles of registers read them
     folds_both_ways: bool = True  # matrices that are, are read once (both_ways.py)
     takes_layouts: bool = True  # of the calls beside kernels (lower/layouts.py)
-    # What is along the first dimension of an array counts as so many, where kernels are to serve
-    # any number of rows, however many there are here.
-    rows: int | None = None
     left: Mapping[str, str] = field(default_factory=dict)  # ops that stay with XLA, and why
 
 

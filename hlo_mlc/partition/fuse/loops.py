@@ -14,6 +14,7 @@ from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.fuser import Fuser
 from hlo_mlc.partition.fuse.groups import finished, in_order, readers
 from hlo_mlc.partition.lower.loop_carried import (
@@ -85,12 +86,7 @@ def _branch_steps(
     """The steps of one branch, which fill the buffers of what is chosen, by position."""
     results = {k: branch.results[k] for k in buffers}
     lowering = StageLowering(
-        branch,
-        frozenset(results.values()),
-        outer.read,
-        outer.fresh,
-        any_rows=outer.any_rows,
-        around=outer,
+        branch, frozenset(results.values()), outer.read, outer.fresh, outer.costs, around=outer
     )
     own = {value for inner in branch.nodes for value in inner.results}
     for k, value in results.items():
@@ -102,7 +98,7 @@ def _branch_steps(
             lowering.store_into(node, buffers[k], lowering.reader(value))
     segments.append(list(lowering.items))
     lowering.items.clear()
-    return _steps(segments, frozenset(buffers.values()))
+    return _steps(segments, frozenset(buffers.values()), outer.costs)
 
 
 def lower_while(node: Node, outer: StageLowering) -> list[Step] | None:
@@ -155,7 +151,7 @@ class _WhileLoop:
                 self.carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
         initial = outer.items[first:]
         del outer.items[first:]
-        return fuse_items(initial, _all_written(initial))
+        return _fused(initial, _all_written(initial), outer.costs)
 
     def body_steps(self) -> tuple[list[Step], dict[Buffer, Buffer]]:
         """The steps of an iteration, and the buffers that take turns with others in it."""
@@ -167,7 +163,7 @@ class _WhileLoop:
             segments = take_turns(state, segments)
         segments = write_back(state, segments)
         needed = frozenset((*self.carried.values(), *state.twins.values()))
-        return _steps(segments, needed), state.twins
+        return _steps(segments, needed, self.outer.costs), state.twins
 
     def test_steps(self) -> tuple[list[Step], Buffer]:
         """The steps that decide whether there is another iteration, and where they say so."""
@@ -180,7 +176,7 @@ class _WhileLoop:
             test.store_into(self.node, verdict, test.reader(predicate))
             segments.append(list(test.items))
             test.items.clear()
-        return _steps(segments, frozenset((verdict,))), verdict
+        return _steps(segments, frozenset((verdict,)), self.outer.costs), verdict
 
     def _inside(self, region: Graph) -> StageLowering:
         """The lowering of a region, which reads what is carried and what lies around the loop."""
@@ -204,7 +200,7 @@ class _WhileLoop:
             frozenset(wanted),
             outside,
             self.outer.fresh,
-            any_rows=self.outer.any_rows,
+            self.outer.costs,
             around=self.outer,
         )
         for k, buffer in self.carried.items():
@@ -258,9 +254,9 @@ def _lower_body(
     return segments
 
 
-def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
+def _fused(items: list[Item], needed: frozenset[Buffer], costs: Costs) -> list[Step]:
     """Nests for a straight run of stages; `needed` buffers are read after it."""
-    fuser = Fuser()
+    fuser = Fuser(costs)
     for item in _live(items, needed):
         if item.update or item.closed:
             nest = Nest((item.stage,), len(item.stage.axes))
@@ -285,12 +281,12 @@ def _live(items: Sequence[Item], needed: Iterable[Buffer]) -> list[Item]:
     return kept[::-1]
 
 
-def _steps(segments: list[Segment], needed: frozenset[Buffer]) -> list[Step]:
+def _steps(segments: list[Segment], needed: frozenset[Buffer], costs: Costs) -> list[Step]:
     read_later: set[Buffer] = set(needed)
     results: list[list[Step]] = []
     for segment in reversed(segments):
         if isinstance(segment, list):
-            results.append(fuse_items(segment, frozenset(read_later)))
+            results.append(_fused(segment, frozenset(read_later), costs))
             read_later.update(b for item in segment for b in item.stage.inputs)
         else:
             results.append([segment])

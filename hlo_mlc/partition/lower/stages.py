@@ -31,6 +31,7 @@ from hlo_mlc.ops.definition import (
     Update,
 )
 from hlo_mlc.ops.registry import lookup
+from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.lower.picks import Pick, picks
 from hlo_mlc.partition.lower.storing import Storing
 from hlo_mlc.partition.lower.uses import written_out
@@ -66,7 +67,7 @@ class StageLowering:
     `wanted`: values that must have a buffer because something outside the stages reads them.
     `outside(value, indices)`: how to read a value that this graph does not define.
     `prologue`: operations of a factor that products compute whenever they read it.
-    `any_rows`: what is along the first dimension of an array counts as long.
+    `costs`: of the machine.
     `around`: the lowering of the graph around this one.
     `given`: the buffers that values are to be in, of which nobody here reads what they hold.
     """
@@ -75,8 +76,8 @@ class StageLowering:
     wanted: frozenset[Value]
     outside: Callable[[Value, Indices], Expr]
     fresh: Callable[[str], str]
+    costs: Costs
     prologue: int = 0
-    any_rows: bool = False
     around: StageLowering | None = None
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     given: dict[Value, Buffer] = field(default_factory=dict)
@@ -96,7 +97,7 @@ class StageLowering:
 
     def __post_init__(self) -> None:
         self._storing = Storing.of(self.graph, self.wanted, self.prologue)
-        self._short = written_out(self.graph.nodes, self.any_rows)
+        self._short = written_out(self.graph.nodes, self.costs.rows is not None)
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
