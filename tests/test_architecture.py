@@ -182,7 +182,8 @@ SCHEDULES = [
     if module.startswith("hlo_mlc.templates.")
     and not (name := module.removeprefix("hlo_mlc.templates.")).startswith(BY_HAND)
 ]
-LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
+LOOPS = ("loop", "serial", "vectorized", "unrolled", "allocated")
+LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), *LOOPS}
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -328,6 +328,21 @@ def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Bo
     return For(var, size, kind, body(var))
 
 
+def serial(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+    """A loop over a new variable, one iteration after the other."""
+    return loop(name, extent, LoopKind.SERIAL, body)
+
+
+def vectorized(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+    """A loop over a new variable, all of whose iterations are lanes of a vector."""
+    return loop(name, extent, LoopKind.VECTORIZE, body)
+
+
+def unrolled(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+    """A loop over a new variable that is written out."""
+    return loop(name, extent, LoopKind.UNROLL, body)
+
+
 def when(condition: Expr, body: Body) -> Body:
     """`body`, if the condition holds."""
     if condition is build.FALSE:

@@ -27,10 +27,10 @@ from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
-    loop,
     map_expressions,
     paths,
     redirect,
+    serial,
     transform,
     transform_loops,
     when,
@@ -462,12 +462,7 @@ def _copy(
             return (store(inside, origin, _inside(buffer, origin)),)
         depth = len(inside)
         return (
-            loop(
-                f"{cached.name}.{depth}",
-                cached.shape[depth],
-                LoopKind.SERIAL,
-                lambda var: nest((*inside, var)),
-            ),
+            serial(f"{cached.name}.{depth}", cached.shape[depth], lambda var: nest((*inside, var))),
         )
 
     return nest(())

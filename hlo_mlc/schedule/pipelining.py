@@ -9,7 +9,16 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses
-from hlo_mlc.loops.rewrite import Body, allocated, loop, redirect, substitute, transform, with_body
+from hlo_mlc.loops.rewrite import (
+    Body,
+    allocated,
+    loop,
+    redirect,
+    serial,
+    substitute,
+    transform,
+    with_body,
+)
 from hlo_mlc.schedule.loops import refuse, require_constant, rewrite_loops
 from hlo_mlc.schedule.storage import taken_out
 from hlo_mlc.support.errors import ScheduleError
@@ -48,14 +57,7 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
                 f"{name}.p",
                 blocks,
                 LoopKind.BLOCK,
-                lambda p: (
-                    loop(
-                        f"{name}.o",
-                        -(-extent // blocks),
-                        LoopKind.SERIAL,
-                        lambda o: iteration(p, o),
-                    ),
-                ),
+                lambda p: (serial(f"{name}.o", -(-extent // blocks), lambda o: iteration(p, o)),),
             ),
         )
 
@@ -133,7 +135,7 @@ def _two_at_once(stmt: For, trips: int, twins: Mapping[Buffer, Buffer]) -> Body:
             *at(use, last, True),
         )
     pairs = (trips - 1) // 2
-    rounds = (loop(f"{stmt.var.name}.o", pairs, LoopKind.SERIAL, two),) if pairs else ()
+    rounds = (serial(f"{stmt.var.name}.o", pairs, two),) if pairs else ()
     return (*at(fill, index.constant(0), False), *rounds, *rest)
 
 

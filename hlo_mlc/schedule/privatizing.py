@@ -26,9 +26,9 @@ from hlo_mlc.loops.rewrite import (
     allocated,
     constant_extent,
     loads_of,
-    loop,
     paths,
     redirect,
+    serial,
     transform,
     with_bodies,
 )
@@ -171,14 +171,7 @@ def _by_halves(
 
     while count > 1:
         half = (count + 1) // 2
-        result += (
-            loop(
-                f"{name}.{half}",
-                count - half,
-                LoopKind.SERIAL,
-                lambda n, half=half: joined(n, half),
-            ),
-        )
+        result += (serial(f"{name}.{half}", count - half, lambda n, half=half: joined(n, half)),)
         count = half
     return result
 

@@ -14,10 +14,12 @@ from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     guarded,
-    loop,
     loops_named,
+    serial,
     substitute,
     transform,
+    unrolled,
+    vectorized,
     with_body,
 )
 from hlo_mlc.loops.text import headline
@@ -236,7 +238,7 @@ class _Plan:
                 self.count, "u", lambda u, v: self._body(self._position(u, v, base), u, v)
             )
 
-        whole = (loop(self._name("o"), blocks, LoopKind.SERIAL, main),) if blocks else ()
+        whole = (serial(self._name("o"), blocks, main),) if blocks else ()
         vectors, last = divmod(rest, self.lanes)
         base = index.constant(self.extent - rest)
         tail = self._across(vectors, "t", lambda u, v: self._body(self._position(u, v, base), u, v))
@@ -313,19 +315,12 @@ class _Plan:
             return ()
         if vectors == 1:
             return self._lanes(lambda v: body(index.constant(0), v))
-        return (
-            loop(
-                self._name(suffix),
-                vectors,
-                LoopKind.UNROLL,
-                lambda u: self._lanes(lambda v: body(u, v)),
-            ),
-        )
+        return (unrolled(self._name(suffix), vectors, lambda u: self._lanes(lambda v: body(u, v))),)
 
     def _lanes(self, body: Callable[[Expr], Body]) -> Body:
         if self.lanes == 1:
             return body(index.constant(0))
-        return (loop(self._name("v"), self.lanes, LoopKind.VECTORIZE, body),)
+        return (vectorized(self._name("v"), self.lanes, body),)
 
     def _name(self, suffix: str) -> str:
         return f"{self.target.var.name}.{suffix}"

@@ -28,6 +28,7 @@ from hlo_mlc.loops.rewrite import (
     guarded,
     loads_of,
     loop,
+    serial,
     substitute,
     transform,
     when,
@@ -238,14 +239,7 @@ def _in_whole_blocks(stmt: For, factor: int, body: Callable[[Expr], Body]) -> Bo
         f"{name}.o",
         _blocks(stmt, factor),
         stmt.kind,
-        lambda o: (
-            loop(
-                f"{name}.i",
-                factor,
-                LoopKind.SERIAL,
-                lambda i: body(index.add(_start(o, factor), i)),
-            ),
-        ),
+        lambda o: (serial(f"{name}.i", factor, lambda i: body(index.add(_start(o, factor), i))),),
     )
     longer = next(
         (
@@ -298,10 +292,9 @@ def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> b
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
     """`size` iterations from `start` on."""
     return (
-        loop(
+        serial(
             f"{stmt.var.name}.{suffix}",
             size,
-            LoopKind.SERIAL,
             lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)}),
         ),
     )

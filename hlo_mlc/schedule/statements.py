@@ -28,10 +28,10 @@ from hlo_mlc.loops.rewrite import (
     constant_extent,
     guarded,
     loads_of,
-    loop,
     loop_names,
     map_expressions,
     paths,
+    serial,
     touched,
     transform,
     transform_lists,
@@ -54,7 +54,7 @@ def add_unit_loop(program: LoopProgram, name: str) -> LoopProgram:
     """
     if name in loop_names(program.body):
         raise ScheduleError(f"add_unit_loop: a loop is called {name!r} already")
-    return with_body(program, (loop(name, 1, LoopKind.SERIAL, lambda _: program.body),))
+    return with_body(program, (serial(name, 1, lambda _: program.body),))
 
 
 def add_loops(

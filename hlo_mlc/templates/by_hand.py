@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.core import For, LoopKind, Stmt
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import loop, serial
 from hlo_mlc.templates.base import even_groups, worth_a_task
 
 
@@ -61,7 +61,7 @@ def parallel_tasks(
     """`task(number)` for each of `tasks`: groups of so many at most, all as large, in parallel, or
     all of them one after the other if `group` is 0."""
     if not group or tasks == 1:
-        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+        return (serial(f"{name}_task", tasks, task),)
     group = even_groups(tasks, group)
     if group == 1:
         return (loop(f"{name}_group", tasks, LoopKind.PARALLEL, task),)
@@ -82,7 +82,7 @@ def in_groups(
         def one(t: Var) -> tuple[Stmt, ...]:
             return task(bounded(index.add(first, t), tasks), g)
 
-        return (loop(f"{name}_task", count, LoopKind.SERIAL, one),)
+        return (serial(f"{name}_task", count, one),)
 
     return loop(f"{name}_group", -(-tasks // size), LoopKind.PARALLEL, run)
 

@@ -25,7 +25,7 @@ from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, loop, serial, unrolled, vectorized
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import decoded, lanes, work
 from hlo_mlc.templates.by_hand import bounded, shared_out
@@ -146,10 +146,9 @@ class _Strip:
                     index.constant(group), index.subtract(index.constant(blocks), start)
                 )
                 return (
-                    loop(
+                    serial(
                         f"{self._axis}_block",
                         size,
-                        LoopKind.SERIAL,
                         lambda b: self._each(
                             lambda v: self._block(
                                 levels, v, bounded(index.add(start, b), blocks), self.layout.block
@@ -164,13 +163,12 @@ class _Strip:
                     ),
                 )
 
-            body.append(loop(f"{self._axis}_chain", -(-blocks // group), LoopKind.SERIAL, outer))
+            body.append(serial(f"{self._axis}_chain", -(-blocks // group), outer))
         elif blocks:
             body.append(
-                loop(
+                serial(
                     f"{self._axis}_block",
                     blocks,
-                    LoopKind.SERIAL,
                     lambda b: self._each(lambda v: self._block(levels, v, b, self.layout.block)),
                 )
             )
@@ -214,17 +212,10 @@ class _Strip:
         """`body` for each vector of the strip."""
         if self.most == 1:
             return body(index.constant(0))
-        return (
-            loop(
-                f"{self._axis}_v",
-                self.count,
-                LoopKind.SERIAL,
-                lambda v: body(bounded(v, self.most)),
-            ),
-        )
+        return (serial(f"{self._axis}_v", self.count, lambda v: body(bounded(v, self.most))),)
 
     def _lanes(self, what: str, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        return (loop(f"{self._axis}_{what}", self.live, LoopKind.VECTORIZE, body),)
+        return (vectorized(f"{self._axis}_{what}", self.live, body),)
 
     def _slot(self, v: Expr, lane: Expr) -> Expr:
         return index.add(index.multiply(v, index.constant(self.layout.width)), lane)
@@ -321,10 +312,9 @@ class _Strip:
 
         def write_out(r: Var) -> tuple[Stmt, ...]:
             return (
-                loop(
+                vectorized(
                     f"{self._axis}_w",
                     width,
-                    LoopKind.VECTORIZE,
                     lambda w: tuple(
                         Store(
                             a.buffer,
@@ -364,7 +354,7 @@ class _Strip:
                 ),
             )
         if tiles:
-            body = (*body, loop(f"{self._axis}_r", width, LoopKind.UNROLL, write_out))
+            body = (*body, unrolled(f"{self._axis}_r", width, write_out))
         return allocated(reversed((*prefix, *base, *result, *tiles.values())), body)
 
     def _start(

@@ -10,7 +10,7 @@ from hlo_mlc.expr.build import FALSE, TRUE, apply, const, load, substitute, tran
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.attention.passes import Pass, RowPasses, Stored
 from hlo_mlc.templates.attention.tiles import (
@@ -163,7 +163,7 @@ class RowBlock:
                 ),
             )
 
-        return (loop(f"{self.name}_kn", chunk.size, LoopKind.SERIAL, of_key),)
+        return (serial(f"{self.name}_kn", chunk.size, of_key),)
 
     def _pack_values(self, chunk: _Chunk) -> Body:
         if self.packed_values is None:
@@ -179,10 +179,9 @@ class RowBlock:
                 name, chunk.size, chunk.most, chain.column.extent, self.lanes, element
             )
         return (
-            loop(
+            serial(
                 f"{name}n",
                 chunk.size,
-                LoopKind.SERIAL,
                 lambda near: across(
                     f"{name}c", chain.column.extent, self.lanes, lambda c: element(near, c)
                 ),
@@ -226,7 +225,7 @@ class RowBlock:
                 body += self._pack_values(chunk) + self._mix(chunk)
             return body
 
-        every = (loop(f"{self.name}_chunk{number}", chunks, LoopKind.SERIAL, run),)
+        every = (serial(f"{self.name}_chunk{number}", chunks, run),)
         body = begin + every + self._store_rows(f"{number}e", step.rows, totals)
         return allocated(reversed((*totals.values(),)), body)
 
@@ -419,10 +418,9 @@ class RowBlock:
                 )
 
             body: Body = (
-                loop(
+                serial(
                     f"{name}n",
                     chunk.size,
-                    LoopKind.SERIAL,
                     lambda near: across(f"{name}r", rows, self.lanes, lambda r: at(near, r)),
                 ),
             )
@@ -489,7 +487,7 @@ class RowBlock:
                     sums.buffer,
                     (
                         *sums.fill(f"{name}z", lambda r, c: neutral),
-                        loop(f"{name}n", chunk.size, LoopKind.SERIAL, step),
+                        serial(f"{name}n", chunk.size, step),
                         *sums.each(
                             f"{name}o",
                             lambda r, c: (
@@ -519,10 +517,9 @@ class RowBlock:
 
     def _each_sum(self, name: str, body: Callable[[Expr, Expr], Body]) -> Body:
         return (
-            loop(
+            serial(
                 f"{self.name}_{name}i",
                 self.height,
-                LoopKind.SERIAL,
                 lambda r: across(
                     f"{self.name}_{name}",
                     self.chain.column.extent,

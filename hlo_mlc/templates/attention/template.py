@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import LoopKind, Stmt
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import Stmt
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.attention.block import RowBlock, either_block
 from hlo_mlc.templates.attention.passes import row_passes
@@ -141,11 +141,7 @@ class _Builder:
         work = 2 * self.tasks * self.rows * found.key.extent * found.column.extent
         if work <= PARALLEL_WORK or self.tasks == 1:
             slot = index.constant(0)
-            return (
-                loop(
-                    f"{self.name}_task", self.tasks, LoopKind.SERIAL, lambda t: self._task(t, slot)
-                ),
-            )
+            return (serial(f"{self.name}_task", self.tasks, lambda t: self._task(t, slot)),)
         each = -(-PARALLEL_WORK * self.tasks // (4 * work))
         if self.slots is not None:
             each = -(-self.tasks // self.slots)

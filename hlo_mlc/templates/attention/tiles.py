@@ -10,8 +10,8 @@ from hlo_mlc.expr.build import apply, load
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import DType
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, Stmt, Store
+from hlo_mlc.loops.rewrite import serial, unrolled, vectorized
 from hlo_mlc.templates.by_hand import across, bounded
 from hlo_mlc.templates.product import WRITTEN_ROWS
 
@@ -39,10 +39,9 @@ class Tile:
     def each(self, prefix: str, body: Statements) -> Body:
         """`body(row, column)` for every element, written out."""
         return (
-            loop(
+            unrolled(
                 f"{prefix}i",
                 self.buffer.shape[0],
-                LoopKind.UNROLL,
                 lambda r: across(f"{prefix}j", self.width, self.lanes, lambda c: body(r, c)),
             ),
         )
@@ -82,20 +81,17 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
 
         def columns(column: Expr, count: int) -> Body:
             return (
-                loop(
+                serial(
                     f"{name}g",
                     lanes // tall,
-                    LoopKind.SERIAL,
                     lambda g: (
-                        loop(
+                        unrolled(
                             f"{name}u",
                             tall,
-                            LoopKind.UNROLL,
                             lambda u: (
-                                loop(
+                                vectorized(
                                     f"{name}l",
                                     count,
-                                    LoopKind.VECTORIZE,
                                     lambda lane: body(
                                         index.add(
                                             first,
@@ -114,10 +110,9 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
         result: Body = ()
         if whole:
             result = (
-                loop(
+                serial(
                     f"{name}v",
                     whole,
-                    LoopKind.SERIAL,
                     lambda v: columns(index.multiply(v, index.constant(lanes)), lanes),
                 ),
             )
@@ -125,11 +120,10 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
 
     done = index.multiply(blocks, index.constant(lanes))
     parts = (
-        loop(f"{name}b", blocks, LoopKind.SERIAL, block),
-        loop(
+        serial(f"{name}b", blocks, block),
+        serial(
             f"{name}t",
             rest,
-            LoopKind.SERIAL,
             lambda t: across(
                 f"{name}r", width, lanes, lambda c: body(bounded(index.add(done, t), most), c)
             ),
@@ -147,10 +141,9 @@ def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr
         axis = axes[level]
         scaled = index.multiply(position, index.constant(axis.extent))
         return (
-            loop(
+            serial(
                 f"{name}{level}",
                 axis.extent,
-                LoopKind.SERIAL,
                 lambda i: nest(level + 1, index.add(scaled, i), {**at, axis: i}),
             ),
         )
@@ -164,12 +157,7 @@ def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) 
     result: Body = ()
     if whole:
         result = (
-            loop(
-                name,
-                whole,
-                LoopKind.SERIAL,
-                lambda p: body(index.multiply(p, index.constant(most)), most),
-            ),
+            serial(name, whole, lambda p: body(index.multiply(p, index.constant(most)), most)),
         )
     return result + (body(index.constant(whole * most), rest) if rest else ())
 
@@ -181,22 +169,12 @@ def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, in
     result: Body = ()
     if most >= tall:
         result = (
-            loop(
-                name,
-                whole,
-                LoopKind.SERIAL,
-                lambda t: body(index.multiply(t, index.constant(tall)), tall),
-            ),
+            serial(name, whole, lambda t: body(index.multiply(t, index.constant(tall)), tall)),
         )
     if not rest.free and not loads(rest):
         _, known = index.bounds(rest)
         return result + (body(done, int(known)) if known else ())
-    return (
-        *result,
-        loop(
-            f"{name}r", rest, LoopKind.SERIAL, lambda t: body(bounded(index.add(done, t), most), 1)
-        ),
-    )
+    return (*result, serial(f"{name}r", rest, lambda t: body(bounded(index.add(done, t), most), 1)))
 
 
 def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int], Body]) -> Body:
@@ -207,10 +185,9 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
     last = index.subtract(size, index.constant(tall))
     count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
     return (
-        loop(
+        serial(
             name,
             count,
-            LoopKind.SERIAL,
             lambda t: body(index.minimum(index.multiply(t, index.constant(tall)), last), tall),
         ),
     )

@@ -25,7 +25,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
-from hlo_mlc.loops.rewrite import allocated, loop, when
+from hlo_mlc.loops.rewrite import allocated, serial, unrolled, vectorized, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, decoded
 from hlo_mlc.templates.cuda.base import (
@@ -208,7 +208,7 @@ class _Lines:
         start = self._threads(when(equals(self.member, 0), self._begun()))
         body: tuple[Stmt, ...] = (
             start,
-            loop(f"{self.name}_o", tiles, LoopKind.SERIAL, lambda o: self._tile(o, tiles)),
+            serial(f"{self.name}_o", tiles, lambda o: self._tile(o, tiles)),
         )
         body = allocated(self.allocated, body)
         return (For(self.block, index.constant(self.block.extent), self.outer, body),)
@@ -295,10 +295,9 @@ class _Lines:
                 below(first, self.extent), lambda one: _lanes(f"{self.name}_v", self.width, one)
             )
         return (
-            loop(
+            unrolled(
                 f"{self.name}_u",
                 self.own,
-                LoopKind.UNROLL,
                 lambda u: checked(
                     below(index.add(first, number(u)), self.extent), lambda one: one(u)
                 ),
@@ -332,7 +331,7 @@ class _Lines:
         start = tuple(
             Store(b, self._me, e) for b, e in zip(self.running, self.neutral, strict=True)
         )
-        return (*loaded, *start, loop(f"{self.name}_f", self.own, LoopKind.UNROLL, step))
+        return (*loaded, *start, unrolled(f"{self.name}_f", self.own, step))
 
     def _total(self) -> tuple[Stmt, ...]:
         """The first thread's total has in it what comes before."""
@@ -399,11 +398,7 @@ class _Lines:
             mapping = {**self.line, self.stage.scan.axis: position, **values}
             return stores_at(self.stage.assigns, mapping)
 
-        return (
-            *start,
-            loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
-            *self._each(o, finish),
-        )
+        return (*start, unrolled(f"{self.name}_j", self.own, joined), *self._each(o, finish))
 
 
 def _thread_loop(var: Var, body: tuple[Stmt, ...]) -> For:
@@ -415,4 +410,4 @@ def _lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> t
     """`body` for each lane of a vector; without a loop for vectors of one."""
     if width == 1:
         return body(index.constant(0))
-    return (loop(name, width, LoopKind.VECTORIZE, body),)
+    return (vectorized(name, width, body),)

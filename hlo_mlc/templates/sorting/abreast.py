@@ -12,8 +12,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U16, U32
-from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import Accumulate, For, If, Store
+from hlo_mlc.loops.rewrite import allocated, serial, unrolled, vectorized
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
 from hlo_mlc.templates.by_hand import in_blocks, shared_out
@@ -107,10 +107,9 @@ class _Group:
     def _fill(self, first: Expr, rows: int) -> Body:
         def column(i: Expr) -> Body:
             return (
-                loop(
+                vectorized(
                     "lane",
                     rows,
-                    LoopKind.VECTORIZE,
                     lambda r: (
                         Store(self.codes, self._place(i, r), self._given(index.add(first, r), i)),
                     ),
@@ -131,11 +130,10 @@ class _Group:
 
         if all(place not in a.indices[-1].free for a in self.sorting.stage.assigns):
             return (
-                loop(
+                serial(
                     "place",
                     place.extent,
-                    LoopKind.SERIAL,
-                    lambda i: (loop("lane", rows, LoopKind.VECTORIZE, lambda r: results(r, i)),),
+                    lambda i: (vectorized("lane", rows, lambda r: results(r, i)),),
                 ),
             )
 
@@ -144,21 +142,16 @@ class _Group:
                 "row",
                 rows,
                 TRANSPOSED,
-                lambda r: (
-                    loop(
-                        "lane", count, LoopKind.VECTORIZE, lambda i: results(r, index.add(begin, i))
-                    ),
-                ),
+                lambda r: (vectorized("lane", count, lambda i: results(r, index.add(begin, i))),),
             )
 
         whole, rest = divmod(place.extent, self.lanes)
         body: Body = ()
         if whole:
             body += (
-                loop(
+                serial(
                     "places",
                     whole,
-                    LoopKind.SERIAL,
                     lambda v: across(index.multiply(v, index.constant(self.lanes)), self.lanes),
                 ),
             )
@@ -186,7 +179,7 @@ class _Group:
             [b for one in seen for b in one.buffers],
             (
                 *(one.nothing() for one in seen),
-                loop("seen", self.n, LoopKind.SERIAL, look),
+                serial("seen", self.n, look),
                 *(one.differ(differ) for one in seen),
             ),
         )
@@ -214,7 +207,7 @@ class _Group:
         add = named_combiner("add", dtype)
 
         def lane(body: Callable[[Expr], Body]) -> For:
-            return loop("lane", rows, LoopKind.VECTORIZE, body)
+            return vectorized("lane", rows, body)
 
         def before(i: Expr) -> Body:
             return (
@@ -265,10 +258,9 @@ class _Group:
 
         def columns(begin: Expr, count: int) -> Body:
             return (
-                loop(
+                unrolled(
                     "column",
                     count,
-                    LoopKind.UNROLL,
                     lambda c: (
                         lane(
                             lambda r: (
@@ -281,26 +273,20 @@ class _Group:
                         ),
                     ),
                 ),
-                loop("found", count, LoopKind.SERIAL, lambda c: (lane(lambda r: found(c, r)),)),
-                loop(
-                    "moved",
-                    count,
-                    LoopKind.SERIAL,
-                    lambda c: (loop("row", rows, LoopKind.UNROLL, lambda r: moved(c, r)),),
-                ),
+                serial("found", count, lambda c: (lane(lambda r: found(c, r)),)),
+                serial("moved", count, lambda c: (unrolled("row", rows, lambda r: moved(c, r)),)),
             )
 
         whole, rest = divmod(self.n, TRANSPOSED)
         body: Body = (
             lane(lambda r: tuple(Store(b, (r,), const(0, dtype)) for b in places)),
-            loop("before", size, LoopKind.SERIAL, before),
+            serial("before", size, before),
         )
         if whole:
             body += (
-                loop(
+                serial(
                     "columns",
                     whole,
-                    LoopKind.SERIAL,
                     lambda b: columns(index.multiply(b, index.constant(TRANSPOSED)), TRANSPOSED),
                 ),
             )
@@ -309,4 +295,4 @@ class _Group:
         return allocated((*places, again, to), body)
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
-        return loop("lane", self.lanes, LoopKind.VECTORIZE, body)
+        return vectorized("lane", self.lanes, body)

@@ -16,7 +16,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store, While
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.base import decoded
 from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.records import STACK, Body, Place, Sorting, alone, in_row
@@ -56,7 +56,7 @@ def by_bits(sorting: Sorting) -> Body:
                 lambda i: (Store(keys, place(i), sorting.keys(sorting.given(at, i))[0]),),
                 LoopKind.SERIAL,
             ),
-            loop("place", sorting.stage.sort.place.extent, LoopKind.SERIAL, search.one),
+            serial("place", sorting.stage.sort.place.extent, search.one),
         )
         return allocated((keys,), body) if private else body
 
@@ -176,22 +176,20 @@ class _Search:
             for v in range(whole + (odd > 0)):
                 here = index.add(begin, index.constant(v * width))
                 body.append(
-                    loop(
+                    vectorized(
                         "lane",
                         width if v < whole else odd,
-                        LoopKind.VECTORIZE,
                         lambda i, here=here: each(index.add(here, i), i),
                     )
                 )
             return tuple(body)
 
-        body = (loop("lane", width, LoopKind.VECTORIZE, lambda i: (Store(lanes, (i,), _ZERO),)),)
+        body = (vectorized("lane", width, lambda i: (Store(lanes, (i,), _ZERO),)),)
         if blocks:
             body += (
-                loop(
+                serial(
                     "block",
                     blocks,
-                    LoopKind.SERIAL,
                     lambda b: vectors(index.multiply(b, index.constant(BLOCK)), BLOCK),
                 ),
             )
@@ -201,10 +199,9 @@ class _Search:
             (
                 *body,
                 Store(self.count, (), before),
-                loop(
+                vectorized(
                     "lane",
                     width,
-                    LoopKind.VECTORIZE,
                     lambda i: (Accumulate((self.count,), (), _ADD, (load(lanes, (i,)),)),),
                 ),
             ),
@@ -237,9 +234,7 @@ class _Search:
             )
 
         def every(change: Callable[[str, Expr], Stmt]) -> Stmt:
-            return loop(
-                "lane", width, LoopKind.VECTORIZE, lambda i: tuple(change(name, i) for name in ends)
-            )
+            return vectorized("lane", width, lambda i: tuple(change(name, i) for name in ends))
 
         least, most = (load(ends[name], ()) for name in ends)
         differs = apply("xor", least, most)
@@ -303,20 +298,18 @@ class _Search:
             begin = index.multiply(b, index.constant(BLOCK))
             bests = Buffer(f"{self.sorting.stage.name}_bests", best.dtype, (width,), "register")
             look: list[Stmt] = [
-                loop(
+                vectorized(
                     "lane",
                     width,
-                    LoopKind.VECTORIZE,
                     lambda i: (Store(bests, (i,), self._beyond(index.add(begin, i))),),
                 )
             ]
             for v in range(1, BLOCK // width):
                 here = index.add(begin, index.constant(v * width))
                 look.append(
-                    loop(
+                    vectorized(
                         "lane",
                         width,
-                        LoopKind.VECTORIZE,
                         lambda i, here=here: (
                             Accumulate((bests,), (i,), least, (self._beyond(index.add(here, i)),)),
                         ),
@@ -327,32 +320,22 @@ class _Search:
                 (
                     *look,
                     Store(best, (), least.identity[0]),
-                    loop(
+                    vectorized(
                         "lane",
                         width,
-                        LoopKind.VECTORIZE,
                         lambda i: (Accumulate((best,), (), least, (load(bests, (i,)),)),),
                     ),
                     If(
                         apply("le", load(best, ()), load(self.mask, ())),
-                        (
-                            loop(
-                                "taken", BLOCK, LoopKind.SERIAL, lambda i: take(index.add(begin, i))
-                            ),
-                        ),
+                        (serial("taken", BLOCK, lambda i: take(index.add(begin, i))),),
                     ),
                 ),
             )
 
-        body = allocated((best,), (loop("block", blocks, LoopKind.SERIAL, block),))
+        body = allocated((best,), (serial("block", blocks, block),))
         if rest:
             body += (
-                loop(
-                    "taken",
-                    rest,
-                    LoopKind.SERIAL,
-                    lambda i: take(index.add(index.constant(blocks * BLOCK), i)),
-                ),
+                serial("taken", rest, lambda i: take(index.add(index.constant(blocks * BLOCK), i))),
             )
         return body
 
@@ -396,11 +379,8 @@ class _Search:
         whole, rest = divmod(n, BLOCK)
         if whole:
             body += (
-                loop(
-                    "block",
-                    whole,
-                    LoopKind.SERIAL,
-                    lambda b: block(index.multiply(b, index.constant(BLOCK)), BLOCK),
+                serial(
+                    "block", whole, lambda b: block(index.multiply(b, index.constant(BLOCK)), BLOCK)
                 ),
             )
         if rest:
@@ -410,7 +390,7 @@ class _Search:
             (seen, begin, before, position),
             (
                 *body,
-                loop("one", min(n, BLOCK), LoopKind.SERIAL, one),
+                serial("one", min(n, BLOCK), one),
                 *s.results(self.at, number, s.given(self.at, there)),
             ),
         )

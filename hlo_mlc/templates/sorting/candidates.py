@@ -17,7 +17,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial, unrolled, vectorized
 from hlo_mlc.templates.base import decoded
 from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.digits import Digits
@@ -95,9 +95,7 @@ class _Candidates:
         def block(b: Var) -> Body:
             first = index.multiply(b, index.constant(BLOCK))
             return self._where_wanted(
-                first,
-                BLOCK,
-                (loop("part", BLOCK // s.width, LoopKind.SERIAL, lambda v: part(first, v)),),
+                first, BLOCK, (serial("part", BLOCK // s.width, lambda v: part(first, v)),)
             )
 
         def part(first: Expr, v: Var) -> Body:
@@ -108,7 +106,7 @@ class _Candidates:
             Store(self.held, (), const(0, U32)),
             Store(self.ties, (), const(1, U32)),
             *self._limit(),
-            loop("block", blocks, LoopKind.SERIAL, block),
+            serial("block", blocks, block),
         )
         if rest:  # for which there is room in any case, and nothing behind it
             body += self._taken(index.constant(blocks * BLOCK), rest)
@@ -179,10 +177,9 @@ class _Candidates:
         rounds = min(n // groups, math.isqrt(TAKEN * n // groups))
         body = (
             *each("start", lambda i: (Store(inner, (i,), start),), kind),
-            loop(
+            serial(
                 "round",
                 rounds,
-                LoopKind.SERIAL,
                 lambda r: each(
                     "group",
                     functools.partial(smallest, index.multiply(r, index.constant(n // rounds))),
@@ -194,12 +191,7 @@ class _Candidates:
             body += each("found", lambda i: (Store(found, (i,), load(inner, (i,))),), kind)
         body += (
             *each("less", lambda i: (Store(less, (i,), const(0, U32)),)),
-            loop(
-                "other",
-                groups,
-                LoopKind.SERIAL,
-                lambda h: each("below", functools.partial(below, h), kind),
-            ),
+            serial("other", groups, lambda h: each("below", functools.partial(below, h), kind)),
             Store(self.last, (), most.identity[0]),
             *each("last", last),
         )
@@ -222,24 +214,16 @@ class _Candidates:
                 ),
                 LoopKind.SERIAL,
             ),
-            loop(
-                "keys",
-                length,
-                LoopKind.SERIAL,
-                lambda i: (Store(keys, (i,), s.keys(d.front.read(i))[0]),),
-            ),
+            serial("keys", length, lambda i: (Store(keys, (i,), s.keys(d.front.read(i))[0]),)),
             counted(s, (keys,), rank, length),
-            loop(
+            serial(
                 "moved",
                 length,
-                LoopKind.SERIAL,
                 lambda i: moved(d.front.read(i), d.back, load(rank, (i,)), index.constant(d.most)),
             ),
         )
         if d.ordered is d.front:
-            body += (
-                loop("back", length, LoopKind.SERIAL, lambda i: d.front.store(i, d.back.read(i))),
-            )
+            body += (serial("back", length, lambda i: d.front.store(i, d.back.read(i))),)
         return allocated((keys, rank), body)
 
     def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
@@ -255,12 +239,11 @@ class _Candidates:
             return s.keys(s.given(self.at, index.add(first, i)))[0]
 
         def lane(body: Callable[[Var], Body]) -> Stmt:
-            return loop("lane", width, LoopKind.VECTORIZE, body)
+            return vectorized("lane", width, body)
 
-        each = loop(
+        each = unrolled(
             "vector",
             count // width,
-            LoopKind.UNROLL,
             lambda v: (
                 lane(
                     lambda i: (
@@ -310,7 +293,7 @@ class _Candidates:
                 ),
             )
 
-        return (loop("taken", count, LoopKind.SERIAL, take),)
+        return (serial("taken", count, take),)
 
     def _cut(self) -> Body:
         d, kept = self.digits, first_wanted(self.sorting.stage)

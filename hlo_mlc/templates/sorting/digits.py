@@ -16,7 +16,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import U8, U16, U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
 from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.records import (
@@ -108,15 +108,13 @@ class Digits:
             (len(digits), self._places, self._counters),
             "stack",
         )
-        zero = loop(
+        zero = serial(
             "cleared",
             len(digits),
-            LoopKind.SERIAL,
             lambda d: (
-                loop(
+                serial(
                     "places",
                     self._places,
-                    LoopKind.SERIAL,
                     lambda q: across(
                         "digit",
                         self._counters,
@@ -161,10 +159,9 @@ class Digits:
                 two(*digits[begin : begin + 2])
                 if pairs < 2
                 else (
-                    loop(
+                    serial(
                         "pair",
                         pairs,
-                        LoopKind.SERIAL,
                         lambda p, d=begin: two(
                             *(self._further(digit, p) for digit in digits[d : d + 2])
                         ),
@@ -202,13 +199,10 @@ class Digits:
             )
 
         done = index.multiply(part, index.constant(places))
-        rest = loop(
-            "counted_last",
-            index.subtract(length, done),
-            LoopKind.SERIAL,
-            lambda i: body(0, index.add(done, i)),
+        rest = serial(
+            "counted_last", index.subtract(length, done), lambda i: body(0, index.add(done, i))
         )
-        return (loop("counted", part, LoopKind.SERIAL, together), *((rest,) if places > 1 else ()))
+        return (serial("counted", part, together), *((rest,) if places > 1 else ()))
 
     def _counted(self, counts: Buffer, counter: Callable[[int], tuple[Expr, ...]]) -> Expr:
         """The records that were counted in all places."""
@@ -265,7 +259,7 @@ class Digits:
             (total, own, digit),
             (
                 Store(total, (), const(0, U32)),
-                loop("digit", self._counters, LoopKind.SERIAL, begin),
-                loop("moved", length, LoopKind.SERIAL, move),
+                serial("digit", self._counters, begin),
+                serial("moved", length, move),
             ),
         )

@@ -16,7 +16,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
 from hlo_mlc.templates.by_hand import across, in_blocks, parallel_tasks, shared_out
@@ -139,10 +139,9 @@ class _Rows:
         def merged(level: Expr, write: Place, into: Buffer) -> Body:
             merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
             return (
-                loop(
+                serial(
                     "piece",
                     self.part // (CHAINS * piece),
-                    LoopKind.SERIAL,
                     lambda p: merge.pieces(p, stacks, _in_turn(level), into, write),
                 ),
             )
@@ -158,10 +157,9 @@ class _Rows:
                 *_behind(stacks, self.lanes),
                 *(
                     (
-                        loop(
+                        serial(
                             "level",
                             levels - 1,
-                            LoopKind.SERIAL,
                             lambda k: merged(k, _in_turn(index.add(k, index.constant(1))), stacks),
                         ),
                     )
@@ -194,7 +192,7 @@ class _Rows:
                     ),
                 )
 
-            return (loop("lane", self.lanes, LoopKind.VECTORIZE, one),)
+            return (vectorized("lane", self.lanes, one),)
 
         return in_blocks("column", self.run, TRANSPOSED, column)
 
@@ -207,10 +205,9 @@ class _Rows:
 
         def look(i: Expr) -> Body:
             return (
-                loop(
+                vectorized(
                     "lane",
                     self.lanes,
-                    LoopKind.VECTORIZE,
                     lambda lane: tuple(
                         s for one in seen for s in one.look(load(codes, (i, lane)), lane)
                     ),
@@ -223,11 +220,7 @@ class _Rows:
         return (
             allocated(
                 [b for one in seen for b in one.buffers],
-                (
-                    *(one.nothing() for one in seen),
-                    loop("seen", self.run, LoopKind.SERIAL, look),
-                    *found,
-                ),
+                (*(one.nothing() for one in seen), serial("seen", self.run, look), *found),
             )
             if seen
             else ()
@@ -243,10 +236,9 @@ class _Rows:
                 self.lanes,
                 self.lanes,
                 lambda r: (
-                    loop(
+                    vectorized(
                         "lane",
                         self.lanes,
-                        LoopKind.VECTORIZE,
                         lambda i: (
                             Store(
                                 into,
@@ -264,7 +256,7 @@ class _Rows:
                 ),
             )
 
-        return (loop("vectors", self.run // self.lanes, LoopKind.SERIAL, vectors),)
+        return (serial("vectors", self.run // self.lanes, vectors),)
 
     # Rows
 
@@ -290,7 +282,7 @@ class _Rows:
 
             return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
 
-        return (loop(f"{self.name}_level", self.parts.bit_length() - 1, LoopKind.SERIAL, level),)
+        return (serial(f"{self.name}_level", self.parts.bit_length() - 1, level),)
 
     def _with_ties(self) -> Body:
         """What is equal but not the same comes as it came: each part says what it has of a range,
@@ -307,12 +299,7 @@ class _Rows:
                 (some,),
                 (
                     Store(some, (), const(0, U32)),
-                    loop(
-                        "row",
-                        self.sorting.rows,
-                        LoopKind.SERIAL,
-                        functools.partial(self._differ, k, some),
-                    ),
+                    serial("row", self.sorting.rows, functools.partial(self._differ, k, some)),
                     If(
                         apply("ne", load(some, ()), const(0, U32)),
                         (
@@ -333,7 +320,7 @@ class _Rows:
                 ),
             )
 
-        return (loop("range", len(ties), LoopKind.SERIAL, one),) if ties else ()
+        return (serial("range", len(ties), one),) if ties else ()
 
     def _of(self, k: Expr, numbers: Sequence[int]) -> Expr:
         """The `k`th of some codes."""
@@ -352,10 +339,9 @@ class _Rows:
             ends,
             (
                 *(Store(end, (), fold.identity[0]) for end, fold in zip(ends, folds, strict=True)),
-                loop(
+                serial(
                     "part",
                     self.parts,
-                    LoopKind.SERIAL,
                     lambda p: tuple(
                         Accumulate(
                             (end,),
@@ -429,25 +415,22 @@ class _Rows:
                 )
 
             return (
-                loop(
+                serial(
                     "vector",
                     vectors,
-                    LoopKind.SERIAL,
                     lambda v: (
-                        loop(
+                        vectorized(
                             "lane",
                             self.lanes,
-                            LoopKind.VECTORIZE,
                             lambda lane: one(
                                 index.multiply(v, index.constant(self.lanes)), self.lanes, lane
                             ),
                         ),
                     ),
                 ),
-                loop(
+                serial(
                     "rest",
                     index.floormod(count, self.lanes),
-                    LoopKind.SERIAL,
                     lambda i: one(
                         index.add(index.multiply(vectors, index.constant(self.lanes)), i),
                         1,
@@ -463,7 +446,7 @@ class _Rows:
                 *first_in_order(
                     position, low, self.rooms, lambda i: self._in_order(index.add(first, i)), size
                 ),
-                loop("part", self.parts, LoopKind.SERIAL, put),
+                serial("part", self.parts, put),
             ),
         )
 
@@ -513,15 +496,13 @@ def _behind(rooms: Buffer, lanes: int) -> Body:
     """A vector of codes behind the last of each room, which are read and not looked at."""
     count, size = rooms.shape
     return (
-        loop(
+        serial(
             "room",
             count,
-            LoopKind.SERIAL,
             lambda k: (
-                loop(
+                vectorized(
                     "behind",
                     lanes,
-                    LoopKind.VECTORIZE,
                     lambda lane: (
                         Store(
                             rooms,

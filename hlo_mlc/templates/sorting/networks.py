@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import For, If, LoopKind, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import For, If, Store
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.sorting.records import Body
 
 Pairs = tuple[tuple[int, int], ...]  # of which the first gets the smaller one
@@ -69,7 +69,7 @@ class Network:
                 ),
             )
 
-        return (loop("pad", count, LoopKind.SERIAL, one),) if count else ()
+        return (serial("pad", count, one),) if count else ()
 
     def in_order(self) -> Body:
         """Blocks that registers hold, then twice as many codes each time."""
@@ -102,7 +102,7 @@ class Network:
                 body += _if_any(k, having, levels, self._further_steps(1 << apart, many))
             return body
 
-        return (loop("twice", len(levels), LoopKind.SERIAL, level),) if levels else ()
+        return (serial("twice", len(levels), level),) if levels else ()
 
     def _first_steps(self, half: int, many: int) -> Body:
         """The first with the second backwards; each half is then one to be put in order."""
@@ -128,7 +128,7 @@ class Network:
                 (backwards, *(_apart(count, middle >> s) for s in range(1, many))),
             )
 
-        return (loop("merged", self._blocks(2 * half), LoopKind.SERIAL, blocks),)
+        return (serial("merged", self._blocks(2 * half), blocks),)
 
     def _further_steps(self, apart: int, many: int) -> Body:
         count, step = 1 << many, apart >> many
@@ -142,7 +142,7 @@ class Network:
                 tuple(_apart(count, count >> s) for s in range(1, many + 1)),
             )
 
-        return (loop("merged", self._blocks(apart), LoopKind.SERIAL, blocks),)
+        return (serial("merged", self._blocks(apart), blocks),)
 
     def _blocks(self, size: int) -> int:
         """Blocks that have codes of elements."""
@@ -200,10 +200,10 @@ class Network:
             )
             return allocated(turns, tuple(body))
 
-        return (loop(name, times, LoopKind.SERIAL, once),)
+        return (serial(name, times, once),)
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
-        return loop("lane", self.lanes, LoopKind.VECTORIZE, body)
+        return vectorized("lane", self.lanes, body)
 
 
 def _shares(steps: int, most: int) -> list[int]:

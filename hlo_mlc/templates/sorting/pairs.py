@@ -17,8 +17,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import For, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.sorting.records import Body, as_number, bisection
 
 # Pieces that are merged side by side: four take as long, and more code.
@@ -67,10 +67,9 @@ class Merge:
         return allocated(
             [starts, *(b for chain in chains for b in chain.outer)],
             (
-                loop(
+                serial(
                     "chain",
                     CHAINS,
-                    LoopKind.SERIAL,
                     lambda q: self._start(
                         starts,
                         q,
@@ -80,7 +79,7 @@ class Merge:
                     ),
                 ),
                 *(s for chain in chains for s in chain.start(starts)),
-                loop("merged", self.piece // self.lanes, LoopKind.SERIAL, step),
+                serial("merged", self.piece // self.lanes, step),
             ),
         )
 
@@ -272,7 +271,7 @@ class _Chain:
         )
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
-        return loop("lane", self.merge.lanes, LoopKind.VECTORIZE, body)
+        return vectorized("lane", self.merge.lanes, body)
 
 
 def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:

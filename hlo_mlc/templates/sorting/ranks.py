@@ -9,7 +9,7 @@ from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
 from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.records import (
@@ -54,10 +54,9 @@ def by_ranks(sorting: Sorting) -> Body:
         )
 
         count = counted(sorting, keys, rank, n)
-        move = loop(
+        move = serial(
             "moved",
             n,
-            LoopKind.SERIAL,
             lambda i: moved(given.read(i)[:asked], ordered, load(rank, (i,)), index.constant(n)),
         )
         return allocated(
@@ -88,9 +87,8 @@ def counted(sorting: Sorting, keys: Records, rank: Buffer, length: Expr | int) -
             ),
         )
 
-    return loop(
+    return serial(
         "other",
         length,
-        LoopKind.SERIAL,
         lambda j: across("counted", most, sorting.width, functools.partial(compared, j)),
     )

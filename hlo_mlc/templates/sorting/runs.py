@@ -9,8 +9,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import If, LoopKind, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import If, Store
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
 from hlo_mlc.templates.by_hand import parallel_tasks
 from hlo_mlc.templates.sorting.digits import Digits
@@ -108,15 +108,14 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
                 If(
                     index.compare("le", end, whole),
                     (
-                        loop(
+                        serial(
                             "merged",
                             part,
-                            LoopKind.SERIAL,
                             lambda o: tuple(s for q in range(CHAINS) for s in step(q, o)),
                         ),
                     ),
                     tuple(
-                        loop(f"merged{q}", left(q), LoopKind.SERIAL, functools.partial(step, q))
+                        serial(f"merged{q}", left(q), functools.partial(step, q))
                         for q in range(CHAINS)
                     ),
                 ),

@@ -14,8 +14,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.core import Accumulate, If, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.sorting.codes import Range
 from hlo_mlc.templates.sorting.records import Body, Place, as_number
 from hlo_mlc.tensor.combine import named_combiner
@@ -41,10 +41,9 @@ class Seen:
 
     def nothing(self) -> Stmt:
         """No code was seen."""
-        return loop(
+        return vectorized(
             "lane",
             self.lanes,
-            LoopKind.VECTORIZE,
             lambda lane: tuple(
                 Store(b, (lane,), self._none(kind)) for kind, b in self._ends.items()
             ),
@@ -73,7 +72,7 @@ class Seen:
                 ),
             )
 
-        return loop("lane", self.lanes, LoopKind.VECTORIZE, one)
+        return vectorized("lane", self.lanes, one)
 
     def keep(self, ends: Buffer, *place: Expr) -> Body:
         """Put the smallest and the largest of all lanes to `ends[place, 0]` and `[place, 1]`."""
@@ -89,7 +88,7 @@ class Seen:
             whole,
             (
                 *(Store(to, (), self._none(kind)) for to, kind in zip(whole, KINDS, strict=True)),
-                loop("lane", self.lanes, LoopKind.VECTORIZE, one),
+                vectorized("lane", self.lanes, one),
                 *(
                     Store(ends, (*place, index.constant(n)), load(to, ()))
                     for n, to in enumerate(whole)
@@ -126,7 +125,7 @@ def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, s
         comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
         return (Store(position, (), apply("select", comes_before, there, here)),)
 
-    return (Store(position, (), const(0, U32)), loop("bit", highest + 1, LoopKind.SERIAL, step))
+    return (Store(position, (), const(0, U32)), serial("bit", highest + 1, step))
 
 
 def in_turn(
@@ -164,10 +163,9 @@ def in_turn(
         for v in range(length // lanes):
             own = index.constant(v * lanes)
             body.append(
-                loop(
+                vectorized(
                     "lane",
                     lanes,
-                    LoopKind.VECTORIZE,
                     lambda lane, own=own: (
                         Store(
                             beyond,
@@ -178,10 +176,9 @@ def in_turn(
                 )
             )
             body.append(
-                loop(
+                vectorized(
                     "lane",
                     lanes,
-                    LoopKind.VECTORIZE,
                     lambda lane, own=own: (
                         Accumulate(
                             (nearest,), (lane,), smallest, (load(beyond, (index.add(own, lane),)),)
@@ -209,25 +206,20 @@ def in_turn(
         return allocated(
             (beyond, nearest, least),
             (
-                loop(
-                    "lane",
-                    lanes,
-                    LoopKind.VECTORIZE,
-                    lambda lane: (Store(nearest, (lane,), smallest.identity[0]),),
+                vectorized(
+                    "lane", lanes, lambda lane: (Store(nearest, (lane,), smallest.identity[0]),)
                 ),
                 *look(index.multiply(b, index.constant(length))),
                 Store(least, (), smallest.identity[0]),
-                loop(
+                vectorized(
                     "lane",
                     lanes,
-                    LoopKind.VECTORIZE,
                     lambda lane: (Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),),
                 ),
                 If(
-                    apply("le", load(least, ()), span),
-                    (loop("taken", length // together, LoopKind.SERIAL, take),),
+                    apply("le", load(least, ()), span), (serial("taken", length // together, take),)
                 ),
             ),
         )
 
-    return (Store(found, (), const(0, U32)), loop("block", count // length, LoopKind.SERIAL, block))
+    return (Store(found, (), const(0, U32)), serial("block", count // length, block))
