@@ -90,7 +90,7 @@ def _index(op: str, args: tuple[Expr, ...]) -> Expr | None:
         case "max":
             return index.maximum(*args)
         case "neg":
-            return index.subtract(index.constant(0), args[0])
+            return index.subtract(0, args[0])
         case _ if op in _COMPARISONS:
             return index.compare(op, *args)
     return None

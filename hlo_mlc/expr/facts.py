@@ -23,7 +23,7 @@ _DEPTH = 4
 
 def below(x: Expr, y: Expr) -> Expr:
     """The fact that x < y."""
-    return index.add(index.subtract(x, y), index.constant(1))
+    return index.add(index.subtract(x, y), 1)
 
 
 def of_condition(condition: Expr, holds: bool = True) -> Facts:
@@ -52,8 +52,8 @@ def _with_quotients(fact: Expr) -> Facts:
     same = index.from_affine({a: k for a, k in terms.items() if a not in remainders}, offset)
     for remainder, k in remainders.items():
         x, c = remainder.args
-        quotient = index.multiply(index.floordiv(x, c.value), index.constant(-c.value))
-        same = index.add(same, index.multiply(index.add(x, quotient), index.constant(k)))
+        quotient = index.multiply(index.floordiv(x, c.value), -c.value)
+        same = index.add(same, index.multiply(index.add(x, quotient), k))
     return (same,)
 
 
@@ -130,21 +130,21 @@ def _relaxed(e: Expr, facts: Facts) -> Iterator[Expr]:
     for atom, k in terms.items():
         if not isinstance(atom, Apply):
             continue
-        rest = index.subtract(e, index.multiply(atom, index.constant(k)))
+        rest = index.subtract(e, index.multiply(atom, k))
         if (atom.op == "min" and k > 0) or (atom.op == "max" and k < 0):
             for part in atom.args:
-                yield index.add(rest, index.multiply(part, index.constant(k)))
+                yield index.add(rest, index.multiply(part, k))
         elif atom.op == "floordiv":
             x, c = atom.args[0], atom.args[1].value
             if not exact and k % c == 0:
                 # x - c + 1 <= c * (x // c) <= x
                 least = index.constant(0 if k > 0 else 1 - c)
-                yield index.add(rest, index.multiply(index.add(x, least), index.constant(k // c)))
+                yield index.add(rest, index.multiply(index.add(x, least), k // c))
             # x // c <= n // c where x <= n
             sign = 1 if k > 0 else -1
-            limit = sign * _most(index.multiply(x, index.constant(sign)), facts) // c
+            limit = sign * _most(index.multiply(x, sign), facts) // c
             if k * limit < max(k * bound for bound in index.bounds(atom)):
-                yield index.add(rest, index.constant(k * limit))
+                yield index.add(rest, k * limit)
 
 
 def _undivided(e: Expr) -> Iterator[Expr]:
@@ -158,19 +158,15 @@ def _undivided(e: Expr) -> Iterator[Expr]:
         if all(n % k == 0 for n in (*others.values(), offset)):
             # k * (x // c + rest) <= 0, and x // c + rest == (x + c * rest) // c
             apart = index.from_affine({a: n // k for a, n in others.items()}, offset // k)
-            whole = index.add(x, index.multiply(apart, index.constant(c)))
-            yield (
-                below(whole, index.constant(c))
-                if k > 0
-                else index.subtract(index.constant(0), whole)
-            )
+            whole = index.add(x, index.multiply(apart, c))
+            yield (below(whole, index.constant(c)) if k > 0 else index.subtract(0, whole))
         elif not others:
             # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1), or for k < 0
             # x >= c * (offset / -k rounded up)
             yield (
                 below(x, index.constant(c * (-offset // k + 1)))
                 if k > 0
-                else index.subtract(index.constant(c * -(offset // k)), x)
+                else index.subtract(c * -(offset // k), x)
             )
 
 
@@ -198,8 +194,8 @@ def _eliminated(e: Expr, facts: Facts) -> Iterator[Expr]:
             ((atom, k),) = terms.items()
             times, rest = divmod(known.get(atom, 0), k)
             if times > 1 and not rest:
-                scaled = index.multiply(e, index.constant(times))
-                yield index.subtract(index.subtract(scaled, index.constant(times - 1)), fact)
+                scaled = index.multiply(e, times)
+                yield index.subtract(index.subtract(scaled, times - 1), fact)
 
 
 def _less(e: Expr, fact: Expr) -> Iterator[Expr]:
@@ -210,7 +206,7 @@ def _less(e: Expr, fact: Expr) -> Iterator[Expr]:
         terms[a] // k for a, k in known.items() if terms.get(a, 0) * k > 0 and terms[a] % k == 0
     }
     for factor in shared if terms else (1,):
-        yield index.subtract(e, index.multiply(fact, index.constant(factor)))
+        yield index.subtract(e, index.multiply(fact, factor))
 
 
 def _most(e: Expr, facts: Facts) -> int:
@@ -245,7 +241,7 @@ def related(e: Expr, facts: Facts) -> Facts:
 # out: expressions are interned, so the same question is seen to be the same.
 @functools.lru_cache(maxsize=1 << 12)
 def _within(i: Expr, extent: int, facts: Facts) -> bool:
-    return never_positive(index.subtract(index.constant(0), i), facts) and never_positive(
+    return never_positive(index.subtract(0, i), facts) and never_positive(
         below(i, index.constant(extent)), facts
     )
 
@@ -260,7 +256,7 @@ def resolved(e: Expr, facts: Facts) -> Expr:
         difference = index.subtract(x, y) if node.op == "min" else index.subtract(y, x)
         if never_positive(difference, facts):
             return x
-        opposite = index.subtract(index.constant(0), difference)
+        opposite = index.subtract(0, difference)
         return y if never_positive(opposite, facts) else None
 
     return build.transform(e, rule)

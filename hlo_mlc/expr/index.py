@@ -138,18 +138,23 @@ def _scaled(x: Expr, factor: int) -> Expr:
     return from_affine({a: c * factor for a, c in terms.items()}, offset * factor)
 
 
-@_remembered
-def add(x: Expr, y: Expr) -> Expr:
-    return from_affine(*_sum(affine(x), affine(y), 1))
+def _index(x: Expr | int) -> Expr:
+    return x if isinstance(x, Expr) else constant(x)
 
 
 @_remembered
-def subtract(x: Expr, y: Expr) -> Expr:
-    return from_affine(*_sum(affine(x), affine(y), -1))
+def add(x: Expr | int, y: Expr | int) -> Expr:
+    return from_affine(*_sum(affine(_index(x)), affine(_index(y)), 1))
 
 
 @_remembered
-def multiply(x: Expr, y: Expr) -> Expr:
+def subtract(x: Expr | int, y: Expr | int) -> Expr:
+    return from_affine(*_sum(affine(_index(x)), affine(_index(y)), -1))
+
+
+@_remembered
+def multiply(x: Expr | int, y: Expr | int) -> Expr:
+    x, y = _index(x), _index(y)
     if isinstance(y, Const):
         return _scaled(x, y.value) if y.value else constant(0)
     if isinstance(x, Const):
@@ -244,7 +249,8 @@ def floormod(x: Expr, divisor: int) -> Expr:
 
 
 @_remembered
-def minimum(x: Expr, y: Expr) -> Expr:
+def minimum(x: Expr | int, y: Expr | int) -> Expr:
+    x, y = _index(x), _index(y)
     low, high = bounds(subtract(x, y))
     if high <= 0:
         return x
@@ -252,7 +258,8 @@ def minimum(x: Expr, y: Expr) -> Expr:
 
 
 @_remembered
-def maximum(x: Expr, y: Expr) -> Expr:
+def maximum(x: Expr | int, y: Expr | int) -> Expr:
+    x, y = _index(x), _index(y)
     low, high = bounds(subtract(x, y))
     if low >= 0:
         return x
@@ -260,10 +267,11 @@ def maximum(x: Expr, y: Expr) -> Expr:
 
 
 @_remembered
-def compare(op: str, x: Expr, y: Expr) -> Expr:
+def compare(op: str, x: Expr | int, y: Expr | int) -> Expr:
     """x op y for index values, decided where the bounds decide it; without the position in a vector
     or tile where it cannot matter: 16 * i + j < 64 is i < 4 for j < 16; and without a division that
     is all there is: k // 3 < 2 is k < 6."""
+    x, y = _index(x), _index(y)
     difference = subtract(x, y)
     low, high = bounds(difference)
     verdict = _verdict(op, low, high)

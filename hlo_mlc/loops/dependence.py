@@ -383,9 +383,7 @@ def _fixed(access: Access, facts: Facts) -> set[Expr]:
         if isinstance(node, Apply) and node.op == "floormod":
             quotient = index.floordiv(node.args[0], node.args[1].value)
             _, high = index.bounds(quotient)
-            if high < index.INFINITY and never_positive(
-                index.subtract(index.constant(int(high)), quotient), facts
-            ):
+            if high < index.INFINITY and never_positive(index.subtract(int(high), quotient), facts):
                 found.add(quotient)
     return found
 
@@ -399,7 +397,7 @@ def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
             continue
 
         def covers(most: int, atom: Expr = atom) -> bool:
-            above = index.subtract(atom, index.constant(most))
+            above = index.subtract(atom, most)
             return all(never_positive(above, facts) for facts in known)
 
         # Of all but the highest value by the ranges of variables, which is one in any case.

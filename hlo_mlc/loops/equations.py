@@ -212,6 +212,6 @@ def _groups(least: Apply) -> Iterator[Form]:
 def _address(access: Place) -> Expr:
     result, step = index.constant(0), 1
     for extent, i in zip(reversed(access.buffer.shape), reversed(access.indices), strict=True):
-        result = index.add(result, index.multiply(i, index.constant(step)))
+        result = index.add(result, index.multiply(i, step))
         step *= extent
     return result

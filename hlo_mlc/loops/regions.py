@@ -111,7 +111,7 @@ class Points:
             low, high = self.interval(i)
             for fact in known:
                 for factor in _factors(i, fact):  # it never is positive, so it can be added
-                    part = index.multiply(fact, index.constant(factor))
+                    part = index.multiply(fact, factor)
                     low = np.maximum(low, self.interval(index.add(i, part))[0])
                     high = np.minimum(high, self.interval(index.subtract(i, part))[1])
             exist = exist & (low <= high)
@@ -357,8 +357,7 @@ def _parted(column: tuple[Expr, ...], known: Sequence[Facts]) -> list[tuple[Expr
                 index.from_affine({atom: k for atom, k in terms.items() if k % step}, rest)
             )
         if any(index.bounds(e)[1] for e in small) and all(
-            index.bounds(e)[0] >= 0
-            and never_positive(index.subtract(e, index.constant(step - 1)), facts)
+            index.bounds(e)[0] >= 0 and never_positive(index.subtract(e, step - 1), facts)
             for e, facts in zip(small, known, strict=True)
         ):
             return [tuple(large), tuple(small)]

@@ -100,12 +100,12 @@ class _Nest:
         size = inner.var.extent
         if not inner.extent.free or size is None or group.extent.free:
             return self
-        first = index.multiply(group.var, index.constant(size))
+        first = index.multiply(group.var, size)
         bounds = {index.add(first, part) for part in least(inner.extent)}
         count = next((b for b in bounds if isinstance(b, Const)), None)
         if (
             count is None
-            or bounds != {count, index.add(first, index.constant(size))}
+            or bounds != {count, index.add(first, size)}
             or -(-count.value // size) > index.bounds(group.extent)[0]
         ):
             return self
@@ -212,7 +212,7 @@ def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
     facts = (
         *nest.facts,
         *(
-            index.subtract(index.constant(1), extent)
+            index.subtract(1, extent)
             for extent in extents.values()
             if extent.free or index.bounds(extent)[0] < 1
         ),
@@ -274,9 +274,7 @@ class _Sides:
         """Let a condition cut a side; where it is none of one axis alone, put its variables in."""
         for axis, side in enumerate(self.sides):
             for sign in (1, -1):
-                rest = index.subtract(
-                    fact, index.multiply(self.indices[axis], index.constant(sign))
-                )
+                rest = index.subtract(fact, index.multiply(self.indices[axis], sign))
                 if not fact.free.isdisjoint(side) and self._is_put_in(rest):
                     self.cuts.append((axis, sign, rest))
                     return

@@ -63,7 +63,7 @@ def _lower_complex(node: Node, reads: Sequence[Read]) -> Pointwise:
     def element(indices: Indices) -> Expr:
         *point, part = indices
         real, imaginary = (read(tuple(point)) for read in reads)
-        return apply("select", index.compare("eq", part, index.constant(0)), real, imaginary)
+        return apply("select", index.compare("eq", part, 0), real, imaginary)
 
     return Pointwise((element,))
 

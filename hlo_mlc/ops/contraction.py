@@ -267,17 +267,14 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
         channel, *offsets = in_order(reduced)
         if c.feature_groups > 1:
             group = index.floordiv(o, features // c.feature_groups)
-            channel = index.add(index.multiply(group, index.constant(channels)), channel)
+            channel = index.add(index.multiply(group, channels), channel)
         if c.batch_groups > 1:
             group = index.floordiv(o, features // c.batch_groups)
-            n = index.add(index.multiply(group, index.constant(batch // c.batch_groups)), n)
+            n = index.add(index.multiply(group, batch // c.batch_groups), n)
         found = []
         for i, r, w in zip(spatial, offsets, c.windows, strict=True):
-            place = index.add(
-                index.multiply(i, index.constant(w.stride)),
-                index.multiply(r, index.constant(w.kernel_dilation)),
-            )
-            place = index.subtract(place, index.constant(w.before))
+            place = index.add(index.multiply(i, w.stride), index.multiply(r, w.kernel_dilation))
+            place = index.subtract(place, w.before)
             found.append(undilated(place, w.input_size, w.input_dilation))
         element = reads[0](_placed(c.input_axes, (n, channel, *(place for place, _ in found))))
         return masked(element, conjunction(*(guard for _, guard in found)), zero)
@@ -285,7 +282,7 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
     def rhs(indices: Indices, reduced: Indices) -> Expr:
         channel, *offsets = in_order(reduced)
         flipped = [
-            index.subtract(index.constant(w.size - 1), r) if w.reversed else r
+            index.subtract(w.size - 1, r) if w.reversed else r
             for r, w in zip(offsets, c.windows, strict=True)
         ]
         return reads[1](_placed(c.kernel_axes, (indices[c.output_axes[1]], channel, *flipped)))

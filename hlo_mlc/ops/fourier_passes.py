@@ -288,7 +288,7 @@ class _Steps:
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
-            x, y = last(k), last(index.subtract(index.constant(h), k))
+            x, y = last(k), last(index.subtract(h, k))
             even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
             odd = Number(apply("add", x.im, y.im), apply("sub", y.re, x.re))
             odd = turned(odd, self.tables[-1], (k,))
@@ -308,7 +308,7 @@ class _Steps:
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
-            x, y = read(k), read(index.subtract(index.constant(h), k))
+            x, y = read(k), read(index.subtract(h, k))
             even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
             odd = Number(apply("sub", x.re, y.re), apply("add", x.im, y.im))
             odd = turned(odd, self.tables[-1], (k,))
@@ -326,10 +326,7 @@ class _Steps:
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
             x = read(k)
-            return [
-                *put(k, x),
-                *put(index.subtract(index.constant(n), k), Number(x.re, apply("neg", x.im))),
-            ]
+            return [*put(k, x), *put(index.subtract(n, k), Number(x.re, apply("neg", x.im)))]
 
         self._each("k", n // 2, one)
 
@@ -383,4 +380,4 @@ def _plus(place: Expr, more: Expr | int) -> Expr:
 
 
 def _times(place: Expr, factor: int) -> Expr:
-    return index.multiply(place, index.constant(factor))
+    return index.multiply(place, factor)

@@ -56,7 +56,7 @@ def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) 
             s.put(vectors, (i, j), unit_element(vectors, i, j))
     with s.each("trip", 0, sweeps * size // 2) as trip:
         for group in (0, 1):
-            turn = index.add(index.multiply(trip, index.constant(2)), index.constant(group))
+            turn = index.add(index.multiply(trip, 2), group)
             side = index.floormod(index.floordiv(turn, size), 2)
             _turn_neighbours(s, a, vectors, group, index.compare("eq", side, ONE))
     with s.each("i", 0, size) as i:
@@ -96,7 +96,7 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
         return s.each("pair", 0, (size - group) // 2)
 
     def first(pair: Expr) -> Expr:
-        return index.add(index.multiply(pair, index.constant(2)), index.constant(group))
+        return index.add(index.multiply(pair, 2), group)
 
     with pairs() as pair:
         cosine, sine, phase = _turned_diagonal(s, a, first(pair), ascends)

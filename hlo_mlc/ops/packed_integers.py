@@ -24,7 +24,7 @@ def unpacked(read: Read, tensor: TensorType, dtype: DType) -> Read:
     def element(indices: Indices) -> Expr:
         place, lane = _place(tensor, indices)
         byte = apply("convert", read(place), dtype=wide)
-        start = apply("convert", index.multiply(lane, index.constant(bits)), dtype=wide)
+        start = apply("convert", index.multiply(lane, bits), dtype=wide)
         if not signed:
             found = apply("and", apply("shr_logical", byte, start), const((1 << bits) - 1, wide))
         else:
@@ -60,7 +60,7 @@ def _place(tensor: TensorType, indices: Indices) -> tuple[Indices, Expr]:
         return (*outer, index.floordiv(last, many)), index.floormod(last, many)
     flat: Expr = index.constant(0)
     for i, extent in zip(indices, tensor.shape, strict=True):
-        flat = index.add(index.multiply(flat, index.constant(extent)), i)
+        flat = index.add(index.multiply(flat, extent), i)
     return (index.floordiv(flat, many),), index.floormod(flat, many)
 
 
@@ -68,9 +68,7 @@ def _element(tensor: TensorType, indices: Indices, lane: int) -> tuple[Indices, 
     """The indices of an element in a byte, past the end those of the last one; and whether it is
     there."""
     *outer, byte = indices
-    flat = index.add(
-        index.multiply(byte, index.constant(8 // tensor.dtype.bits)), index.constant(lane)
-    )
+    flat = index.add(index.multiply(byte, 8 // tensor.dtype.bits), lane)
     if _has_whole_rows(tensor):
         return (*outer, flat), TRUE
     last, found = index.constant(tensor.size - 1), []

@@ -110,7 +110,7 @@ def _steps(node: Node) -> int:
 def _flat(shape: Sequence[int], indices: Indices) -> Expr:
     place = index.constant(0)
     for extent, i in zip(shape, indices, strict=True):
-        place = index.add(index.multiply(place, index.constant(extent)), i)
+        place = index.add(index.multiply(place, extent), i)
     return place
 
 
@@ -122,7 +122,7 @@ def _chosen(place: Expr, words: Words) -> Expr:
     """The word of this number."""
     found = words[-1]
     for number, word in enumerate(words[:-1]):
-        found = apply("select", index.compare("eq", place, index.constant(number)), word, found)
+        found = apply("select", index.compare("eq", place, number), word, found)
     return found
 
 
@@ -158,7 +158,7 @@ def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
 
 def _results(node: Node, key: Expr, start: Expr) -> tuple[Callable[[Indices], Expr], ...]:
     def state(indices: Indices) -> Expr:
-        is_key = index.compare("eq", indices[0], index.constant(0))
+        is_key = index.compare("eq", indices[0], 0)
         return apply("select", is_key, key, _add(start, const(_steps(node), U64)))
 
     return state, lambda indices: _element(node, key, start, indices)

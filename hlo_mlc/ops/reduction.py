@@ -225,11 +225,8 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
         found = []
         for i, r, extent, axis in zip(indices, reduced, shape, window, strict=True):
             _, stride, base_dilation, window_dilation, before, _ = axis
-            place = index.add(
-                index.multiply(i, index.constant(stride)),
-                index.multiply(r, index.constant(window_dilation)),
-            )
-            place = index.subtract(place, index.constant(before))
+            place = index.add(index.multiply(i, stride), index.multiply(r, window_dilation))
+            place = index.subtract(place, before)
             found.append(undilated(place, extent, base_dilation))
         return tuple(place for place, _ in found), conjunction(*(guard for _, guard in found))
 

@@ -67,9 +67,7 @@ def _lower(node: Node, reads: Sequence[Read]) -> Staged:
 
     def candidates(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
         places = tuple(
-            index.subtract(
-                index.add(index.multiply(o, index.constant(stride)), r), index.constant(before)
-            )
+            index.subtract(index.add(index.multiply(o, stride), r), before)
             for o, r, (_, stride, before) in zip(indices, reduced, window, strict=True)
         )
         there = conjunction(*(inside(p, n) for p, n in zip(places, shape, strict=True)))
@@ -92,11 +90,10 @@ def _lower(node: Node, reads: Sequence[Read]) -> Staged:
         def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
             # The last element of a window first: that is, windows in order.
             reduced = tuple(
-                index.subtract(index.constant(size - 1), r)
-                for r, size in zip(reduced, sizes, strict=True)
+                index.subtract(size - 1, r) for r, size in zip(reduced, sizes, strict=True)
             )
             found = [
-                undilated(index.subtract(index.add(i, index.constant(before)), r), n, stride)
+                undilated(index.subtract(index.add(i, before), r), n, stride)
                 for i, r, n, (_, stride, before) in zip(
                     indices, reduced, windows, window, strict=True
                 )

@@ -96,11 +96,7 @@ class Steps:
         var = variable(name, high)
         number = var if high > 1 or low < high else index.constant(0)
         self._open.append([])
-        yield (
-            index.subtract(index.subtract(end, index.constant(1)), number)
-            if down
-            else index.add(first, number)
-        )
+        yield (index.subtract(index.subtract(end, 1), number) if down else index.add(first, number))
         body = self._open.pop()
         if high and body:
             self._open[-1] += body if number is not var else [Count(var, extent, tuple(body))]

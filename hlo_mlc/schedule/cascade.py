@@ -139,7 +139,7 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
     }
 
     def run(number: Var) -> Body:
-        begin = index.multiply(number, index.constant(length))
+        begin = index.multiply(number, length)
         size: Expr = index.constant(length)
         if extent is None or extent % length:
             size = index.minimum(size, index.subtract(stmt.extent, begin))
@@ -159,7 +159,7 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
             ),
         )
 
-    count = index.floordiv(index.add(stmt.extent, index.constant(length - 1)), length)
+    count = index.floordiv(index.add(stmt.extent, length - 1), length)
     whole = loop(names.given(f"{name}.r", name), count, stmt.kind, run)
     # Each run is added once.
     return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, names)

@@ -140,7 +140,7 @@ def _beside(one: For, two: For, outer: For, memory: Memory | None) -> Stmt:
     if memory is not None:
         check_same_iteration("fuse_first", (two,), moved, two.body, memory)
     both = two.around((*moved, *two.body))
-    return If(index.compare("eq", outer.var, index.constant(0)), (both,), (two,))
+    return If(index.compare("eq", outer.var, 0), (both,), (two,))
 
 
 def fuse_last(program: LoopProgram, last: str, at: tuple[str, ...]) -> LoopProgram:
@@ -188,10 +188,7 @@ def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...])
         raise refuse("fuse_last", outer, "may have no iteration")
     if any(isinstance(s, For) and s.var is outer.var for s in walk((one,))):
         raise refuse("fuse_last", outer, f"has the variable of a loop of {one.var.name}")
-    known = (
-        *known,
-        index.compare("eq", outer.var, index.subtract(outer.extent, index.constant(1))),
-    )
+    known = (*known, index.compare("eq", outer.var, index.subtract(outer.extent, 1)))
     *before, end = outer.body
     if not inner:
         body = (*outer.body, *when(build.all_of(*known), (one,)))

@@ -46,11 +46,11 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
             return None
 
         def iteration(block: Var, round_number: Var) -> Body:
-            at = index.add(index.multiply(round_number, index.constant(blocks)), block)
+            at = index.add(index.multiply(round_number, blocks), block)
             body = substitute(stmt.body, {stmt.var: at})
             if extent % blocks == 0:
                 return body
-            return (If(index.compare("lt", at, index.constant(extent)), body),)
+            return (If(index.compare("lt", at, extent), body),)
 
         return (
             loop(
@@ -116,8 +116,8 @@ def _two_at_once(stmt: For, trips: int, twins: Mapping[Buffer, Buffer]) -> Body:
         return redirect(body, twins) if is_odd else body
 
     def two(o: Var) -> Body:
-        first = index.multiply(o, index.constant(2))
-        second, third = (index.add(first, index.constant(n)) for n in (1, 2))
+        first = index.multiply(o, 2)
+        second, third = (index.add(first, n) for n in (1, 2))
         return (
             *at(fill, second, True),
             *at(use, first, False),

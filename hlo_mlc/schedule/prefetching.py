@@ -164,14 +164,14 @@ def _line(
     steps, step = 1, index.constant(0)
     for s in counted:
         most = most_iterations("prefetch_next", s)
-        steps, step = steps * most, index.add(index.multiply(step, index.constant(most)), s.var)
-    number = index.floordiv(index.multiply(step, index.constant(math.prod(lines))), steps)
+        steps, step = steps * most, index.add(index.multiply(step, most), s.var)
+    number = index.floordiv(index.multiply(step, math.prod(lines)), steps)
     inside: list[Expr] = []
     for extent in reversed(lines[1:]):
         inside.append(index.floormod(number, extent))
         number = index.floordiv(number, extent)
     inside.append(number)
-    inside[0] = index.multiply(inside[0], index.constant(line))
+    inside[0] = index.multiply(inside[0], line)
     return tuple(
         index.add(substitute(b, after), i) for b, i in zip(tile.base, reversed(inside), strict=True)
     )

@@ -140,7 +140,7 @@ def _by_each(
     partial = {b: Buffer(f"{b.name}.{name}", b.dtype, (count,), "stack") for b in update.buffers}
     for buffer in partial.values():
         refuse_large("privatize", own, buffer)
-    is_first = index.compare("eq", each, index.constant(0))
+    is_first = index.compare("eq", each, 0)
     fold: Body = (update,)
     for s in reversed(nest):
         if s is not own:
@@ -166,7 +166,7 @@ def _by_halves(
     parts, result = tuple(partial.values()), ()
 
     def joined(n: Expr, half: int) -> Body:
-        other = place(index.add(n, index.constant(half)))
+        other = place(index.add(n, half))
         return (Accumulate(parts, place(n), merged, tuple(Load(p, other) for p in parts)),)
 
     while count > 1:

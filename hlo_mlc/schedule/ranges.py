@@ -35,9 +35,7 @@ def cut(program: LoopProgram, name: str, at: int) -> LoopProgram:
                 f"{name}.{suffix}",
                 high - low,
                 stmt.kind,
-                lambda i, low=low: substitute(
-                    stmt.body, {stmt.var: index.add(i, index.constant(low))}
-                ),
+                lambda i, low=low: substitute(stmt.body, {stmt.var: index.add(i, low)}),
             )
             for suffix, low, high in (("a", 0, at), ("b", at, extent))
         )
@@ -70,8 +68,7 @@ def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgr
                 f"got those from {low} on that are before {high}"
             )
         inside = build.all_of(
-            index.compare("ge", stmt.var, index.constant(low)),
-            index.compare("lt", stmt.var, index.constant(high)),
+            index.compare("ge", stmt.var, low), index.compare("lt", stmt.var, high)
         )
         if inside is build.TRUE:
             return (stmt,)

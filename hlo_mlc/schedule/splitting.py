@@ -147,7 +147,7 @@ def split(
         def block(o: Var) -> Body:
             start = _start(o, size)
             inside = stmt if tail == "repeat" else _only_from(stmt, start)
-            return _block(inside, index.minimum(start, index.constant(extent - size)), size)
+            return _block(inside, index.minimum(start, extent - size), size)
 
         return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
@@ -183,16 +183,14 @@ def _with_whole_tail(stmt: For, factor: int) -> Body:
 def _shortened(stmt: For, factor: int) -> Body:
     def block(o: Var) -> Body:
         start = _start(o, factor)
-        return _block(
-            stmt, start, index.minimum(index.constant(factor), index.subtract(stmt.extent, start))
-        )
+        return _block(stmt, start, index.minimum(factor, index.subtract(stmt.extent, start)))
 
     return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
 
 
 def _start(o: Var, size: int) -> Expr:
     """The first iteration of a block of so many."""
-    return index.multiply(_number(o), index.constant(size))
+    return index.multiply(_number(o), size)
 
 
 def _number(o: Var) -> Expr:
@@ -202,7 +200,7 @@ def _number(o: Var) -> Expr:
 
 def _blocks(stmt: For, factor: int) -> Expr:
     """How many blocks of so many iterations there are, with one that is not full."""
-    return index.floordiv(index.add(stmt.extent, index.constant(factor - 1)), factor)
+    return index.floordiv(index.add(stmt.extent, factor - 1), factor)
 
 
 def _lengthened(stmt: For, factor: int) -> Body:
@@ -211,12 +209,8 @@ def _lengthened(stmt: For, factor: int) -> Body:
     more = index.constant(extent - count * factor)
 
     def block(o: Var) -> Body:
-        is_last = index.floordiv(index.add(_number(o), index.constant(1)), count)
-        return _block(
-            stmt,
-            _start(o, factor),
-            index.add(index.constant(factor), index.multiply(is_last, more)),
-        )
+        is_last = index.floordiv(index.add(_number(o), 1), count)
+        return _block(stmt, _start(o, factor), index.add(factor, index.multiply(is_last, more)))
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
@@ -426,12 +420,12 @@ def _taken(stmt: For) -> Body:
         return max(starts, default=0)
 
     idle = max(0, min((first(a.guards) for a in accesses(stmt.body) if a.writes), default=0))
-    left = index.subtract(stmt.extent, index.constant(idle))
+    left = index.subtract(stmt.extent, idle)
     return (
         loop(
             stmt.var.name,
             left,
             stmt.kind,
-            lambda i: substitute(stmt.body, {stmt.var: index.add(i, index.constant(idle))}),
+            lambda i: substitute(stmt.body, {stmt.var: index.add(i, idle)}),
         ),
     )

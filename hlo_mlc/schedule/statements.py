@@ -81,7 +81,7 @@ def add_loops(
             f"{', '.join(names)} and {', '.join(map(str, extents))}"
         )
     new = [Var(n, INDEX, extent) for n, extent in zip(names, extents, strict=True)]
-    first = build.all_of(*(index.compare("eq", v, index.constant(0)) for v in new))
+    first = build.all_of(*(index.compare("eq", v, 0) for v in new))
     found = False
 
     def nest(run: Body) -> Body:
@@ -177,7 +177,7 @@ def _beginning(stmt: For | Allocate, begun: list[Store]) -> For | Allocate:
     require_kind("begin_inside", stmt, LoopKind.SERIAL, LoopKind.UNROLL)
     if index.bounds(stmt.extent)[0] < 1 or loads(stmt.extent):
         raise refuse("begin_inside", stmt, "may have no iteration")
-    first = index.compare("eq", stmt.var, index.constant(0))
+    first = index.compare("eq", stmt.var, 0)
     stores = tuple(kept for s in begun if (kept := guarded(s, first)) is not None)
     used = {b for s in begun for b in touched(s)}
     own = sum(1 for _ in itertools.takewhile(lambda s: _stores_constants(s, used), stmt.body))
@@ -326,7 +326,7 @@ def _loops_of(path: tuple[Stmt, ...], names: tuple[str, ...]) -> list[For] | Non
 
 
 def _check_replicated(held: Allocate, store: Store, around: list[For], memory: Memory) -> None:
-    first = {index.compare("eq", s.var, index.constant(0)) for s in around} - {build.TRUE}
+    first = {index.compare("eq", s.var, 0) for s in around} - {build.TRUE}
     if {*conjuncts(store.guard or build.TRUE)} - {build.TRUE} != first:
         raise refuse("replicate", store, "is not what the first iteration of these loops does")
     varying = {s.var for s in around}

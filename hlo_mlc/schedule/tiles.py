@@ -74,7 +74,7 @@ def _span(
         low, high = min(low, ends[0]), max(high, ends[1])
     if len(starts) > 1 or high - low + 1 >= size:
         return whole
-    return index.add(starts.pop(), index.constant(int(low))), int(high - low) + 1
+    return index.add(starts.pop(), int(low)), int(high - low) + 1
 
 
 def unstable_in(statements: Body) -> set[Buffer]:

@@ -43,11 +43,11 @@ def _in_parts(
     whole, rest = divmod(count, size)
 
     def at(number: Expr) -> For:
-        first = index.multiply(number, index.constant(size))
+        first = index.multiply(number, size)
         return loop(part, size, inner, lambda i: body(index.add(first, i)))
 
     def behind(i: Var) -> tuple[Stmt, ...]:
-        return body(index.add(index.constant(whole * size), i))
+        return body(index.add(whole * size, i))
 
     return (
         *((loop(of_parts, whole, outer, lambda number: (at(number),)),) if whole else ()),
@@ -76,8 +76,8 @@ def in_groups(
     may be smaller."""
 
     def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, index.constant(size))
-        count = index.minimum(index.constant(size), index.subtract(index.constant(tasks), first))
+        first = index.multiply(g, size)
+        count = index.minimum(size, index.subtract(tasks, first))
 
         def one(t: Var) -> tuple[Stmt, ...]:
             return task(bounded(index.add(first, t), tasks), g)
@@ -97,4 +97,4 @@ def shared_out(
 def bounded(e: Expr, extent: int) -> Expr:
     """`e`, which the count of its loop keeps below `extent`, in a form that shows it."""
     _, high = index.bounds(e)
-    return e if high < extent else index.minimum(e, index.constant(extent - 1))
+    return e if high < extent else index.minimum(e, extent - 1)

@@ -17,6 +17,7 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     along_axes,
+    even_groups,
     in_tasks,
     in_vectors,
     lanes,
@@ -119,10 +120,6 @@ def _block(extent: int, tile: int, tiles: int) -> int:
 
 def _tile(m: int, n: int, target: CpuTarget) -> tuple[int, int]:
     """Rows by columns: few of one kind are shared out evenly, the other fills the registers."""
-
-    def even(extent: int) -> int:
-        return -(-extent // -(-extent // TALLEST))
-
-    if m <= n:
-        return even(m), min(n, max(1, target.accumulators // even(m)), TALLEST)
-    return min(m, max(1, target.accumulators // even(n)), TALLEST), even(n)
+    few = even_groups(min(m, n), TALLEST)
+    many = min(max(m, n), max(1, target.accumulators // few), TALLEST)
+    return (few, many) if m <= n else (many, few)

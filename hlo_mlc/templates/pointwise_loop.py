@@ -88,7 +88,7 @@ def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
         return None
     whole, rest = divmod(found.points, size)
     block = Var(f"{found.stages[0].axes[0].name}_block", INDEX, whole)
-    first = index.multiply(block, index.constant(size))
+    first = index.multiply(block, size)
     blocks = _scheduled(loop, found.stages, (block,), first, size, target)
     blocks = blocks.reorder(block.name, loop.counter.name)
     if whole > 1 and loop.trip_count * sum(work(nest) for nest in loop.body) > SERIAL_WORK:

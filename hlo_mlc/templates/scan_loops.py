@@ -95,16 +95,14 @@ def strips(
         short = _Strip(stage, last, layout, at, "rest", index.constant(whole), 1, 1, rest)
         if not whole:
             return short.loops()
-        first = index.multiply(bounded(number, count), index.constant(vectors))
-        size = index.minimum(index.constant(vectors), index.subtract(index.constant(whole), first))
+        first = index.multiply(bounded(number, count), vectors)
+        size = index.minimum(vectors, index.subtract(whole, first))
         full = _Strip(
             stage, last, layout, at, "full", first, size, min(vectors, whole), layout.width, whole
         )
         if not rest:
             return full.loops()
-        return (
-            If(index.compare("lt", number, index.constant(count)), full.loops(), short.loops()),
-        )
+        return (If(index.compare("lt", number, count), full.loops(), short.loops()),)
 
     return shared_out(name, tasks, work(Nest((stage,), len(stage.axes))), task)
 
@@ -141,10 +139,8 @@ class _Strip:
             group = math.isqrt(blocks)
 
             def outer(s: Var) -> tuple[Stmt, ...]:
-                start = index.multiply(s, index.constant(group))
-                size = index.minimum(
-                    index.constant(group), index.subtract(index.constant(blocks), start)
-                )
+                start = index.multiply(s, group)
+                size = index.minimum(group, index.subtract(blocks, start))
                 return (
                     serial(
                         f"{self._axis}_block",
@@ -218,7 +214,7 @@ class _Strip:
         return (vectorized(f"{self._axis}_{what}", self.live, body),)
 
     def _slot(self, v: Expr, lane: Expr) -> Expr:
-        return index.add(index.multiply(v, index.constant(self.layout.width)), lane)
+        return index.add(index.multiply(v, self.layout.width), lane)
 
     def _lane(self, v: Expr, lane: Expr) -> Expr:
         """The position along the lanes' axis."""
@@ -229,7 +225,7 @@ class _Strip:
         """The axes at a step of the scan, counted from where it starts."""
         axis = self.stage.scan.axis
         if self.stage.scan.reverse:
-            step = index.subtract(index.constant(axis.extent - 1), step)
+            step = index.subtract(axis.extent - 1, step)
         return {**self.at, self.layout.lane: self._lane(v, lane), axis: step}
 
     def _set(
@@ -270,7 +266,7 @@ class _Strip:
         prefix = self._registers("prefix") if inexact else ()
         base = self._registers("base") if inexact else ()
         result = self._registers("result") if inexact and stage.assigns else ()
-        begin = index.multiply(block, index.constant(self.layout.block))
+        begin = index.multiply(block, self.layout.block)
         square = self.layout.transposes and steps == width == self.live
         tiles = {
             a: Buffer(f"{stage.name}.{a.buffer.name}_tile", a.buffer.dtype, (width, width), "stack")
@@ -325,11 +321,7 @@ class _Strip:
                             load(tile, (place, r)),
                         )
                         for a, tile in tiles.items()
-                        for place in (
-                            index.subtract(index.constant(width - 1), w)
-                            if stage.scan.reverse
-                            else w,
-                        )
+                        for place in (index.subtract(width - 1, w) if stage.scan.reverse else w,)
                     ),
                 ),
             )

@@ -100,7 +100,7 @@ def in_groups(stage: Stage, width: int) -> Stage:
             ):
                 group = Var(f"{axis.name}_group", axis.dtype, axis.extent // size)
                 inside = Var(axis.name, axis.dtype, size)
-                whole = index.add(index.multiply(group, index.constant(size)), inside)
+                whole = index.add(index.multiply(group, size), inside)
                 apart = map_expressions(
                     stage, lambda e, axis=axis, whole=whole: substitute(e, {axis: whole})
                 )

@@ -113,7 +113,7 @@ def undilated(position: Expr, extent: int, dilation: int) -> tuple[Expr, Expr]:
     are `dilation` apart; the guard is false between elements and outside."""
     element, exact = position, None
     if dilation > 1:
-        exact = index.compare("eq", index.floormod(position, dilation), index.constant(0))
+        exact = index.compare("eq", index.floormod(position, dilation), 0)
         element = index.floordiv(position, dilation)
     return element, conjunction(exact, inside(element, extent))
 
@@ -122,7 +122,7 @@ def clamped_index(value: Expr, limit: int) -> Expr:
     """An integer of any type as an index clamped to [0, limit]."""
     if value.dtype is U64:  # beyond the range of an index
         value = apply("min", value, const(limit, U64))
-    return index.maximum(index.minimum(as_index(value), index.constant(limit)), index.constant(0))
+    return index.maximum(index.minimum(as_index(value), limit), 0)
 
 
 def picked(elements: Sequence[Expr], place: Expr) -> Expr:
@@ -155,7 +155,7 @@ def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The row-major position of `indices` in `shape`."""
     position: Expr = index.constant(0)
     for i, extent in zip(indices, shape, strict=True):
-        position = index.add(index.multiply(position, index.constant(extent)), i)
+        position = index.add(index.multiply(position, extent), i)
     return position
 
 

@@ -25,7 +25,7 @@ def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffe
     size = -(-long.extent // chunks)
     chunk = Var(f"{long.name}_c", long.dtype, chunks)
     within = Var(f"{long.name}_w", long.dtype, size)
-    row = index.add(index.multiply(chunk, index.constant(size)), within)
+    row = index.add(index.multiply(chunk, size), within)
     shape = tuple(v.extent for v in stage.axes)
     partial = tuple(
         Buffer(f"{stage.name}_{v.name}_part", v.dtype, (chunks, *shape)) for v in stage.accumulators
@@ -33,7 +33,7 @@ def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffe
     place = {long: row}
     terms = tuple(substitute(t, place) for t in stage.terms)
     if chunks * size > long.extent:
-        inside = index.compare("lt", row, index.constant(long.extent))
+        inside = index.compare("lt", row, long.extent)
         terms = tuple(
             masked(t, inside, neutral)
             for t, neutral in zip(terms, stage.combiner.identity, strict=True)
@@ -86,9 +86,9 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         Var(f"{axis.name}_{part}", INDEX, extent)
         for part, extent in (("c", chunks), ("w", size), ("r", rest))
     )
-    start = index.multiply(chunk, index.constant(size))
+    start = index.multiply(chunk, size)
     if reverse:  # the rest, which comes last, is at the low end
-        start = index.add(start, index.constant(rest))
+        start = index.add(start, rest)
     position = stage.axes.index(axis)
 
     def axes(*replacing: Var) -> tuple[Var, ...]:
@@ -152,7 +152,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     ]
     if rest:
         end = index.constant(0 if reverse else chunks)
-        shifted = left if reverse else index.add(left, index.constant(chunks * size))
+        shifted = left if reverse else index.add(left, chunks * size)
         scans.append(at(shifted, tuple(load(b, place(end)) for b in offsets), left, axes(left)))
     return Cut(
         replace(totals, name=f"{stage.name}_totals", assigns=()),

@@ -60,7 +60,7 @@ def _with_counted_apart(stage: Stage) -> Stage:
             continue
         outer = Var(axis.name, INDEX, axis.extent // count)
         inner = Var(f"{axis.name}_{count}", INDEX, count)
-        both = index.add(index.multiply(outer, index.constant(count)), inner)
+        both = index.add(index.multiply(outer, count), inner)
         stage = map_expressions(stage, functools.partial(substitute, mapping={axis: both}, memo={}))
         stage = replace(
             stage,

@@ -65,7 +65,7 @@ def _at_worst(condition: Expr, axes: Set[Var]) -> Expr | None:
             rest[atom] = factor
         else:
             return None
-    return index.compare(condition.op, index.from_affine(rest, offset), index.constant(0))
+    return index.compare(condition.op, index.from_affine(rest, offset), 0)
 
 
 def where_true(root: Expr, facts: Set[Expr]) -> Expr:

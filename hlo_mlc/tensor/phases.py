@@ -100,10 +100,8 @@ def _split(stage: Stage, s: _Spread) -> list[Stage]:
             f"{s.window.name}_{phase}", s.window.dtype, _count(s.window.extent, first, s.step)
         )
         place: dict[Var, Expr] = {
-            s.axis: index.add(index.multiply(axis, index.constant(s.step)), index.constant(phase)),
-            s.window: index.add(
-                index.multiply(window, index.constant(s.step)), index.constant(first)
-            ),
+            s.axis: index.add(index.multiply(axis, s.step), phase),
+            s.window: index.add(index.multiply(window, s.step), first),
         }
         name = f"{stage.name}_{s.axis.name}_{phase}"
         if window.extent == 0:

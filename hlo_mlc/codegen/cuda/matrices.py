@@ -100,7 +100,5 @@ def _call(load: Load, to: str, step: int, along: int) -> str:
 
 
 def _is_layout(position: Expr, first: Expr, along: int, step: int, across: Expr, k: Var) -> bool:
-    expected = index.add(
-        index.multiply(across, index.constant(step)), index.multiply(k, index.constant(along))
-    )
+    expected = index.add(index.multiply(across, step), index.multiply(k, along))
     return index.add(first, expected) is position

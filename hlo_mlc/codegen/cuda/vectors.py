@@ -243,8 +243,7 @@ def _address(
         position = index.subtract(offset(buffer, place, indices), var)
     else:
         position = index.subtract(
-            offset(buffer, place, (*pair.point, index.constant(0))),
-            index.multiply(var, index.constant(2)),
+            offset(buffer, place, (*pair.point, index.constant(0))), index.multiply(var, 2)
         )
     if position is index.constant(0):
         return place.name

@@ -87,7 +87,7 @@ def _within(fold: Stage, extents: Sequence[int]) -> Stage:
     ]
     inside = all_of(
         *(
-            index.compare("lt", wide, index.constant(v.extent))
+            index.compare("lt", wide, v.extent)
             for v, wide in zip(fold.reduce_axes, axes, strict=True)
             if v.extent < wide.extent
         )

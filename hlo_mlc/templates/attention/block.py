@@ -156,7 +156,7 @@ class RowBlock:
                     lambda c: (
                         Store(
                             self.packed_keys,
-                            (near, index.add(index.multiply(d, index.constant(inner.extent)), c)),
+                            (near, index.add(index.multiply(d, inner.extent), c)),
                             substitute(value, {**depth, inner: c}),
                         ),
                     ),
@@ -211,10 +211,10 @@ class RowBlock:
         chunks = -(-extent // self.keys)
 
         def run(b: Expr) -> Body:
-            first = index.multiply(b, index.constant(self.keys))
+            first = index.multiply(b, self.keys)
             size: Expr = index.constant(self.keys)
             if extent % self.keys:
-                size = index.minimum(size, index.subtract(index.constant(extent), first))
+                size = index.minimum(size, index.subtract(extent, first))
             chunk = _Chunk(first, size, self.keys, extent)
             body: Body = ()
             if number == 0:

@@ -152,7 +152,7 @@ class _Builder:
         at = decoded(self.chain.outer, index.floordiv(t, self.blocks))
         if self.plan.places.slot is not None:
             at[self.plan.places.slot] = slot
-        start = index.multiply(block, index.constant(self.rows))
+        start = index.multiply(block, self.rows)
         whole, rest = divmod(self.chain.row.extent, self.rows)
         if not rest:
             body = self._block(at, start, self.rows).build()
@@ -162,9 +162,7 @@ class _Builder:
             inside = self._block(at, bounded(start, (whole - 1) * self.rows + 1), self.rows)
             last = self._block(at, index.constant(whole * self.rows), rest)
             every = self._block(at, start, self.rows) if self._may_pad(rest) else None
-            body = either_block(
-                index.compare("lt", block, index.constant(whole)), inside, last, every
-            )
+            body = either_block(index.compare("lt", block, whole), inside, last, every)
         return allocated(reversed((*self._stack(),)), body)
 
     def _may_pad(self, rest: int) -> bool:

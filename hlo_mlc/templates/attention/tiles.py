@@ -77,7 +77,7 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
     tall = min(lanes, WRITTEN_ROWS)
 
     def block(b: Var) -> Body:
-        first = index.multiply(b, index.constant(lanes))
+        first = index.multiply(b, lanes)
 
         def columns(column: Expr, count: int) -> Body:
             return (
@@ -93,10 +93,7 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
                                     f"{name}l",
                                     count,
                                     lambda lane: body(
-                                        index.add(
-                                            first,
-                                            index.add(index.multiply(g, index.constant(tall)), u),
-                                        ),
+                                        index.add(first, index.add(index.multiply(g, tall), u)),
                                         index.add(column, lane),
                                     ),
                                 ),
@@ -110,15 +107,11 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
         result: Body = ()
         if whole:
             result = (
-                serial(
-                    f"{name}v",
-                    whole,
-                    lambda v: columns(index.multiply(v, index.constant(lanes)), lanes),
-                ),
+                serial(f"{name}v", whole, lambda v: columns(index.multiply(v, lanes), lanes)),
             )
         return result + (columns(index.constant(whole * lanes), few) if few else ())
 
-    done = index.multiply(blocks, index.constant(lanes))
+    done = index.multiply(blocks, lanes)
     parts = (
         serial(f"{name}b", blocks, block),
         serial(
@@ -139,7 +132,7 @@ def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr
         if level == len(axes):
             return body(position, at)
         axis = axes[level]
-        scaled = index.multiply(position, index.constant(axis.extent))
+        scaled = index.multiply(position, axis.extent)
         return (
             serial(
                 f"{name}{level}",
@@ -156,21 +149,17 @@ def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) 
     whole, rest = divmod(width, most)
     result: Body = ()
     if whole:
-        result = (
-            serial(name, whole, lambda p: body(index.multiply(p, index.constant(most)), most)),
-        )
+        result = (serial(name, whole, lambda p: body(index.multiply(p, most), most)),)
     return result + (body(index.constant(whole * most), rest) if rest else ())
 
 
 def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]) -> Body:
     """`body(start, height)` for strips of `tall` elements; a known rest is one strip."""
     whole, rest = index.floordiv(size, tall), index.floormod(size, tall)
-    done = index.multiply(whole, index.constant(tall))
+    done = index.multiply(whole, tall)
     result: Body = ()
     if most >= tall:
-        result = (
-            serial(name, whole, lambda t: body(index.multiply(t, index.constant(tall)), tall)),
-        )
+        result = (serial(name, whole, lambda t: body(index.multiply(t, tall), tall)),)
     if not rest.free and not loads(rest):
         _, known = index.bounds(rest)
         return result + (body(done, int(known)) if known else ())
@@ -182,12 +171,8 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
 
     There are at least `tall` elements.
     """
-    last = index.subtract(size, index.constant(tall))
-    count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
+    last = index.subtract(size, tall)
+    count = index.floordiv(index.add(size, tall - 1), tall)
     return (
-        serial(
-            name,
-            count,
-            lambda t: body(index.minimum(index.multiply(t, index.constant(tall)), last), tall),
-        ),
+        serial(name, count, lambda t: body(index.minimum(index.multiply(t, tall), last), tall)),
     )

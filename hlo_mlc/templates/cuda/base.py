@@ -97,7 +97,7 @@ def by_one_thread(nest: Nest, stage: Stage, target: CudaTarget) -> Scheduled:
 
 def below(position: Expr, extent: int) -> Expr:
     """The condition position < extent, decided where the bounds decide it."""
-    return index.compare("lt", position, index.constant(extent))
+    return index.compare("lt", position, extent)
 
 
 def product(axes: Sequence[Var]) -> int:

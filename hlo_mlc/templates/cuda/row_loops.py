@@ -218,8 +218,7 @@ class _Rows:
         if buffer.size % self.total:
             return False
         first = index.multiply(
-            linearize(self.axes, [v.extent for v in self.axes]),
-            index.constant(buffer.size // self.total),
+            linearize(self.axes, [v.extent for v in self.axes]), buffer.size // self.total
         )
         return all(
             not loads(place) and index.add(first, self._in_row(buffer, indices)) is place

@@ -267,19 +267,15 @@ class _Lines:
     ) -> tuple[Stmt, ...]:
         """body(position, number among the thread's terms) in the order of memory."""
         first = linearize((o, self.member), (1, self.team))
-        first = index.multiply(first, index.constant(self.own))
+        first = index.multiply(first, self.own)
 
         def number(u: Expr) -> Expr:
-            return (
-                u
-                if not self.stage.scan.reverse
-                else index.subtract(index.constant(self.own - 1), u)
-            )
+            return u if not self.stage.scan.reverse else index.subtract(self.own - 1, u)
 
         def position(u: Expr) -> Expr:
             if not self.stage.scan.reverse:
                 return index.add(first, u)
-            return index.add(index.subtract(index.constant(self.extent - self.own), first), u)
+            return index.add(index.subtract(self.extent - self.own, first), u)
 
         def checked(
             condition: Expr, one: Callable[[Callable], tuple[Stmt, ...]]
@@ -354,26 +350,26 @@ class _Lines:
         self, source: tuple[Buffer, ...], target: tuple[Buffer, ...], distance: int
     ) -> tuple[Stmt, ...]:
         """Each total with that of the thread so many places before it."""
-        before = index.subtract(self.member, index.constant(distance))
+        before = index.subtract(self.member, distance)
         joined = (
             *self._copied(target, self._me, source, (before, self.column)),
             Accumulate(target, self._me, self.merged, tuple(Load(s, self._me) for s in source)),
         )
         return (
             If(
-                index.compare("ge", before, index.constant(0)),
+                index.compare("ge", before, 0),
                 joined,
                 self._copied(target, self._me, source, self._me),
             ),
         )
 
     def _stored(self, o: Expr, totals: tuple[Buffer, ...]) -> tuple[Stmt, ...]:
-        before = index.subtract(self.member, index.constant(1))
+        before = index.subtract(self.member, 1)
         start = self._copied(self.running, self._me, self.carry, (self.column,))
         if self.team > 1:
             start = (
                 If(
-                    index.compare("ge", before, index.constant(0)),
+                    index.compare("ge", before, 0),
                     self._copied(self.running, self._me, totals, (before, self.column)),
                     start,
                 ),

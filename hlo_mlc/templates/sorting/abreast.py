@@ -87,13 +87,9 @@ class _Group:
         last = body(index.constant(whole * self.lanes), rest) if rest else ()
         if not whole:
             return last
-        here = index.minimum(self.number, index.constant(whole - 1))
-        full = body(index.multiply(here, index.constant(self.lanes)), self.lanes)
-        return (
-            (If(index.compare("lt", self.number, index.constant(whole)), full, last),)
-            if rest
-            else full
-        )
+        here = index.minimum(self.number, whole - 1)
+        full = body(index.multiply(here, self.lanes), self.lanes)
+        return (If(index.compare("lt", self.number, whole), full, last),) if rest else full
 
     def _at(self, row: Expr) -> dict[Var, Expr]:
         return decoded(self.sorting.outer, row)
@@ -150,9 +146,7 @@ class _Group:
         if whole:
             body += (
                 serial(
-                    "places",
-                    whole,
-                    lambda v: across(index.multiply(v, index.constant(self.lanes)), self.lanes),
+                    "places", whole, lambda v: across(index.multiply(v, self.lanes), self.lanes)
                 ),
             )
         return body + (across(index.constant(whole * self.lanes), rest) if rest else ())
@@ -252,7 +246,7 @@ class _Group:
             there = (
                 as_index(apply("and", place, bits))
                 if self.codes.shape[-2] == 2 * size
-                else index.minimum(as_index(place), index.constant(size))
+                else index.minimum(as_index(place), size)
             )
             return (Store(self.codes, self._place(there, r), load(again, (c, r))),)
 
@@ -285,9 +279,7 @@ class _Group:
         if whole:
             body += (
                 serial(
-                    "columns",
-                    whole,
-                    lambda b: columns(index.multiply(b, index.constant(TRANSPOSED)), TRANSPOSED),
+                    "columns", whole, lambda b: columns(index.multiply(b, TRANSPOSED), TRANSPOSED)
                 ),
             )
         if rest:

@@ -174,7 +174,7 @@ class _Search:
             whole, odd = divmod(count, width)
             body: list[Stmt] = []
             for v in range(whole + (odd > 0)):
-                here = index.add(begin, index.constant(v * width))
+                here = index.add(begin, v * width)
                 body.append(
                     vectorized(
                         "lane",
@@ -186,13 +186,7 @@ class _Search:
 
         body = (vectorized("lane", width, lambda i: (Store(lanes, (i,), _ZERO),)),)
         if blocks:
-            body += (
-                serial(
-                    "block",
-                    blocks,
-                    lambda b: vectors(index.multiply(b, index.constant(BLOCK)), BLOCK),
-                ),
-            )
+            body += (serial("block", blocks, lambda b: vectors(index.multiply(b, BLOCK), BLOCK)),)
         body += vectors(index.constant(blocks * BLOCK), rest)
         return allocated(
             (lanes,),
@@ -288,14 +282,14 @@ class _Search:
         def take(i: Expr) -> Body:
             wanted = self._is_left(i)
             to = as_index(load(held, ()))
-            fits = apply("and", wanted, index.compare("lt", to, index.constant(LEFT)))
+            fits = apply("and", wanted, index.compare("lt", to, LEFT))
             return (
                 Store(self.few, (to,), self._key(i), fits),
                 Store(held, (), apply("add", load(held, ()), apply("convert", wanted, dtype=U32))),
             )
 
         def block(b: Var) -> Body:
-            begin = index.multiply(b, index.constant(BLOCK))
+            begin = index.multiply(b, BLOCK)
             bests = Buffer(f"{self.sorting.stage.name}_bests", best.dtype, (width,), "register")
             look: list[Stmt] = [
                 vectorized(
@@ -305,7 +299,7 @@ class _Search:
                 )
             ]
             for v in range(1, BLOCK // width):
-                here = index.add(begin, index.constant(v * width))
+                here = index.add(begin, v * width)
                 look.append(
                     vectorized(
                         "lane",
@@ -334,9 +328,7 @@ class _Search:
 
         body = allocated((best,), (serial("block", blocks, block),))
         if rest:
-            body += (
-                serial("taken", rest, lambda i: take(index.add(index.constant(blocks * BLOCK), i))),
-            )
+            body += (serial("taken", rest, lambda i: take(index.add(blocks * BLOCK, i))),)
         return body
 
     def _hand_out(self, number: Expr) -> Body:
@@ -368,7 +360,7 @@ class _Search:
             )
 
         def one(i: Var) -> Body:
-            here = index.minimum(index.add(as_index(load(begin, ())), i), index.constant(n - 1))
+            here = index.minimum(index.add(as_index(load(begin, ())), i), n - 1)
             found = apply("convert", self._is_left(here), dtype=U32)
             return (
                 *unless_behind(before, position=apply("convert", here, dtype=U32)),
@@ -378,14 +370,10 @@ class _Search:
         body: Body = tuple(Store(b, (), _ZERO) for b in (seen, begin, before, position))
         whole, rest = divmod(n, BLOCK)
         if whole:
-            body += (
-                serial(
-                    "block", whole, lambda b: block(index.multiply(b, index.constant(BLOCK)), BLOCK)
-                ),
-            )
+            body += (serial("block", whole, lambda b: block(index.multiply(b, BLOCK), BLOCK)),)
         if rest:
             body += block(index.constant(whole * BLOCK), rest)
-        there = index.minimum(as_index(load(position, ())), index.constant(n - 1))
+        there = index.minimum(as_index(load(position, ())), n - 1)
         return allocated(
             (seen, begin, before, position),
             (

@@ -93,13 +93,13 @@ class _Candidates:
         blocks, rest = divmod(n, BLOCK)
 
         def block(b: Var) -> Body:
-            first = index.multiply(b, index.constant(BLOCK))
+            first = index.multiply(b, BLOCK)
             return self._where_wanted(
                 first, BLOCK, (serial("part", BLOCK // s.width, lambda v: part(first, v)),)
             )
 
         def part(first: Expr, v: Var) -> Body:
-            here = index.add(first, index.multiply(v, index.constant(s.width)))
+            here = index.add(first, index.multiply(v, s.width))
             return self._where_wanted(here, s.width, self._collect(here, s.width))
 
         body = (
@@ -119,9 +119,7 @@ class _Candidates:
         return allocated((self.held, self.ties, self.last, self.best), body)
 
     def _length(self, most: int | None = None) -> Expr:
-        return index.minimum(
-            as_index(load(self.held, ())), index.constant(most or self.digits.most)
-        )
+        return index.minimum(as_index(load(self.held, ())), most or self.digits.most)
 
     def _is_wanted(self, key: Expr) -> Expr:
         """Whether it comes before the last of those that are kept; until there are some, whether it
@@ -181,9 +179,7 @@ class _Candidates:
                 "round",
                 rounds,
                 lambda r: each(
-                    "group",
-                    functools.partial(smallest, index.multiply(r, index.constant(n // rounds))),
-                    kind,
+                    "group", functools.partial(smallest, index.multiply(r, n // rounds)), kind
                 ),
             ),
         )
@@ -251,7 +247,7 @@ class _Candidates:
                             (self.bests,),
                             (i,),
                             self.least,
-                            (key(index.add(index.multiply(v, index.constant(width)), i)),),
+                            (key(index.add(index.multiply(v, width), i)),),
                         ),
                     )
                 ),
@@ -283,7 +279,7 @@ class _Candidates:
             values = s.given(self.at, index.add(first, i))
             wanted = self._is_wanted(s.keys(values)[0])
             to = as_index(load(self.held, ()))
-            guard = apply("and", wanted, index.compare("lt", to, index.constant(self.digits.most)))
+            guard = apply("and", wanted, index.compare("lt", to, self.digits.most))
             return (
                 *self.digits.front.store(to, values, guard),
                 Store(

@@ -78,7 +78,7 @@ def by_position(stage: Stage) -> Coded | None:
     high = apply("shl", apply("convert", substitute(key, terms), dtype=dtype), const(low, dtype))
     whole = apply("or", high, apply("convert", element, dtype=dtype))
     position = as_index(apply("and", code, const((1 << low) - 1, dtype)))
-    there = {element: index.minimum(position, index.constant(element.extent - 1))}
+    there = {element: index.minimum(position, element.extent - 1)}
     return Coded(
         _sorted_by(stage, code, whole, {v: substitute(term, there) for v, term in terms.items()}),
         is_by_position=True,

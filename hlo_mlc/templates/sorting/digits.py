@@ -182,8 +182,8 @@ class Digits:
 
     def _further(self, digit: _Digit, pair: Expr) -> _Digit:
         """The same digit of a later pair."""
-        ahead = index.multiply(pair, index.constant(2))
-        bits = index.multiply(ahead, index.constant(self.sorting.digit))
+        ahead = index.multiply(pair, 2)
+        bits = index.multiply(ahead, self.sorting.digit)
         return _Digit(digit.key, index.add(digit.number, ahead), index.add(digit.bit, bits))
 
     def _in_places(self, length: Expr, body: Callable[[int, Expr], Body]) -> Body:
@@ -193,12 +193,10 @@ class Digits:
 
         def together(i: Var) -> Body:
             return tuple(
-                s
-                for q in range(places)
-                for s in body(q, index.add(index.multiply(part, index.constant(q)), i))
+                s for q in range(places) for s in body(q, index.add(index.multiply(part, q), i))
             )
 
-        done = index.multiply(part, index.constant(places))
+        done = index.multiply(part, places)
         rest = serial(
             "counted_last", index.subtract(length, done), lambda i: body(0, index.add(done, i))
         )

@@ -130,10 +130,7 @@ class _Rows:
         stacks = Buffer(
             f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes), "stack"
         )
-        levels, place = (
-            self.lanes.bit_length() - 1,
-            index.multiply(number, index.constant(self.part)),
-        )
+        levels, place = (self.lanes.bit_length() - 1, index.multiply(number, self.part))
         piece = min(2 * self.run, self.part // CHAINS)
 
         def merged(level: Expr, write: Place, into: Buffer) -> Body:
@@ -160,7 +157,7 @@ class _Rows:
                         serial(
                             "level",
                             levels - 1,
-                            lambda k: merged(k, _in_turn(index.add(k, index.constant(1))), stacks),
+                            lambda k: merged(k, _in_turn(index.add(k, 1)), stacks),
                         ),
                     )
                     if levels > 1
@@ -177,15 +174,13 @@ class _Rows:
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
         at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), index.constant(self.part))
+        first = index.multiply(index.floormod(number, self.parts), self.part)
 
         def column(i: Expr) -> Body:
             def one(lane: Expr) -> Body:
-                here = index.add(
-                    index.add(first, i), index.multiply(lane, index.constant(self.run))
-                )
-                code = self.sorting.given(at, index.minimum(here, index.constant(self.n - 1)))[0]
-                inside = index.compare("lt", here, index.constant(self.n))
+                here = index.add(index.add(first, i), index.multiply(lane, self.run))
+                code = self.sorting.given(at, index.minimum(here, self.n - 1))[0]
+                inside = index.compare("lt", here, self.n)
                 return (
                     Store(
                         codes, (i, lane), apply("select", inside, code, const(-1, self.coded.dtype))
@@ -230,7 +225,7 @@ class _Rows:
         """The runs one behind the other."""
 
         def vectors(v: Var) -> Body:
-            begin = index.multiply(v, index.constant(self.lanes))
+            begin = index.multiply(v, self.lanes)
             return in_blocks(
                 "run",
                 self.lanes,
@@ -244,10 +239,7 @@ class _Rows:
                                 into,
                                 (
                                     index.constant(0),
-                                    index.add(
-                                        index.multiply(r, index.constant(self.run)),
-                                        index.add(begin, i),
-                                    ),
+                                    index.add(index.multiply(r, self.run), index.add(begin, i)),
                                 ),
                                 load(codes, (index.add(begin, i), r)),
                             ),
@@ -272,10 +264,8 @@ class _Rows:
             merge = Merge(f"{self.name}_", self.lanes, self.part, k, size, piece)
 
             def task(number: Expr) -> Body:
-                row = index.multiply(index.floordiv(number, size // share), index.constant(size))
-                read, write = (
-                    _from(row, _in_turn(index.add(k, index.constant(turn)))) for turn in range(2)
-                )
+                row = index.multiply(index.floordiv(number, size // share), size)
+                read, write = (_from(row, _in_turn(index.add(k, turn))) for turn in range(2))
                 return merge.pieces(
                     index.floormod(number, size // share), self.rooms, read, self.rooms, write
                 )
@@ -326,14 +316,14 @@ class _Rows:
         """The `k`th of some codes."""
         *others, found = (const(n, self.coded.dtype) for n in numbers)
         for number, other in enumerate(others):
-            found = apply("select", index.compare("eq", k, index.constant(number)), other, found)
+            found = apply("select", index.compare("eq", k, number), other, found)
         return found
 
     def _differ(self, k: Expr, some: Buffer, row: Expr) -> Body:
         """Whether a row has different ones of a range."""
         ends = [Buffer(f"{self.name}_{kind}", self.coded.dtype, (), "register") for kind in KINDS]
         folds = [named_combiner(kind, self.coded.dtype) for kind in KINDS]
-        part = index.multiply(row, index.constant(self.parts))
+        part = index.multiply(row, self.parts)
         differs = apply("convert", apply("lt", *(load(end, ()) for end in ends)), dtype=U32)
         return allocated(
             ends,
@@ -360,15 +350,15 @@ class _Rows:
         """What a part has of a range, and how many."""
         found = Buffer(f"{self.name}_found", U32, (), "register")
         at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), index.constant(self.part))
-        begin = index.multiply(number, index.constant(self.part))
+        first = index.multiply(index.floormod(number, self.parts), self.part)
+        begin = index.multiply(number, self.part)
 
         def given(i: Expr) -> Expr:
-            here = index.minimum(index.add(first, i), index.constant(self.n - 1))
+            here = index.minimum(index.add(first, i), self.n - 1)
             return self.sorting.given(at, here)[0]
 
         def inside(i: Expr) -> Expr:
-            return index.compare("lt", index.add(first, i), index.constant(self.n))
+            return index.compare("lt", index.add(first, i), self.n)
 
         return allocated(
             (found,),
@@ -394,18 +384,16 @@ class _Rows:
         """What the parts of a row have of a range, where they begin in it."""
         size = self.parts * self.part
         position = Buffer(f"{self.name}_position", U32, (), "register")
-        first, part = (index.multiply(row, index.constant(n)) for n in (size, self.parts))
+        first, part = (index.multiply(row, n) for n in (size, self.parts))
 
         def put(p: Var) -> Body:
             number = index.add(part, p)
-            source = index.multiply(number, index.constant(self.part))
-            count = index.minimum(as_index(load(self.counts, (number,))), index.constant(self.part))
+            source = index.multiply(number, self.part)
+            count = index.minimum(as_index(load(self.counts, (number,))), self.part)
             vectors = index.floordiv(count, self.lanes)
 
             def one(i: Expr, width: int, lane: Expr) -> Body:
-                there = index.minimum(
-                    index.add(as_index(load(position, ())), i), index.constant(size - width)
-                )
+                there = index.minimum(index.add(as_index(load(position, ())), i), size - width)
                 return (
                     Store(
                         self.rooms,
@@ -422,9 +410,7 @@ class _Rows:
                         vectorized(
                             "lane",
                             self.lanes,
-                            lambda lane: one(
-                                index.multiply(v, index.constant(self.lanes)), self.lanes, lane
-                            ),
+                            lambda lane: one(index.multiply(v, self.lanes), self.lanes, lane),
                         ),
                     ),
                 ),
@@ -432,9 +418,7 @@ class _Rows:
                     "rest",
                     index.floormod(count, self.lanes),
                     lambda i: one(
-                        index.add(index.multiply(vectors, index.constant(self.lanes)), i),
-                        1,
-                        index.constant(0),
+                        index.add(index.multiply(vectors, self.lanes), i), 1, index.constant(0)
                     ),
                 ),
                 Store(position, (), apply("add", load(position, ()), as_number(count))),
@@ -466,10 +450,7 @@ class _Rows:
                     code = load(
                         self.rooms,
                         self._in_order(
-                            index.add(
-                                index.multiply(row, index.constant(size)),
-                                self.sorting.rank(at, here),
-                            )
+                            index.add(index.multiply(row, size), self.sorting.rank(at, here))
                         ),
                     )
                     return self.sorting.results(at, here, (code,))
@@ -478,11 +459,9 @@ class _Rows:
 
             whole, rest = divmod(count, block)
             last = some(index.constant(whole * block), rest) if rest else ()
-            here = index.minimum(b, index.constant(whole - 1))
-            full = some(index.multiply(here, index.constant(block)), block)
-            return (
-                (If(index.compare("lt", b, index.constant(whole)), full, last),) if rest else full
-            )
+            here = index.minimum(b, whole - 1)
+            full = some(index.multiply(here, block), block)
+            return (If(index.compare("lt", b, whole), full, last),) if rest else full
 
         return shared_out(
             f"{self.name}_out",
@@ -504,11 +483,7 @@ def _behind(rooms: Buffer, lanes: int) -> Body:
                     "behind",
                     lanes,
                     lambda lane: (
-                        Store(
-                            rooms,
-                            (k, index.add(index.constant(size - lanes), lane)),
-                            const(-1, rooms.dtype),
-                        ),
+                        Store(rooms, (k, index.add(size - lanes, lane)), const(-1, rooms.dtype)),
                     ),
                 ),
             ),

@@ -60,7 +60,7 @@ class Network:
         count = self.size - begin
 
         def one(i: Expr) -> Body:
-            at = index.add(index.constant(begin), i)
+            at = index.add(begin, i)
             return (
                 self._vector(
                     lambda lane: (
@@ -78,7 +78,7 @@ class Network:
             *self._steps(
                 "block",
                 self.size // begin,
-                lambda b, k: index.add(index.multiply(b, index.constant(begin)), index.constant(k)),
+                lambda b, k: index.add(index.multiply(b, begin), k),
                 sorted_pairs(begin),
             ),
             *self._merged(),
@@ -110,15 +110,13 @@ class Network:
         middle = count // 2
 
         def blocks(b: Var) -> Body:
-            low = index.multiply(b, index.constant(2 * half))
-            high = index.add(low, index.constant(2 * half - 1))
+            low = index.multiply(b, 2 * half)
+            high = index.add(low, 2 * half - 1)
 
             def position(j: Expr, k: int) -> Expr:
                 if k < middle:
-                    return index.add(index.add(low, index.constant(k * step)), j)
-                return index.subtract(
-                    index.subtract(high, index.constant((count - 1 - k) * step)), j
-                )
+                    return index.add(index.add(low, k * step), j)
+                return index.subtract(index.subtract(high, (count - 1 - k) * step), j)
 
             backwards = tuple((k, count - 1 - k) for k in range(middle))
             return self._steps(
@@ -134,11 +132,11 @@ class Network:
         count, step = 1 << many, apart >> many
 
         def blocks(b: Var) -> Body:
-            low = index.multiply(b, index.constant(apart))
+            low = index.multiply(b, apart)
             return self._steps(
                 "apart",
                 step,
-                lambda j, k: index.add(index.add(low, index.constant(k * step)), j),
+                lambda j, k: index.add(index.add(low, k * step), j),
                 tuple(_apart(count, count >> s) for s in range(1, many + 1)),
             )
 
@@ -220,8 +218,7 @@ def _if_any(k: Var, numbers: Sequence[int], among: Collection[int], body: Body) 
     return (
         If(
             functools.reduce(
-                lambda a, b: apply("or", a, b),
-                (index.compare("eq", k, index.constant(n)) for n in numbers),
+                lambda a, b: apply("or", a, b), (index.compare("eq", k, n) for n in numbers)
             ),
             body,
         ),

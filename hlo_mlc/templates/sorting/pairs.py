@@ -45,15 +45,12 @@ class Merge:
         """The `number`th of the groups of pieces that are merged side by side."""
         chains = [_Chain(self, q, source, read) for q in range(CHAINS)]
         begin = [
-            index.multiply(
-                index.add(index.multiply(number, index.constant(CHAINS)), index.constant(q)),
-                index.constant(self.piece),
-            )
+            index.multiply(index.add(index.multiply(number, CHAINS), q), self.piece)
             for q in range(CHAINS)
         ]
 
         def step(o: Var) -> Body:
-            at = index.multiply(o, index.constant(self.lanes))
+            at = index.multiply(o, self.lanes)
             stages = [
                 chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
                 for chain, b in zip(chains, begin, strict=True)
@@ -71,11 +68,7 @@ class Merge:
                     "chain",
                     CHAINS,
                     lambda q: self._start(
-                        starts,
-                        q,
-                        index.add(index.multiply(number, index.constant(CHAINS)), q),
-                        source,
-                        read,
+                        starts, q, index.add(index.multiply(number, CHAINS), q), source, read
                     ),
                 ),
                 *(s for chain in chains for s in chain.start(starts)),
@@ -85,7 +78,7 @@ class Merge:
 
     def code(self, source: Buffer, read: Place, position: Expr) -> Expr:
         """A code; the first behind all, where there is none."""
-        return load(source, read(index.minimum(as_index(position), index.constant(self.size))))
+        return load(source, read(index.minimum(as_index(position), self.size)))
 
     def _start(
         self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
@@ -202,7 +195,7 @@ class _Chain:
                             apply(
                                 op,
                                 load(self.waits, (r,)),
-                                load(self.taken, (index.subtract(index.constant(lanes - 1), r),)),
+                                load(self.taken, (index.subtract(lanes - 1, r),)),
                             ),
                         )
                         for half, op in enumerate(("min", "max"))
@@ -262,7 +255,7 @@ class _Chain:
 
     def _taken(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
-        begin = index.minimum(as_index(load(self.begin, ())), index.constant(self.merge.size))
+        begin = index.minimum(as_index(load(self.begin, ())), self.merge.size)
         return apply(
             "select",
             apply("lt", as_number(lane), load(self.left, ())),
@@ -278,8 +271,8 @@ def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:
     """What lies so far apart within both vectors, the smaller ones in front."""
     is_behind = index.floormod(index.floordiv(lane, apart), 2)
     partner = index.add(
-        index.multiply(index.floordiv(lane, 2 * apart), index.constant(2 * apart)),
-        index.floormod(index.add(lane, index.constant(apart)), 2 * apart),
+        index.multiply(index.floordiv(lane, 2 * apart), 2 * apart),
+        index.floormod(index.add(lane, apart), 2 * apart),
     )
     body: list[Stmt] = []
     for half in range(2):
@@ -290,7 +283,7 @@ def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:
                 (index.constant(half), lane),
                 apply(
                     "select",
-                    index.compare("eq", is_behind, index.constant(0)),
+                    index.compare("eq", is_behind, 0),
                     apply("min", mine, other),
                     apply("max", mine, other),
                 ),

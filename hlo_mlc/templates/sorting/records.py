@@ -231,13 +231,7 @@ def comes_first(one: Sequence[Expr], other: Sequence[Expr], tied: Expr = FALSE) 
 
 def length(run: Expr, size: int, n: int) -> Expr:
     """Elements of a run, of which the last may be shorter."""
-    return index.minimum(
-        index.constant(size),
-        index.maximum(
-            index.subtract(index.constant(n), index.multiply(run, index.constant(size))),
-            index.constant(0),
-        ),
-    )
+    return index.minimum(size, index.maximum(index.subtract(n, index.multiply(run, size)), 0))
 
 
 def alone(i: Expr) -> tuple[Expr, ...]:

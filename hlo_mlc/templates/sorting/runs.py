@@ -41,9 +41,9 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
         run = index.floormod(number, runs)
         at = decoded(sorting.outer, index.floordiv(number, runs))
         place = functools.partial(_in_run, number, size)
-        first = index.multiply(run, index.constant(size))
+        first = index.multiply(run, size)
         last = n - (runs - 1) * size
-        whole = index.compare("lt", run, index.constant(runs - 1))
+        whole = index.compare("lt", run, runs - 1)
         digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, first), size)
         return (
             If(
@@ -66,7 +66,7 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
 
 def _in_run(number: Expr, size: int, i: Expr) -> tuple[Expr, ...]:
     """Record i of a run, of which each has room for so many."""
-    return (index.add(index.multiply(number, index.constant(size)), i),)
+    return (index.add(index.multiply(number, size), i),)
 
 
 def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, size: int) -> Body:
@@ -80,7 +80,7 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
     share = part * CHAINS
 
     def task(number: Expr) -> Body:
-        begin = index.multiply(index.floormod(number, shares), index.constant(share))
+        begin = index.multiply(index.floormod(number, shares), share)
         pair = index.floordiv(number, shares)
         merge = _Merge(sorting, source, into, pair, runs, size)
         taken, ours = (
@@ -90,13 +90,13 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
             )
             for name, dtype in (("taken", U32), ("ours", BOOL))
         )
-        at = [index.add(begin, index.constant(q * part)) for q in range(CHAINS)]
+        at = [index.add(begin, q * part) for q in range(CHAINS)]
         whole = length(merge.within, 2 * size, n)
-        end = index.add(begin, index.constant(share))
+        end = index.add(begin, share)
 
         def left(q: int) -> Expr:
-            rest = index.maximum(index.subtract(whole, at[q]), index.constant(0))
-            return index.minimum(index.constant(part), rest)
+            rest = index.maximum(index.subtract(whole, at[q]), 0)
+            return index.minimum(part, rest)
 
         def step(q: int, o: Var) -> Body:
             return merge.step(taken[q], ours[q], index.add(at[q], o))
@@ -141,18 +141,13 @@ class _Merge:
         self.pair, self.size = pair, size
         self.within, self.row = index.floormod(pair, runs // 2), index.floordiv(pair, runs // 2)
         two = index.constant(2)
-        self.runs = [index.add(index.multiply(pair, two), index.constant(k)) for k in range(2)]
+        self.runs = [index.add(index.multiply(pair, two), k) for k in range(2)]
         first = index.multiply(self.within, two)
-        self.have = [
-            length(index.add(first, index.constant(k)), size, sorting.element.extent)
-            for k in range(2)
-        ]
+        self.have = [length(index.add(first, k), size, sorting.element.extent) for k in range(2)]
 
     def _record(self, side: int, position: Expr) -> tuple[Expr, ...]:
         """A record of one run; any, where there is none."""
-        inside = index.maximum(
-            index.minimum(position, index.constant(self.size - 1)), index.constant(0)
-        )
+        inside = index.maximum(index.minimum(position, self.size - 1), 0)
         return tuple(load(b, _in_run(self.runs[side], self.size, inside)) for b in self.source)
 
     def _second_first(self, i: Expr, j: Expr) -> Expr:
@@ -202,13 +197,9 @@ class _Merge:
         )
 
         i = as_index(load(middle, ()))
-        j = index.subtract(index.subtract(begin, i), index.constant(1))
+        j = index.subtract(index.subtract(begin, i), 1)
         return (
-            Store(
-                low,
-                (),
-                as_number(index.maximum(index.subtract(begin, self.have[1]), index.constant(0))),
-            ),
+            Store(low, (), as_number(index.maximum(index.subtract(begin, self.have[1]), 0))),
             *allocated(
                 (high, middle, more),
                 (

@@ -115,12 +115,7 @@ def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, s
         here = load(position, ())
         there = apply("add", here, apply("shl", const(1, U32), bit))
         last = load(
-            ordered,
-            place(
-                index.minimum(
-                    as_index(apply("sub", there, const(1, U32))), index.constant(size - 1)
-                )
-            ),
+            ordered, place(index.minimum(as_index(apply("sub", there, const(1, U32))), size - 1))
         )
         comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
         return (Store(position, (), apply("select", comes_before, there, here)),)
@@ -190,11 +185,11 @@ def in_turn(
 
     def take(v: Expr) -> Body:
         """Some, which ask once whether there is room for all of them: they have come so far."""
-        first = index.multiply(v, index.constant(together))
-        here = index.minimum(as_index(load(found, ())), index.constant(count - together))
+        first = index.multiply(v, together)
+        here = index.minimum(as_index(load(found, ())), count - together)
         stores: list[Stmt] = []
         for k in range(together):
-            value = load(beyond, (index.add(first, index.constant(k)),))
+            value = load(beyond, (index.add(first, k),))
             stores += store(here, apply("add", value, low))
             here = index.add(
                 here,
@@ -209,7 +204,7 @@ def in_turn(
                 vectorized(
                     "lane", lanes, lambda lane: (Store(nearest, (lane,), smallest.identity[0]),)
                 ),
-                *look(index.multiply(b, index.constant(length))),
+                *look(index.multiply(b, length)),
                 Store(least, (), smallest.identity[0]),
                 vectorized(
                     "lane",
