@@ -12,15 +12,9 @@ from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.expr.core import loads
-from hlo_mlc.partition.lower.storing import (
-    FAR_BYTES,
-    FOUND_BY_PRODUCT,
-    JOINED_LIMIT,
-    MANY_PARTS,
-    REUSED,
-    SHORTEST_PART,
-)
-from hlo_mlc.partition.lower.uses import DEPTH_LIMIT
+from hlo_mlc.partition.lower.joined_arrays import JOINED_LIMIT, MANY_PARTS, SHORTEST_PART
+from hlo_mlc.partition.lower.storing import FOUND_BY_PRODUCT
+from hlo_mlc.partition.lower.uses import DEPTH_LIMIT, FAR_BYTES, REUSED
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Loop
 

@@ -6,8 +6,6 @@ computing it again would cost more than storing it once.
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,7 +14,20 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.indexing import Windows
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import ELEMENTWISE, moves, operation_cost
-from hlo_mlc.partition.lower.uses import DEPTH_LIMIT, times_read, users_behind
+from hlo_mlc.partition.lower.joined_arrays import (
+    has_costly_parts,
+    has_many_parts,
+    is_put_together,
+    is_searched_in_short_rows,
+)
+from hlo_mlc.partition.lower.uses import (
+    DEPTH_LIMIT,
+    FAR_BYTES,
+    REUSED,
+    SHIFTED_LIMIT,
+    times_read,
+    users_behind,
+)
 
 # All of this is decided before there are stages that the cost model (costs.py) could be asked
 # about: it decides which stages there are.  The cases are those of the bench that show a number
@@ -26,14 +37,6 @@ from hlo_mlc.partition.lower.uses import DEPTH_LIMIT, times_read, users_behind
 # again.  Low, because users in the same nest get the value handed over without a load
 # (encoder_block and most others).
 RECOMPUTE_LIMIT = 2
-# An array of so many bytes goes to memory and back: where it is only read in shifted parts, as
-# stencils are, it is computed for each of them as long as that takes no more operations in all.
-# What parts have in common is computed once (black_scholes, attention_long).
-FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
-# What it takes to find out in which of two parts of a joined array an element is, and how many
-# such operations for an element an array in the caches is stored for: 25 and 49 shifted parts of
-# images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2 (neurons).
-FINDING, FOUND_LIMIT = 6, 40
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile (black_scholes, normal).
 EXPRESSION_LIMIT = 160
@@ -42,22 +45,11 @@ EXPRESSION_LIMIT = 160
 # (slogdet_4x4); and if products of many matrices read each so often, as in finite elements: 0.25 of
 # the time with 8 x 8 and 16 x 16, 4 times it with 6 x 6, and 1.3 times with one matrix for all.
 FOUND_AGAIN, FOUND_BY_PRODUCT = 1.5, 8
-# Joined arrays are put together before they go into a product that reads each element so many
-# times, or if they have at most so many bytes: choosing the part each time costs more than a copy
-# (looked_up_rows, joined_features).
-REUSED, JOINED_LIMIT = 4, 256 * 1024
 # Rows and columns that a tile of registers has at least, and operations for an element of a right
 # factor that take as long as to store it and read it again: quantised weights, 2048 square, took
-# 0.1 to 0.6 of the time where up to 16 rows met them (scaled_weights, encoder_captured).
+# 0.1 to 0.6 of the time where up to 16 rows met them (scaled_weights, encoder_captured).  The rates
+# of passes over memory say 3 in place of 8 for 512 KiB on AVX2: 1.3 times the time.
 TILE_ROWS, TILE_COLUMNS, TILE_COST = 8, 32, 8
-# Joined arrays of at least this many parts get a buffer that is filled part by part, if the parts
-# lie one behind the other, and finding the part of each element costs more: 50 parts of 1,000 took
-# 330 us so, and 10 one by one (jacobi2d, rotations_unrolled).
-MANY_PARTS = 4
-# So do those whose parts are computed, if computing all of them for each element takes so many
-# operations more, for an element and for a part in all: a nest takes 50 ns to begin, and each row
-# of a part that is shorter than vectors of f32 may be some 10 (lstm_gradient, mirrored_edges).
-WASTED, WASTED_FOR_PART, WASTED_FOR_ROW, SHORTEST_PART = 4, 2_000, 1_000, 16
 # Rows that are scattered are stored first where fewer neighbours than that lie side by side in what
 # they are computed of: gradients of a resized image took 0.6 of the time so (depthwise_signals).
 PIECE = 16
@@ -92,9 +84,9 @@ class Storing:
     def in_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Whether each part of a joined array is to be stored at its place."""
         return (
-            _has_many_parts(node)
-            or self._has_costly_parts(node, uses)
-            or (node.results[0] in self.wanted and _is_searched_in_short_rows(node))
+            has_many_parts(node)
+            or has_costly_parts(node, self.costs, uses)
+            or (node.results[0] in self.wanted and is_searched_in_short_rows(node))
         )
 
     def as_whole(
@@ -131,11 +123,7 @@ class Storing:
         if _is_scattered_in_pieces(node, uses):
             return True
         if node.op == "stablehlo.concatenate":
-            return (
-                self._is_multiplied(value, uses)
-                or _is_cut_across(node, uses)
-                or _is_searched_in_windows(node, uses)
-            )
+            return is_put_together(node, uses)
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
         if _is_convolved_with_gaps(node, uses):
@@ -162,32 +150,6 @@ class Storing:
             cost * len(waiting) <= SHIFTED_LIMIT
             and all(map(_is_shift, waiting))
             and len({part.operands[0] for part in waiting}) == 1
-        )
-
-    def _has_costly_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """Parts of a joined array that one loop would compute for each element, to pick one."""
-        if node.op != "stablehlo.concatenate" or _becomes_short_rows(node, uses):
-            return False
-        whole = node.results[0].type
-        costs = [(self.costs.get(part, 0), part.type.size) for part in node.operands]
-        wasted = sum(cost * (whole.size - size) for cost, size in costs)
-        return wasted >= max(WASTED * whole.size, _cost_of_parts(node))
-
-    def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """True where a product, looking through data movement, reads each element several times,
-        or little is to be copied."""
-
-        def unjoined(user: Node) -> bool:
-            return moves(user) and user.op != "stablehlo.concatenate"
-
-        # What is joined again is for the next one to decide.
-        return any(
-            user.op == "stablehlo.convolution"
-            or (
-                user.op == "stablehlo.dot_general"
-                and (read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED)
-            )
-            for user, read in users_behind(value, uses, unjoined)
         )
 
     def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
@@ -312,83 +274,6 @@ def _is_found_again(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     if None in parts:
         parts[None] = found.type.size
     return sum(parts.values()) >= FOUND_AGAIN * found.type.size
-
-
-def _is_cut_across(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """True where shifted parts of a joined array, each of several of its own, are so many that to
-    find each element's part takes longer than to store it."""
-    whole, dimension = node.results[0], node.attributes["dimension"]
-    ends = list(itertools.accumulate(part.type.shape[dimension] for part in node.operands))
-    tests = 0
-    for user in uses.get(whole, ()):
-        if user.op != "stablehlo.slice":
-            continue
-        first = user.attributes["start_indices"][dimension]
-        limit = user.attributes["limit_indices"][dimension]
-        crossed = bisect.bisect_left(ends, limit) - bisect.bisect_right(ends, first)
-        tests += crossed * user.results[0].type.size
-    most = SHIFTED_LIMIT if whole.type.bytes >= FAR_BYTES else FOUND_LIMIT
-    return tests * FINDING >= most * whole.type.size
-
-
-def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """True where windows look for the part of each of their elements, which takes longer than to
-    store what is joined; those of scans are read once."""
-    windows = [
-        math.prod(user.attributes["window_dimensions"])
-        for user, _ in users_behind(node.results[0], uses, moves)
-        if user.op == "stablehlo.reduce_window" and scanned_axis(user) is None
-    ]
-    return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
-
-
-def _is_searched_in_short_rows(node: Node) -> bool:
-    """True where a few elements that lie side by side have the same part, which is found for them
-    alone, and that takes longer than to begin each part, and each of its rows."""
-    if node.op != "stablehlo.concatenate":
-        return False
-    whole, dimension = node.results[0].type, node.attributes["dimension"]
-    if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
-        return False
-    return _cost_of_finding(node) >= _cost_of_parts(node)
-
-
-def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """True where all that read a joined array have an element of each part side by side, in rows so
-    short that each element is written out: cross products of points."""
-    whole, dimension = node.results[0], node.attributes["dimension"]
-    users = uses.get(whole, ())
-    return (
-        whole.type.shape[dimension] <= SHORTEST_PART
-        and bool(users)
-        and all(
-            user.op == "stablehlo.transpose" and user.attributes["permutation"][-1] == dimension
-            for user in users
-        )
-        and dimension < len(whole.type.shape) - 1
-    )
-
-
-def _cost_of_finding(node: Node) -> int:
-    """What it takes to find the part of each element that is joined."""
-    return FINDING * (len(node.operands) - 1) * node.results[0].type.size
-
-
-def _cost_of_parts(node: Node) -> int:
-    """What it takes to begin each part that is joined, and each short row of one."""
-    whole, dimension = node.results[0].type, node.attributes["dimension"]
-    lengths = [math.prod(part.type.shape[dimension:]) for part in node.operands]
-    short = math.prod(whole.shape[:dimension]) * sum(n < SHORTEST_PART for n in lengths)
-    return WASTED_FOR_PART * len(lengths) + WASTED_FOR_ROW * short
-
-
-def _has_many_parts(node: Node) -> bool:
-    """Of an array of so many parts, one behind the other, finding each element's part takes longer
-    than to begin each part."""
-    if node.op != "stablehlo.concatenate" or len(node.operands) < MANY_PARTS:
-        return False
-    in_a_row = math.prod(node.results[0].type.shape[: node.attributes["dimension"]]) == 1
-    return in_a_row and _cost_of_finding(node) >= _cost_of_parts(node)
 
 
 def _is_read_by_tiles(product: Node, factor: Value, cost: int) -> bool:

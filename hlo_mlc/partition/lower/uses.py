@@ -23,6 +23,13 @@ SHORT_ROW = 8
 # products along 75,000 to 1,000 matrices took 0.39, 0.31, 0.45, 0.38 and 0.54 of the time, with 16
 # 0.6; where the terms lie within, 0.24, 0.25, 0.34, and 1.14 with 6 (tiny_matmuls, pixelwise).
 SHORT_PRODUCT, SHORT_PRODUCT_WITHIN, MATRICES = 8, 4, 16
+# An array of so many bytes goes to memory and back: where it is only read in shifted parts, as
+# stencils are, it is computed for each of them as long as that takes no more operations in all.
+# What parts have in common is computed once (black_scholes, attention_long).
+FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
+# How often an element is read from which on it pays to store what was joined, looked up, or lies
+# with gaps (looked_up_rows).
+REUSED = 4
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter
 # (random_walk).
 DEPTH_LIMIT = 64
