@@ -9,7 +9,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
@@ -17,34 +17,26 @@ from jaxlib.mlir import ir
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import build_kernels
-from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
-from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
-from hlo_mlc.kernel_objects import scheduled
-from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
-from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.cost import by_gain, saved_us
-from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.naming import named_at, short_line
-from hlo_mlc.partition.plan import Plan, Verdict, without
+from hlo_mlc.partition.plan import Plan, without
 from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
-from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line
+from hlo_mlc.report import FAULT_ADVICE, Report
+from hlo_mlc.reporting import report_on, say_outcome
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.collection import no_collection
-from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
-from hlo_mlc.tensor.core import Branch, Nest, Step
 
 PLAN_FILE = "31-plan.json"
 """What the dump calls the plan as data."""
@@ -95,12 +87,12 @@ def compile_module(
             )
         )
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
-    report = _report_on(graph, plan, built, time.perf_counter() - began, record, backend.least_us)
+    report = report_on(graph, plan, built, time.perf_counter() - began, record, backend.least_us)
     report = backend.reported(report, plan, options)
     report = replace(report, for_other_rows=_for_other_rows(plan, built, options, backend))
     if failed:
         report = replace(report, advice=FAULT_ADVICE)
-    _say(entry, report, built, options, backend)
+    say_outcome(entry, report, built, options, backend)
     return CompiledModule(emitted, report, tuple(failed.values()))
 
 
@@ -246,132 +238,3 @@ def _plan_text(plan: Plan) -> str:
             lines += [f"  {node.op} {node.location}" for node in cluster.nodes]
     lines += [f"not modelled: {node.op} {node.location}: {why}" for node, why in plan.left.items()]
     return "\n".join(lines) + "\n"
-
-
-def _report_on(
-    graph: Graph,
-    plan: Plan,
-    built: Mapping[str, BuiltKernel],
-    seconds: float,
-    record: Recorder,
-    least_us: Callable[[Node], float],
-) -> Report:
-    """What became of a program: its kernels, and what is left to XLA, where `least_us` is what an
-    operation that is not modelled takes."""
-    kernels: dict[str, KernelReport] = {}
-    times = runs(graph)
-    for cluster, verdict in plan.taken:
-        for kernel, count, share in cluster.kernels:
-            fingerprint, calls = kernel.fingerprint, count * times.get(cluster.nodes[0], 1)
-            if known := kernels.get(fingerprint):
-                kernels[fingerprint] = replace(
-                    known, uses=known.uses + 1, calls=known.calls + calls
-                )
-                continue
-            made = _kernel_report(kernel, cluster, verdict, share, built[fingerprint])
-            kernels[fingerprint] = replace(made, calls=calls)
-    left = [
-        LeftReport(
-            n.op,
-            n.location,
-            why,
-            named_at(n.op.partition(".")[2], short_line(n.location)),
-            times.get(n, 1) * least_us(n),
-        )
-        for n, why in plan.left.items()
-    ]
-    for cluster, verdict in plan.rejected:
-        share_us = times.get(cluster.nodes[0], 1) * verdict.xla_us / len(cluster.nodes)
-        left += [
-            LeftReport(n.op, n.location, verdict.reason, cluster.kernel.name, share_us)
-            for n in cluster.nodes
-        ]
-    taken = {n for cluster, _ in plan.taken for n in cluster.nodes}
-    apart = tuple(LeftReport(n.op, n.location, why) for n, why in plan.apart.items() if n in taken)
-    return Report(
-        plan.coverage,
-        kernels=tuple(kernels.values()),
-        left=tuple(left),
-        apart=apart,
-        seconds=seconds,
-        stage_seconds=record.seconds_by_stage(),
-    )
-
-
-def _kernel_report(
-    kernel: Kernel, cluster: Cluster, verdict: Verdict, share: float, built: BuiltKernel
-) -> KernelReport:
-    """What is known of a kernel that computes a share of a cluster."""
-    program = kernel.program
-    predicted = verdict.estimate
-    nodes = tuple(all_nodes(cluster.nodes))
-    return KernelReport(
-        id=kernel.fingerprint,
-        name=kernel.name,
-        ops=tuple(n.op for n in nodes),
-        locations=tuple(dict.fromkeys(n.location for n in nodes if n.location)),
-        nests=built.nests,
-        operands=tuple(TensorType(b.shape, b.dtype) for b in program.operands),
-        results=tuple(TensorType(b.shape, b.dtype) for b in program.results),
-        bytes=round(share * predicted.bytes),
-        operations=round(share * predicted.operations),
-        contraction_flops=round(share * predicted.contraction_flops),
-        data_dependent=any(map(is_data_dependent, program.steps)),
-        ours_us=share * verdict.ours_us,
-        xla_us=share * verdict.xla_us,
-        reason=verdict.reason,
-        fault=verdict.fault,
-        proof=str(built.proof),
-        resources=built.resources,
-        kept=built,
-    )
-
-
-def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
-    """The nodes, and those of the loops and branches among them."""
-    for node in nodes:
-        yield node
-        if node.op in HOLDING:
-            for region in node.regions:
-                yield from all_nodes(region.nodes)
-
-
-def is_data_dependent(step: Step) -> bool:
-    """Whether how long a step takes depends on the values that it computes with."""
-    if isinstance(step, Nest):
-        return False
-    return (
-        isinstance(step, Branch)
-        or step.trip_count is None
-        or any(map(is_data_dependent, step.body))
-    )
-
-
-def _say(
-    entry: str, report: Report, built: Mapping[str, BuiltKernel], options: Options, backend: Backend
-) -> None:
-    """What HLO_MLC_DEBUG asks to see of a function that was compiled."""
-    debug = options.debug
-    say(Level.FUNCTIONS, debug, [f"{entry}: {report.headline}"])
-    for kernel in report.kernels:
-        say(
-            Level.KERNELS,
-            debug,
-            [
-                f"  {kernel.name}: {'; '.join(map(nest_line, kernel.nests))}; predicted "
-                f"{kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us ({kernel.reason})"
-            ],
-        )
-        say(
-            Level.REASONS,
-            debug,
-            [
-                f"    not {template}: {why}"
-                for nest in kernel.nests
-                for template, why in nest.refused
-            ],
-        )
-        if debug >= Level.LOOPS:
-            loops, _ = scheduled(built[kernel.id].kernel, options, backend)
-            say(Level.LOOPS, debug, loops_text(loops).splitlines())
-    say(Level.REASONS, debug, [f"  left to XLA: {line}" for line in report.left_lines()])

@@ -30,9 +30,10 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from hlo_mlc.backends.cpu import target_of
-from hlo_mlc.compiler import clusters_of, is_data_dependent
+from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.cluster_programs import cluster_operands, in_memory, original_program
+from hlo_mlc.reporting import is_data_dependent
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import MlcError, TuningError
 from hlo_mlc.support.options import Options

@@ -39,6 +39,7 @@ FLOORS = (
     "kernel_objects",
     "promises",
     "building",
+    "reporting",
     "compiler",
     "page",
     "explain",

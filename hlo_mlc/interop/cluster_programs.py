@@ -9,7 +9,6 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.backends.base import Backend, BuiltKernel
-from hlo_mlc.compiler import is_data_dependent
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.layout import stored
 from hlo_mlc.frontend.emit import emit_module
@@ -22,6 +21,7 @@ from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
 from hlo_mlc.interop.synthetic_arguments import synthetic_values
 from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.reporting import is_data_dependent
 
 
 class KernelAlone:

@@ -22,7 +22,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.building import rebuild_kernel
-from hlo_mlc.compiler import clusters_of, is_data_dependent
+from hlo_mlc.compiler import clusters_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
@@ -46,6 +46,7 @@ from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.report import Comparison, op_counts
+from hlo_mlc.reporting import is_data_dependent
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, schedules_text, today
