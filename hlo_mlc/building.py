@@ -38,7 +38,7 @@ from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
-from hlo_mlc.support.warning import users_line, warn
+from hlo_mlc.support.warning import users_line, warn, work_for
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.program import decisions_text, is_longer
 from hlo_mlc.tensor.core import Nest
@@ -309,7 +309,6 @@ class _Batch:
     def end(self) -> None:
         """Has what is promised kept for other processes, and counted, when nothing is printed any
         longer: both are Python's work."""
-        line = users_line()
 
         def store() -> None:
             for begun, made in self.kept:
@@ -320,8 +319,7 @@ class _Batch:
                 except Exception as error:
                     warn(
                         f"hlo_mlc will compile {begun.draft.name} again in each process: "
-                        f"{Fault(error).reason}",
-                        line,
+                        f"{Fault(error).reason}"
                     )
             _count(self.tally, self.options)
 
@@ -379,7 +377,7 @@ class _Batch:
 @contextlib.contextmanager
 def _assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
     """Threads that assemble; they end when they are done, which is waited for or not."""
-    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc")
+    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc", work_for, (users_line(),))
     try:
         yield assembler
     finally:
@@ -418,7 +416,7 @@ def _keep_later(
     promised: PromisedKernel, key: _Key, begun: _Begun, assembler: ThreadPoolExecutor
 ) -> Future[KernelObject]:
     """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
-    loops, line = begun.loops, users_line()  # there is none on the other thread
+    loops = begun.loops
     _, backend, _ = key
     object_: Future[KernelObject] = Future()
     assert loops is not None
@@ -441,8 +439,7 @@ def _keep_later(
                     f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
                     f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
                     "XLA, as the next call does; within other functions, jax.clear_caches() has "
-                    "them compiled anew",
-                    line,
+                    "them compiled anew"
                 )
             if not isinstance(error, Exception):
                 raise
