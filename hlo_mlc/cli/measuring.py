@@ -85,7 +85,7 @@ def measure(
                     after_row(results)
     except KeyboardInterrupt:
         complete = False
-    if results.rows and (line := disturbed_since(before)):
+    if cases and results.rows and (line := disturbed_since(before)):
         click.echo(f"warning: {line}", err=True)
     return results, complete
 

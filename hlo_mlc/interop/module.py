@@ -423,8 +423,10 @@ def _read(module: str | bytes | os.PathLike[str] | export.Exported) -> str | byt
     """The contents of a module, from a file if what is given is a path."""
     if isinstance(module, export.Exported):
         return module.mlir_module_serialized
-    if isinstance(module, str) and ("\n" in module or "{" in module or not module.strip()):
+    if isinstance(module, str) and ("\n" in module or "{" in module):
         return module
+    if isinstance(module, str) and not module:
+        raise UsageError("expected StableHLO text or the path of a file, got an empty text")
     if isinstance(module, bytes | bytearray | memoryview):
         return _module_in(bytes(module))
     if not isinstance(module, str | os.PathLike):

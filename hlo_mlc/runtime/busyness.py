@@ -141,7 +141,8 @@ def disturbed_since(before: Clocks | None) -> str:
     return (
         ""
         if share <= BUSY
-        else f"others had {share:.0%} of the CPUs' time meanwhile: measure while nothing else runs"
+        else f"other programs had {share:.0%} of the CPUs' time meanwhile: measure again while "
+        "nothing else runs"
     )
 
 

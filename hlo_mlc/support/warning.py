@@ -28,7 +28,7 @@ class MlcWarning(RuntimeWarning):
 
 
 _told: dict[str, dict] = {}
-"""What was told of each file: as Python keeps it in modules, so that a line is told a thing once."""
+"""What was told of each file, as Python keeps it in modules: a line is told a thing once."""
 
 
 def warn(message: str, line: Line | None = None) -> None:

@@ -215,6 +215,12 @@ def test_a_database_that_is_none(url: str) -> None:
     assert "as postgresql://USER@HOST/NAME" in ran.output and "Background" not in ran.output
 
 
+def test_a_worker_that_finds_nothing_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
+    assert ran.exit_code == 0 and "nothing is left to do for this kind of machine" in ran.output
+
+
 def test_passwords_are_not_shown() -> None:
     assert shown("postgresql://me:secret@host/db") == "postgresql://host/db"
     assert shown(Path("/tmp/a@b")) == "/tmp/a@b"
