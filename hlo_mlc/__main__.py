@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import runpy
 import sys
 from pathlib import Path
 
-import hlo_mlc
 from hlo_mlc.support.errors import MlcError
 
 _USAGE = """\
@@ -64,7 +64,8 @@ def _is_module(name: str) -> bool:
 
 def _install() -> None:
     try:
-        hlo_mlc.install()  # JAX takes a second to import, which help and mistakes do not wait for
+        # At first use: JAX takes a second to import, which help and mistakes do not wait for.
+        importlib.import_module("hlo_mlc.interop.routing").install()
     except MlcError as error:
         sys.exit(f"error: {error}")
 
