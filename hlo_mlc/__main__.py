@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
 
-from hlo_mlc.interop.routing import install
 from hlo_mlc.support.errors import MlcError
 
 _USAGE = """\
@@ -29,6 +30,9 @@ def main() -> int | str | None:
         case ["-m", module, *arguments]:
             sys.argv = [module, *arguments]  # the name becomes the module's file
             _install()
+            if not _is_module(module):
+                print(f"error: there is no module {module}", file=sys.stderr)
+                return _MISUSE
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case [script, *arguments] if not script.startswith("-"):
             if not _is_program(Path(script)):
@@ -51,9 +55,17 @@ def _is_program(path: Path) -> bool:
     return path.is_file() or (path / "__main__.py").is_file()
 
 
+def _is_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package that it would be in
+        return False
+
+
 def _install() -> None:
     try:
-        install()
+        # At first use: JAX takes a second to import, which help and mistakes do not wait for.
+        importlib.import_module("hlo_mlc.interop.routing").install()
     except MlcError as error:
         sys.exit(f"error: {error}")
 

@@ -27,6 +27,7 @@ from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
+from hlo_mlc.support.warning import users_line, work_for
 
 # Threads that assemble: LLVM takes up to twice as long for a kernel as scheduling and printing it.
 _ASSEMBLERS = 2
@@ -242,7 +243,7 @@ class _Batch:
 @contextlib.contextmanager
 def _assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
     """Threads that assemble; they end when they are done, which is waited for or not."""
-    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc")
+    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc", work_for, (users_line(),))
     try:
         yield assembler
     finally:

@@ -56,7 +56,8 @@ class Explanation:
     """What became of a function: `print` shows it in 30 lines at most, or with all there is to say
     if it is `verbose`; `as_dict()` has the same as data.
 
-    `times` are those of kernels that were run alone, by their ids. `compile_again` compiles the
+    `times` are those of kernels that were run alone, by their ids, and `limits` what they were
+    compared with. `compile_again` compiles the
     same with other options, for who wants to watch.
     """
 
@@ -68,6 +69,7 @@ class Explanation:
     compile_again: Callable[[Options], Report] | None = field(
         default=None, repr=False, compare=False
     )
+    limits: MachineLimits | None = None
 
     def __str__(self) -> str:
         return "\n".join(self._long() if self.verbose else self._short())
@@ -139,13 +141,12 @@ class Explanation:
         file = writable(path, "a page")
         with tempfile.TemporaryDirectory(prefix="hlo_mlc_page_") as folder:
             self.compile_again(self.options.replace(dump_dir=Path(folder), settle=False))
-            limits = machine_limits(self.options) if self.times else None
             page = page_html(
                 self.as_dict(),
                 self.report,
                 Path(folder),
                 target_of(self.options),
-                limits,
+                self.limits,
                 self.options.cache_dir / JOURNAL,
             )
         write_for_others(file, page.encode(), "a page")
@@ -299,9 +300,8 @@ def explain(
 
     The first one on a machine also measures the machine, for a second.
     """
-    return Explanation(
-        name, report, measure_kernels(report, options), options, verbose, compile_again
-    )
+    times, limits = measure_kernels(report, options)
+    return Explanation(name, report, times, options, verbose, compile_again, limits)
 
 
 def duration(us: float) -> str:
@@ -418,8 +418,11 @@ def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options)
     return lines
 
 
-def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
-    """The time of each kernel of the report, by its id, as far as it can be measured here."""
+def measure_kernels(
+    report: Report, options: Options
+) -> tuple[dict[str, KernelTime], MachineLimits | None]:
+    """The time of each kernel of the report, by its id, as far as it can be measured here, and the
+    limits that the times were compared with, if there are any."""
     times: dict[str, KernelTime] = {}
     limits: MachineLimits | None = None
     for kernel in report.kernels:
@@ -428,7 +431,7 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
         if isinstance(built, CpuKernel) and _is_measurable(kernel):
             limits = limits or machine_limits(options)  # once: a busy machine is measured again
             times[kernel.id] = _measure(kernel, built, backend.target.cores, limits)
-    return times
+    return times, limits
 
 
 def _is_measurable(kernel: KernelReport) -> bool:

@@ -94,7 +94,7 @@ def page_html(
         f'<script type="text/plain" data-id="{html.escape(key)}">{text}</script>'
         for key, text in (("data", _packed(data)), ("module", module), *kernels)
     )
-    parts = {name: (_FOLDER / f"page.{name}").read_text() for name in ("html", "css", "js")}
+    parts = {name: (_FOLDER / f"page.{name}").read_text("utf-8") for name in ("html", "css", "js")}
     title = html.escape(str(about["function"]))
     return Template(parts["html"]).substitute(
         title=title, style=parts["css"], script=parts["js"], blobs=blobs
@@ -164,7 +164,7 @@ class _Dumps:
 
 
 def _read(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return path.read_text("utf-8") if path.is_file() else ""
 
 
 def _shown(text: str) -> str:

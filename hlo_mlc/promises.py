@@ -19,7 +19,7 @@ from hlo_mlc.kernel_objects import BegunObject, count_proofs
 from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
-from hlo_mlc.support.warning import users_line, warn
+from hlo_mlc.support.warning import warn
 
 TURN_S = 1e-4
 """Seconds after which the printing thread lets an assembling one go on, which asks for the
@@ -43,7 +43,7 @@ def keep_later(
     promised: PromisedKernel, key: KernelKey, begun: BegunObject, assembler: ThreadPoolExecutor
 ) -> Kept:
     """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
-    loops, line = begun.loops, users_line()  # there is none on the other thread
+    loops = begun.loops
     object_: Future[KernelObject] = Future()
     assert loops is not None
 
@@ -65,8 +65,7 @@ def keep_later(
                     f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
                     f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
                     "XLA, as the next call does; within other functions, jax.clear_caches() has "
-                    "them compiled anew",
-                    line,
+                    "them compiled anew"
                 )
             if not isinstance(error, Exception):
                 raise
@@ -79,7 +78,6 @@ def store_later(
     kept: Sequence[Kept], tally: Counter[str], options: Options, assembler: ThreadPoolExecutor
 ) -> None:
     """Has kept promises stored for other processes, and counts what was proved."""
-    line = users_line()
 
     def store() -> None:
         for begun, made in kept:
@@ -90,8 +88,7 @@ def store_later(
             except Exception as error:
                 warn(
                     f"hlo_mlc will compile {begun.draft.name} again in each process: "
-                    f"{Fault(error).reason}",
-                    line,
+                    f"{Fault(error).reason}"
                 )
         count_proofs(tally, options)
 

@@ -9,6 +9,7 @@ the bit what kernels compute (tests/codegen/test_legalize_native.py).
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -365,4 +366,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print(__doc__) if "--help" in sys.argv else main()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -178,4 +179,4 @@ left to XLA as it is; so are values of f4 and f6, and of f8E8M0FNU, which has no
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    print(__doc__) if "--help" in sys.argv else PAGE.write_text(page())

@@ -89,4 +89,4 @@ def main(results: str = str(RESULTS)) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(*sys.argv[1:])

@@ -552,4 +552,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

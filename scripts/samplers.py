@@ -318,4 +318,4 @@ def _curves(search: Search, kernels: Sequence[Recorded]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,4 +45,4 @@ def _sections() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    print(__doc__) if "--help" in sys.argv else PAGE.write_text(page())

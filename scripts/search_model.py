@@ -334,4 +334,4 @@ def _fastest(kernel: Collected, order: Sequence[int]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

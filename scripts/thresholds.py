@@ -153,4 +153,4 @@ def _assigned(module: ModuleType) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

@@ -123,4 +123,4 @@ def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -205,4 +206,4 @@ def _count(pattern: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    print(__doc__) if "--help" in sys.argv else main()

@@ -26,7 +26,13 @@ from hlo_mlc_bench.runner import DEFAULT_ROUNDS
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    type=click.Choice(GROUPS),
+    help="Only the cases of this group; may be repeated.",
+)
 @click.option("--neighbours", is_flag=True, help="Also other sizes, dtypes and layouts of a case.")
 @click.option("--list", "list_only", is_flag=True, help="Shows the cases and runs none.")
 @parameters.choose
@@ -35,7 +41,8 @@ from hlo_mlc_bench.runner import DEFAULT_ROUNDS
     type=click.IntRange(min=1),
     default=DEFAULT_ROUNDS,
     show_default=True,
-    help="How often both sides are timed.",
+    help="How often both sides are timed in turns; a function of yours as often as two seconds "
+    "allow, unless it is said.",
 )
 @parameters.json_path
 @parameters.argument_types()
@@ -92,13 +99,13 @@ def bench(
                 json_path, json.dumps(found.as_dict(), indent=1).encode(), "the results"
             )
         return
+    cases = select(names, groups, neighbours)
     if given or files or x64:
         raise UsageError(
             "--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
             "registry has its own arguments"
         )
     console = measuring.make_console()
-    cases = select(names, groups, neighbours)
     if list_only:
         console.print(_listing(cases))
         return

@@ -13,7 +13,13 @@ from hlo_mlc.support.options import Options
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="The port to listen on; 0 takes any free one.",
+)
 @parameters.storage()
 def dashboard(host: str, port: int, storage: str | None) -> None:
     """Serves what was tuned with HLO_MLC_CACHE, or by a team, until an interrupt.
@@ -22,7 +28,7 @@ def dashboard(host: str, port: int, storage: str | None) -> None:
     than XLA's code, what was recorded, the trials, and what is being tuned now. Each leads to its
     study in optuna-dashboard.
 
-    Port 0 takes any free one. There is no authentication: on another address than the loopback,
+    There is no authentication: on another address than the loopback,
     everybody who can reach it can change the studies.
     """
     # At first use: Optuna takes half a second to import, which no other command should wait for.

@@ -11,6 +11,7 @@ from hlo_mlc_bench import cases
 from hlo_mlc_bench.results import Results, environment
 
 _ROUNDS = 11
+_NEXT = "A function of yours: hlo-mlc bench module:function --arg f32[512,1024]"
 
 
 @click.command()
@@ -34,6 +35,7 @@ def demo(ctx: click.Context, json_path: Path | None) -> None:
         after_row=lambda results: results.save(json_path) if json_path is not None else None,
     )
     measuring.show(results, console)
+    console.print(_NEXT, highlight=False)
     if not complete:
         done, asked = len(results.rows), len(cases.DEMO)
         click.echo(f"interrupted after {done} of {asked} workloads", err=True)

@@ -55,7 +55,13 @@ from hlo_mlc.support.errors import UsageError
     help="What to generate code for: host, x86-64-v2, x86-64-v3, x86-64-v4, aarch64, or for GPUs "
     "sm_80, sm_90; may be repeated.",
 )
-@click.option("--vjp-order", type=click.IntRange(0), default=0, help="How often to differentiate.")
+@click.option(
+    "--vjp-order",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="How often jax.grad may be taken of what is loaded.",
+)
 @parameters.choose
 @parameters.x64
 def export(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
+from hlo_mlc.cli.parameters import ENTRY
 from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
@@ -41,7 +42,13 @@ _DTYPES = {
     **{f"u{bits}": getattr(jnp, f"uint{bits}") for bits in (2, 4, 8, 16, 32, 64)},
     **{dtype.numpy.name: dtype.numpy for dtype in FLOATS_OF_A_BYTE},
 }
-_BY_ANY_NAME = _DTYPES | {jnp.dtype(dtype).name: dtype for dtype in _DTYPES.values()}
+# XLA, which also writes f32[512,1024], has other names for what StableHLO calls i1, i32, ….
+_BY_ANY_NAME = {
+    **_DTYPES,
+    "pred": jnp.bool_,
+    **{f"s{name[1:]}": dtype for name, dtype in _DTYPES.items() if name.startswith("i")},
+    **{jnp.dtype(dtype).name: dtype for dtype in _DTYPES.values()},
+}
 _MOST_BYTES = np.iinfo(np.int64).max
 
 # What files begin with that somebody may take for programs. Source: ELF specification; ar(5).
@@ -166,7 +173,7 @@ def resolve(text: str) -> Callable[..., Any]:
             )
         found = getattr(found, name)
     if not callable(found):
-        raise UsageError(f"{text!r} is {type(found).__name__}, not a function")
+        raise UsageError(f"{text!r} is of type {type(found).__name__}, not a function")
     return found
 
 
@@ -247,7 +254,10 @@ def _raised_at(error: Exception) -> str:
 
 
 def arguments(
-    function: Callable[..., Any], given: Sequence[str], symbols: SymbolicScope | None = None
+    program: str,
+    function: Callable[..., Any],
+    given: Sequence[str],
+    symbols: SymbolicScope | None = None,
 ) -> tuple[Any, ...]:
     """The arguments written on the command line, else the function's own `example_args`.
 
@@ -260,10 +270,23 @@ def arguments(
     example = getattr(function, "example_args", None)
     if example is None:
         raise UsageError(
-            "Say what the function is called with: --arg f32[512,1024] for each argument, "
+            f"Say what {program} is called with: --arg f32[512,1024] for each argument, "
             "or an attribute `example_args` of the function"
         )
-    return tuple(example() if callable(example) else example)
+    if callable(example):
+        try:
+            example = example()
+        except Exception as error:  # the user's code, which may raise anything
+            raise UsageError(
+                f"The `example_args` of {program} raised {type(error).__name__}: {error}"
+                f"{_raised_at(error)}"
+            ) from error
+    if not isinstance(example, tuple | list):
+        raise UsageError(
+            f"The `example_args` of {program}: expected a tuple of arguments, or a function that "
+            f"makes one, got {type(example).__name__}; a single argument is written (x,)"
+        )
+    return tuple(example)
 
 
 def given_function(
@@ -278,7 +301,7 @@ def given_function(
     """
     require_one_way(given, files)
     function = resolve(program)
-    args = read_arrays(files) if files else arguments(function, given, symbols)
+    args = read_arrays(files) if files else arguments(program, function, given, symbols)
     check_traceable(program, function, args)
     return function, args
 
@@ -287,6 +310,12 @@ def require_one_way(given: Sequence[str], files: Sequence[Path]) -> None:
     """Raises: UsageError for arguments that are given in two ways."""
     if given and files:
         raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+
+
+def refuse_entry(program: str, entry: str) -> None:
+    """Raises: UsageError for the entry of what is no file with a module of several."""
+    if entry != ENTRY:
+        raise UsageError(f"--entry is for a file with a StableHLO module, which {program} is not")
 
 
 def refuse_arguments(given: Sequence[str], files: Sequence[Path]) -> None:

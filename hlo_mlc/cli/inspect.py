@@ -13,7 +13,7 @@ import jax
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments
+from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments, refuse_entry
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
 
@@ -64,6 +64,7 @@ def inspect(
                 Path(program), entry=entry, choose=choose, target=target
             ).explain(verbose=verbose)
         else:
+            refuse_entry(program, entry)
             function, args = given_function(program, given, files)
             found = by_us(function, choose, target).explain(*args, verbose=verbose)
     click.echo(json.dumps(found.as_dict(), indent=1) if as_json else str(found))

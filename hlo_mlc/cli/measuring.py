@@ -21,6 +21,7 @@ import hlo_mlc_bench.runner as runner
 from hlo_mlc import mlc_jit
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.calibration import calibrated
+from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.rates import others_share, remember_rates
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
@@ -68,6 +69,7 @@ def measure(
     An interrupt (Ctrl-C) ends it early and keeps the rows that are complete.
     """
     compile_ours = partial(mlc_jit, choose=choose)
+    complete, before = True, read_clocks()
     try:
         with progress(console, len(cases)) as begin:
             options = Options.from_environment()
@@ -82,8 +84,10 @@ def measure(
                     results = results.with_row(runner.run_case(case, compile_ours, rounds))
                     after_row(results)
     except KeyboardInterrupt:
-        return results, False
-    return results, True
+        complete = False
+    if cases and results.rows and (line := disturbed_since(before)):
+        click.echo(f"warning: {line}", err=True)
+    return results, complete
 
 
 def show(results: Results, console: Console) -> None:
@@ -100,7 +104,10 @@ def show(results: Results, console: Console) -> None:
         )
     console.print(
         f"{here['cpu']}, {here['cores']} cores, Python {here['python']}, "
-        f"JAX {here['packages']['jax']}, choose={here['choose']}. "
+        f"JAX {here['packages']['jax']}, choose={here['choose']}.",
+        highlight=False,
+    )
+    console.print(
         "The ratio is jax.jit / hlo_mlc; errors are the largest, relative to an evaluation in 64 "
         "bits.",
         highlight=False,

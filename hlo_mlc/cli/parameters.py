@@ -10,6 +10,8 @@ from hlo_mlc.support.options import CHOICES, Options
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
+ENTRY = "main"
+
 choose = click.option(
     "--choose",
     type=click.Choice(CHOICES),
@@ -27,14 +29,18 @@ target = click.option(
 )
 
 entry = click.option(
-    "--entry", default="main", show_default=True, help="Which function of a module."
+    "--entry",
+    default=ENTRY,
+    show_default=True,
+    metavar="NAME",
+    help="Which function of a StableHLO file.",
 )
 
 json_path = click.option(
-    "--json", "json_path", type=FILE, help="Writes the results here, row by row."
+    "--json", "json_path", type=FILE, help="Writes the results here, too, as JSON."
 )
 
-x64 = click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+x64 = click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX (else 32-bit).")
 
 argument_files = click.option(
     "--arg-file",
@@ -58,7 +64,9 @@ def storage(required: bool = False) -> click.decorators.FC:
     )
 
 
-ARGUMENT_HELP = "Type of an argument of the function, as f32[512,1024]; one --arg for each."
+ARGUMENT_HELP = (
+    "Type and shape of an argument of the function, as f32[512,1024] or i32[]; one --arg for each."
+)
 
 
 def argument_types(text: str = ARGUMENT_HELP) -> click.decorators.FC:

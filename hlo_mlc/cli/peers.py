@@ -17,6 +17,7 @@ from rich.text import Text
 import hlo_mlc_bench.runner as runner
 from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring
+from hlo_mlc.runtime.files import write_for_others
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.peers import JAX, OURS, TIED, PeerRow, compared, installed, run_case
@@ -48,17 +49,12 @@ def compare(
     def keep() -> None:
         if path is not None:
             named = {peer.name: version for peer, version in versions.items()}
-            path.write_text(
-                json.dumps(
-                    {
-                        "environment": dict(environment),
-                        "peers": named,
-                        "rows": [asdict(row) for row in rows],
-                    },
-                    indent=1,
-                )
-                + "\n"
-            )
+            found = {
+                "environment": dict(environment),
+                "peers": named,
+                "rows": [asdict(row) for row in rows],
+            }
+            write_for_others(path, f"{json.dumps(found, indent=1)}\n".encode(), "the results")
 
     keep()  # a path that cannot be written shows before minutes of measuring
     compile_ours = partial(mlc_jit, choose=choose)

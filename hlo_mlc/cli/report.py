@@ -9,7 +9,14 @@ import jax
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments, require_one_way
+from hlo_mlc.cli.function import (
+    by_us,
+    given_function,
+    is_file,
+    refuse_arguments,
+    refuse_entry,
+    require_one_way,
+)
 from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.wording import counted
 
@@ -42,8 +49,9 @@ def report(
 ) -> None:
     """Writes a page that shows what of PROGRAM runs in our kernels, how fast, and how it came so.
 
-    PROGRAM is MODULE:FUNCTION, with its arguments from --arg, --arg-file or the function's
-    attribute `example_args`, or a file with a StableHLO module. The page is one file that needs no
+    PROGRAM is MODULE:FUNCTION or an ONNX model, MODEL.onnx, with its arguments from --arg,
+    --arg-file, the function's attribute `example_args` or the model, or a file with a StableHLO
+    module. The page is one file that needs no
     network: kernels with their share of a call's time, the lines of yours that they compute, their
     loops, LLVM IR and assembly, every stage of the compilation, and the graph.
     """
@@ -56,6 +64,7 @@ def report(
                 Path(program), entry=entry, choose=choose, target=target
             ).explain()
         else:
+            refuse_entry(program, entry)
             function, args = given_function(program, given, files)
             found = by_us(function, choose, target).explain(*args)
         path = found.html(output)

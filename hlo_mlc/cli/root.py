@@ -39,6 +39,10 @@ _COMMANDS = {
 }
 
 
+# What people type who know a command by its function in Python.
+_BY_FUNCTION = {"explain": "inspect", "compare": "bench"}
+
+
 class _Commands(click.Group):
     """The commands. They may raise our errors: the user sees one line, not a traceback."""
 
@@ -52,7 +56,8 @@ class _Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _COMMANDS)}")
+            meant = _BY_FUNCTION.get(args[0], args[0])
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(meant, _COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

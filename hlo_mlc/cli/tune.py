@@ -17,6 +17,7 @@ from hlo_mlc.cli.function import (
     is_file,
     parse_argument,
     read_arrays,
+    refuse_entry,
     require_one_way,
 )
 from hlo_mlc.interop.devices import CPU, platform_of
@@ -33,9 +34,17 @@ _INTERRUPTED = 130  # as shells have it
 @parameters.argument_types()
 @parameters.argument_files
 @parameters.entry
-@click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="No longer than so, altogether."
+    "--trials",
+    type=click.IntRange(min=1),
+    show_default="until next to nothing is expected of another",
+    help="How many schedules to try of each kernel.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    show_default="no limit",
+    help="How long the search may take, all kernels together.",
 )
 @parameters.storage()
 @parameters.target
@@ -55,13 +64,13 @@ def tune(
 ) -> None:
     """Finds the fastest schedules of PROGRAM's kernels and records them for the compiler.
 
-    PROGRAM is a file with a StableHLO module, or MODULE:FUNCTION with its arguments from
-    --arg-file, --arg, or the function's attribute `example_args`. Kernels are measured on the
-    arrays that there are. Where there are types only, values are made up: normally distributed
-    floats, booleans of both kinds, indices within the bounds of what they index, and small
-    non-negative integers else. Where JAX runs on an NVIDIA GPU, the kernels of a function for it
-    are tuned there; where there is no GPU, --target sm_90 tunes them by a model, without running
-    any, and the records say so.
+    PROGRAM is a file with a StableHLO module, an ONNX model, MODEL.onnx, or MODULE:FUNCTION, with
+    arguments from --arg-file, --arg, the function's attribute `example_args`, or the model. Kernels
+    are measured on the arrays that there are. Where there are types only, values are made up:
+    normally distributed floats, booleans of both kinds, indices within the bounds of what they
+    index, and small non-negative integers else. Where JAX runs on an NVIDIA GPU, the kernels of a
+    function for it are tuned there; where there is no GPU, --target sm_90 tunes them by a model,
+    without running any, and the records say so.
 
     Without --trials, each kernel is tuned until next to nothing is expected of another trial, and
     time that one does not need is for the others. Ctrl-C ends the search and records the best so
@@ -102,6 +111,7 @@ def tune(
                 function = compile_stablehlo(Path(program), entry=entry, target=target)
                 report = function.tune(*args, trials=trials, minutes=minutes, storage=storage)
             else:
+                refuse_entry(program, entry)
                 function, args = given_function(program, given, files)
                 report = by_us(function, target=None if modelled else target).tune(
                     *args, trials=trials, minutes=minutes, storage=storage, target=modelled

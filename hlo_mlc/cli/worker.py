@@ -12,6 +12,7 @@ from hlo_mlc.interop.team import take_trials
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.progress import TuningProgress
+from hlo_mlc.tuning.storage import shown
 
 _LOOK_S = 5.0
 _INTERRUPTED = 130  # as shells have it
@@ -61,11 +62,17 @@ def worker(
         ]
         ctx.exit(_everywhere(command, scheduler))
     options = Options.from_environment(target=target)
+    if not until_done:
+        click.echo(f"taking trials from {shown(storage)}, until Ctrl-C", err=True)
     with TuningProgress() as progress:
         while True:
+            count = 0
             for kernel in take_trials(storage, options, progress):
                 click.echo(str(kernel))
+                count += 1
             if until_done:
+                if not count:
+                    click.echo("nothing is left to do for this kind of machine")
                 return
             time.sleep(_LOOK_S)
 

@@ -85,7 +85,7 @@ _OF_INTEGERS = re.compile(
 def why_no_name(name: str) -> str:
     """Why a function in C, which C++ may call, cannot have this name; "" if it can."""
     if not _IDENTIFIER.fullmatch(name):
-        return "a name has letters, digits and underscores"
+        return "a name has letters, digits and underscores, and begins with no digit"
     if _RESERVED.fullmatch(name):
         return "names with two underscores, or one before a capital letter, are the compiler's"
     if name in _KEYWORDS:

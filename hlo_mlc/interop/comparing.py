@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Report
+from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -146,8 +148,8 @@ def compare(
 
     Raises: UsageError for what cannot be compared; whatever the function raises.
     """
-    if rounds is not None and rounds < 1:
-        raise UsageError(f"compare takes at least one round, not {rounds}")
+    if rounds is not None and (not isinstance(rounds, Integral) or rounds < 1):
+        raise UsageError(f"compare takes at least one round, not {rounds!r}")
     sides = _Sides.of(fun)
     args, kwargs, invented = _filled(sides, (*sides.bound, *args), kwargs)
     notes = ["its arguments are made up"] if invented else []
@@ -155,6 +157,7 @@ def compare(
         notes.append("nothing was donated: calls would have nothing left for those after them")
     sides.untimed().eval_shape(*args, **kwargs)  # both find the traces of what is called in it
     ours, by_jax = sides.ours(), sides.by_jax()
+    before = read_clocks()
     jax_first, jax_results = _first_call(by_jax, args, kwargs)
     ours_first, results = _first_call(ours, args, kwargs)
     leaves, expected = _flat(results), _flat(jax_results)
@@ -168,6 +171,8 @@ def compare(
 
     count = rounds or _rounds(run(ours), run(by_jax))
     times = time_rounds(run(by_jax), run(ours), count)
+    if line := disturbed_since(before):
+        notes.append(line)
     report = ours.report(*args, **kwargs)
     if report.kernels and _PRINTING not in report.stage_seconds:
         notes.append(

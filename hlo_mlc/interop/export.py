@@ -19,6 +19,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsIndex
 
@@ -93,7 +94,14 @@ def entry(
     vjp_order: int = 0,
     **kwargs: Any,
 ) -> Entry:
-    """A function to export together with others; the arguments are those of `export`."""
+    """A function to export together with others; the arguments are those of `export`.
+
+    Raises: UsageError for positions, or an order of derivatives, that are none.
+    """
+    if not callable(function):
+        raise UsageError(f"A function is exported, not {type(function).__name__}")
+    if not isinstance(vjp_order, Integral) or vjp_order < 0:
+        raise UsageError(f"vjp_order={vjp_order!r}: expected how often to differentiate, 0, 1, …")
     return Entry(function, args, kwargs, embedded_positions(embed, len(args)), vjp_order)
 
 
@@ -131,9 +139,17 @@ def export(
                 "hlo_mlc.entry(function, *args, **kwargs)"
             )
         entries = dict(function)
+        for name, one in entries.items():
+            if not isinstance(one, Entry):
+                raise UsageError(
+                    f"What is exported as {name!r} is given as hlo_mlc.entry(function, *args), not "
+                    f"as {type(one).__name__}"
+                )
     else:
         name = getattr(function, "__name__", type(function).__name__)
         entries = {name: entry(function, *args, embed=embed, vjp_order=vjp_order, **kwargs)}
+    if not isinstance(targets, Iterable):
+        raise UsageError(f"targets={targets!r}: expected the name of a target, or several")
     if not entries or not targets:
         raise UsageError("There is nothing to export: it takes a function and a target")
     file = writable(path, "the export")  # shows before anything is compiled

@@ -73,23 +73,30 @@ def mlc_jit(
 ) -> Any:
     """`jax.jit`, with what we compute faster in our own kernels.
 
-    `choose` says how to choose between our kernels and XLA's: "auto" (predict, and settle on some
-    of your calls what is not clear-cut; on GPUs by a model alone),
-    "measure", "ours" (all that we can compile) or "xla" (nothing); None asks the environment.
-    `target` is what to compile for: "cpu" (this machine), or a level, such as "x86-64-v3", that it
-    has. With `deterministic`, our kernels give the same bits on any number of threads and in every
-    process, and nothing that was tuned or measured has a say. `records` is a file of
-    `hlo-mlc records export`: kernels are built by what is recorded there, and by nothing else that
-    was tuned or measured. With `tune="background"`, another process looks for faster schedules of
-    the kernels that take most of the time, when nobody uses the machine, and calls run them from
-    then on. `any_rows` is for functions that are called with many sizes of a batch: kernels on CPUs
-    serve any number of rows where each row is computed by itself or rows are summed, so that next
-    to nothing is generated for another size; they take up to half as long again, twice as long in
-    few cases. All else is as for `jax.jit`,
-    and so is what comes back, which composes with every transformation. It has more methods:
-    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` shows
-    where its time goes, `tune(*args)` looks for faster schedules, `schedule(kernel, *args)` lets
-    you write one, and `choosing(choose)` is the same function with another choice.
+    It takes the arguments of `jax.jit`, and what comes back is as what that returns: it composes
+    with every transformation. More arguments, of which None asks the environment:
+
+    - `choose` says how to choose between our kernels and XLA's: "auto" (predict, and settle on some
+      of your calls what is not clear-cut; on GPUs by a model alone), "measure", "ours" (all that we
+      can compile) or "xla" (nothing).
+    - `target` is what to compile for: "cpu" (this machine), or a level that it has, such as
+      "x86-64-v3".
+    - `deterministic`: our kernels give the same bits on any number of threads and in every process,
+      and nothing that was tuned or measured has a say.
+    - `records` is a file of `hlo-mlc records export`: kernels are built by what is recorded there,
+      and by nothing else that was tuned or measured.
+    - `tune="background"`: another process looks for faster schedules of the kernels that take most
+      of the time, when nobody uses the machine, and calls run them from then on.
+    - `any_rows` is for functions that are called with many sizes of a batch: kernels on CPUs serve
+      any number of rows where each row is computed by itself or rows are summed, so that next to
+      nothing is generated for another size; they take up to half as long again, twice as long in
+      few cases.
+
+    More methods of what comes back: `report(*args)` says what of the function is compiled for such
+    arguments, `explain(*args)` shows where its time goes, `trace(*args, path=…)` writes when what
+    runs, `verify(*args)` holds each kernel against f64, `tune(*args)` looks for faster schedules,
+    `schedule(kernel, *args)` lets you write one, and `choosing(choose)` is the same function with
+    another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
     (`jax.jit = mlc_jit`; see also `hlo_mlc.install`).

@@ -425,19 +425,29 @@ def _read(module: str | bytes | os.PathLike[str] | export.Exported) -> str | byt
         return module.mlir_module_serialized
     if isinstance(module, str) and ("\n" in module or "{" in module):
         return module
+    if isinstance(module, str) and not module:
+        raise UsageError("expected StableHLO text or the path of a file, got an empty text")
     if isinstance(module, bytes | bytearray | memoryview):
         return _module_in(bytes(module))
     if not isinstance(module, str | os.PathLike):
         raise UsageError(
             "expected a StableHLO module as text, bytes or path, or an exported "
-            f"function, got {type(module).__name__}"
+            f"function, got {type(module).__name__}{_how_else(module)}"
         )
     try:
         return _module_in(Path(module).read_bytes())
     except OSError as error:
         raise UsageError(
-            f"expected StableHLO text or the path of a file, got {str(module)!r}: {error}"
+            f"expected StableHLO text or the path of a file, got {str(module)!r}: "
+            f"{error.strerror or error}"
         ) from error
+
+
+def _how_else(module: object) -> str:
+    """What to do with something that is no module, but close to one."""
+    if isinstance(module, jax.stages.Lowered):
+        return "; give its as_text()"
+    return "; a function of JAX is for mlc_jit" if callable(module) else ""
 
 
 def _module_in(content: bytes) -> bytes:

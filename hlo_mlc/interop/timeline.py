@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,8 @@ def record_timeline(
 
 
 def _check(args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> None:
-    if calls < 1:
-        raise UsageError(f"A trace is of at least one call, not {calls}")
+    if not isinstance(calls, Integral) or calls < 1:
+        raise UsageError(f"A trace is of at least one call, not {calls!r}")
     leaves = jax.tree.leaves((tuple(args), dict(kwargs)))
     for leaf in leaves:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):

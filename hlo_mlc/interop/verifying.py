@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Integral
 from typing import Any
 
 import jax
@@ -153,8 +154,8 @@ def verify_call(
 
     Raises: UsageError for fewer than one run, and where the function does not run on the CPU.
     """
-    if runs < 1:
-        raise UsageError(f"verify takes at least one run, not {runs}")
+    if not isinstance(runs, Integral) or runs < 1:
+        raise UsageError(f"verify takes at least one run, not {runs!r}")
     require_cpu(jax.tree.leaves((jitted.args, args, kwargs)), "verified")
     library.register_with_jax()
     found: dict[str, VerifiedKernel] = {}

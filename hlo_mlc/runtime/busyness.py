@@ -127,8 +127,23 @@ def _shared(measure: Callable[[], T]) -> tuple[T, float]:
     """What `measure` finds, and the share of the CPUs' time that others had meanwhile."""
     before = read_clocks()
     found = measure()
+    return found, _share_since(before)
+
+
+def _share_since(before: Clocks | None) -> float:
     after = read_clocks()
-    return found, 0.0 if before is None or after is None else before.share_of_others(after)
+    return 0.0 if before is None or after is None else before.share_of_others(after)
+
+
+def disturbed_since(before: Clocks | None) -> str:
+    """What to say of times that were measured since then; "" if others had little."""
+    share = _share_since(before)
+    return (
+        ""
+        if share <= BUSY
+        else f"other programs had {share:.0%} of the CPUs' time meanwhile: measure again while "
+        "nothing else runs"
+    )
 
 
 def observed(measure: Callable[[], T]) -> tuple[T, float]:

@@ -59,7 +59,7 @@ class ObjectCache:
         self._lock = threading.Lock()
         self._size_bytes = 0  # when the folder was last looked at, and what was written since
         self._unseen_bytes: int | None = None  # written since; None before the first look
-        self._problem = ""
+        self._problem, self._is_told = "", False
         self._is_empty = True  # when it was last looked at
         try:
             # Objects are code that will be run: nobody else may put any here.
@@ -69,7 +69,7 @@ class ObjectCache:
         except OSError as error:
             self._problem = (
                 f"The cache folder {self._folder} cannot be written: {error.strerror or error}. "
-                f"Set HLO_MLC_CACHE (or the option cache_dir) to a folder that can."
+                f"Set HLO_MLC_CACHE to a folder that can."
             )
 
     @property
@@ -123,7 +123,9 @@ class ObjectCache:
         """Keeps `data` under `key`; only warns if it cannot, since a cache is no condition."""
         path = self._path(key)
         if self._problem:
-            self._warn(f"{self._problem} Until then each process compiles its kernels again.")
+            if not self._is_told:  # or each line that has something compiled would be
+                self._is_told = True
+                self._warn(f"{self._problem} Until then each process compiles its kernels again.")
             return
         header = _HEADER.pack(_MAGIC, len(data), _digest(key, data))
         try:

@@ -6,6 +6,7 @@ damaged reads as None, and costs no more than finding out again.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,7 +57,13 @@ def write_note(path: Path, content: Note) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, [f"{json.dumps(content, indent=1)}\n".encode()])
     except OSError as error:
-        warn(
-            f"hlo_mlc cannot write {path} ({error.strerror or error}); what is to be kept "
-            "there is found out again by each process"
-        )
+        _say_unwritable(path, error.strerror or str(error))
+
+
+@functools.cache
+def _say_unwritable(path: Path, reason: str) -> None:
+    """Says it once: some notes are written by everything that is compiled."""
+    warn(
+        f"hlo_mlc cannot write {path} ({reason}); what is to be kept there is found out again by "
+        "each process"
+    )

@@ -106,7 +106,7 @@ class Recorder:
     def _write(self, file: str, text: str) -> None:
         assert self.folder is not None
         try:
-            (self.folder / file).write_text(text)
+            (self.folder / file).write_text(text, "utf-8")
         except OSError as error:
             raise _unwritable(self.folder, error) from error
 
@@ -120,5 +120,5 @@ def file_name(name: str) -> str:
 def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
         f"The dump folder {folder} cannot be written: {error.strerror or error}. "
-        f"Set HLO_MLC_DUMP (or the option dump_dir) to a folder that can, or to nothing"
+        f"Set HLO_MLC_DUMP to a folder that can, or to nothing"
     )

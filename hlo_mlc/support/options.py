@@ -42,7 +42,10 @@ def _target(value: object) -> str:
 def _path(kind: str) -> Callable[[object], Path]:
     def convert(value: object) -> Path:
         if isinstance(value, str | Path) and str(value):
-            return Path(value).expanduser().absolute()
+            try:
+                return Path(value).expanduser().absolute()
+            except RuntimeError as error:  # there is no such home
+                raise ValueError(f"expected the path of a {kind}: {error}") from error
         raise ValueError(f"expected the path of a {kind}")
 
     return convert
@@ -70,12 +73,21 @@ def _switch(value: object) -> bool:
     return value in ("1", True)
 
 
+_NO_HOME = Path("/nonexistent")
+"""The home of who has none, where nothing is kept. Source: Debian Policy Manual, 9.2.3."""
+
+
 def _default_cache_dir() -> Path:
     """The user's cache folder. Source: XDG Base Directory Specification, `$XDG_CACHE_HOME`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification: a relative path there is invalid and to be ignored.
-    root = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
-    return root / "hlo_mlc"
+    if base and Path(base).is_absolute():
+        return Path(base) / "hlo_mlc"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without a name, as containers have them
+        home = _NO_HOME
+    return home / ".cache" / "hlo_mlc"
 
 
 def _from(variable: str, convert: Callable[[object], object]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ def version(package: str) -> str:
 
     Raises: importlib.metadata.PackageNotFoundError.
     """
-    # What is loaded mostly says it; to find what was installed takes a millisecond.
-    told = getattr(sys.modules.get(package), "__version__", None)
+    # What is loaded mostly says it; to find what was installed takes a millisecond. Modules that
+    # compute it when they are asked warn that it is deprecated.
+    told = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
     if isinstance(told, str):
         return told
     try:

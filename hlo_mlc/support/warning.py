@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib.util
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +27,14 @@ class MlcWarning(RuntimeWarning):
     """A warning of ours; one that the user has made an error is the user's, not a fault."""
 
 
+_told: dict[str, dict] = {}
+"""What was told of each file, as Python keeps it in modules: a line is told a thing once."""
+
+
 def warn(message: str, line: Line | None = None) -> None:
     """A warning about a line of the user's: by default the one that called us."""
     file, number = line or users_line()
-    warnings.warn_explicit(message, MlcWarning, file, number)
+    warnings.warn_explicit(message, MlcWarning, file, number, registry=_told.setdefault(file, {}))
 
 
 def from_users_line(call: Callable[[], R]) -> R:
@@ -42,8 +47,19 @@ def from_users_line(call: Callable[[], R]) -> R:
     return eval(code, frame.f_globals, {"call": call})
 
 
+def work_for(line: Line) -> None:
+    """From now on this thread, which no line of the user's began, works for this one."""
+    _works_for.line = line
+
+
+_works_for = threading.local()
+
+
 def users_line() -> Line:
-    """The innermost line that is being run and neither ours nor JAX's."""
+    """The innermost line that is being run and neither ours nor JAX's, or the one that this thread
+    works for."""
+    if (line := getattr(_works_for, "line", None)) is not None:
+        return line
     frame = _users_frame()
     return frame.f_code.co_filename, frame.f_lineno
 

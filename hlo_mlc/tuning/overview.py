@@ -19,7 +19,7 @@ _FOLDER = Path(__file__).parents[1] / "report_page"
 def overview_page() -> str:
     """The page, which asks for `overview.json` and goes on asking."""
     style, script, frame = (
-        (_FOLDER / name).read_text() for name in ("page.css", "overview.js", "overview.html")
+        (_FOLDER / name).read_text("utf-8") for name in ("page.css", "overview.js", "overview.html")
     )
     return Template(frame).substitute(style=style, script=script)
 

@@ -329,7 +329,7 @@ def test_a_function_with_arguments_of_its_own(hlo_mlc: Callable, module: str) ->
     ("arguments", "message"),
     [
         (("softmx", "--arg", "f32[2]"), "there is no 'softmx' in"),
-        (("softmax",), "Say what the function is called with: --arg f32[512,1024]"),
+        (("softmax",), "softmax is called with: --arg f32[512,1024]"),
         (("softmax", "--arg", "f32[2"), "An argument is written like f32[512,1024]"),
         (
             ("softmax", "--arg", "f32[2]", "--arg", "f32[2]"),

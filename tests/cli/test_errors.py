@@ -21,6 +21,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "other.mlir").write_text(_MODULE.format(name="other", body=_NEGATE))
     (tmp_path / "mistaken.py").write_text(
         "number = 3\ndef f(x):\n    return -x\ndef g(x, y):\n    return x @ y\n"
+        "def single(x):\n    return x\nsingle.example_args = 3.0\n"
+        "def fails(x):\n    return x\nfails.example_args = lambda: {}['data']\n"
     )
     (tmp_path / "raising.py").write_text("raise OSError('no licence')\n")
     (tmp_path / "text.json").write_text("{}")
@@ -52,6 +54,13 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "status", "message"),
     [
         (["benhc"], 2, "No such command 'benhc' (did you mean 'bench'?)"),
+        (["explain", "mistaken:f"], 2, "No such command 'explain' (did you mean 'inspect'?)"),
+        (["bench", "mistaken.py", "--arg", "f32[4]"], 2, "There is no case 'mistaken.py'"),
+        (
+            ["bench", "softmax", "--peers", "--json", "no/peers.json"],
+            2,
+            "Cannot write the results to 'no/peers.json'",
+        ),
         (["bench", "sofmax"], 2, "There is no case 'sofmax' (did you mean 'softmax'?)"),
         (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
         (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),
@@ -72,7 +81,23 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "Cannot import 'raising': OSError: no licence (at raising.py:1)",
         ),
         (["inspect", "mistaken:h"], 2, "there is no 'h' in 'mistaken'"),
-        (["inspect", "mistaken:number"], 2, "is int, not a function"),
+        (["inspect", "mistaken:number"], 2, "is of type int, not a function"),
+        (
+            ["inspect", "mistaken:single"],
+            2,
+            "The `example_args` of mistaken:single: expected a tuple of arguments, or a function "
+            "that makes one, got float",
+        ),
+        (
+            ["tune", "mistaken:fails"],
+            2,
+            "The `example_args` of mistaken:fails raised KeyError: 'data' (at mistaken.py:11)",
+        ),
+        (
+            ["report", "mistaken:f", "--arg", "f32[4]", "--entry", "other"],
+            2,
+            "--entry is for a file with a StableHLO module, which mistaken:f is not",
+        ),
         (["inspect", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
         (["inspect", "mistaken:f", "--arg", "f32(4)"], 2, "written like f32[512,1024]"),
         (["inspect", "mistaken:f", "--arg", "q7[4]"], 2, "there is no dtype 'q7'"),

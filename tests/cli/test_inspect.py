@@ -194,6 +194,8 @@ def test_leaves_the_rest_to_xla_and_says_so(hlo_mlc: Callable, module: str) -> N
         ("float32[2,3]", (2, 3), np.float32),
         ("bfloat16[3]", (3,), jnp.bfloat16),
         ("uint8[]", (), np.uint8),
+        ("s32[2]", (2,), np.int32),
+        ("pred[2]", (2,), np.bool_),
     ],
 )
 def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:
@@ -229,5 +231,5 @@ def test_arguments_written_win_over_the_functions_own() -> None:
     def function() -> None: ...
 
     function.example_args = (1, 2)
-    assert arguments(function, []) == (1, 2)
-    assert arguments(function, ["f32[2]"]) == (parse_argument("f32[2]"),)
+    assert arguments("m:f", function, []) == (1, 2)
+    assert arguments("m:f", function, ["f32[2]"]) == (parse_argument("f32[2]"),)

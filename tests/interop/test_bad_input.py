@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -59,6 +61,15 @@ def test_files_that_cannot_be_read(path: str | Path) -> None:
 def test_no_module_at_all() -> None:
     with pytest.raises(UsageError, match="bytes or path, or an exported function, got int"):
         compile_stablehlo(3)
+
+
+def test_what_is_close_to_a_module() -> None:
+    with pytest.raises(UsageError, match="got an empty text"):
+        compile_stablehlo("")
+    with pytest.raises(UsageError, match=r"got Lowered; give its as_text\(\)"):
+        compile_stablehlo(jax.jit(jnp.sin).lower(1.0))
+    with pytest.raises(UsageError, match="a function of JAX is for mlc_jit"):
+        compile_stablehlo(jnp.sin)
 
 
 def test_missing_entry_lists_the_others() -> None:

@@ -129,8 +129,9 @@ def test_nothing_is_settled_by_it() -> None:
 def test_what_cannot_be_compared() -> None:
     with pytest.raises(UsageError, match="compare takes a function first, got int"):
         compare(3, X)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="at least one round, not 0"):
-        hlo_mlc.compare(softmax, X, rounds=0)
+    for rounds in (0, 2.5, "3"):
+        with pytest.raises(UsageError, match=f"at least one round, not {rounds!r}"):
+            hlo_mlc.compare(softmax, X, rounds=rounds)
     with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
         compare(softmax, X, X)
 

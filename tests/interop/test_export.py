@@ -474,6 +474,15 @@ def test_what_cannot_be_exported(path: Path, tmp_path: Path) -> None:
         hlo_mlc.export({}, path=path)
     with pytest.raises(UsageError, match="given with each"):
         hlo_mlc.export({"a": hlo_mlc.entry(jnp.tanh, X)}, X, path=path)
+    with pytest.raises(UsageError, match=r"'a' is given as hlo_mlc\.entry\(function, \*args\)"):
+        hlo_mlc.export({"a": jnp.tanh}, path=path)
+    with pytest.raises(UsageError, match="A function is exported, not int"):
+        hlo_mlc.export(3, X, path=path)
+    with pytest.raises(UsageError, match="targets=3: expected the name of a target"):
+        hlo_mlc.export(jnp.tanh, X, path=path, targets=3)
+    for order in (-1, "1"):
+        with pytest.raises(UsageError, match=f"vjp_order={order!r}: expected how often"):
+            hlo_mlc.export(jnp.tanh, X, path=path, vjp_order=order)
     with pytest.raises(UsageError, match="Cannot write"):
         hlo_mlc.export(jnp.tanh, X, path=tmp_path / "no" / "folder")
     assert not path.exists()

@@ -248,6 +248,9 @@ def test_misuse_of_the_script(tmp_path: Path) -> None:
     assert ran("-m", "hlo_mlc", "--help", folder=tmp_path).returncode == 0
     missing = ran("-m", "hlo_mlc", "nothing.py", folder=tmp_path)
     assert (missing.returncode, missing.stderr) == (2, "error: there is no program nothing.py\n")
+    for name in ("nothing", "nothing.at.all"):
+        missing = ran("-m", "hlo_mlc", "-m", name, folder=tmp_path)
+        assert (missing.returncode, missing.stderr) == (2, f"error: there is no module {name}\n")
     (tmp_path / "bench").mkdir()
     command = ran("-m", "hlo_mlc", "bench", folder=tmp_path)
     assert command.returncode == 2 and "as a command: hlo-mlc bench" in command.stderr

@@ -104,7 +104,8 @@ def test_a_kernel_travels_to_others(url: str, tmp_path: Path) -> None:
     assert (record.kernel, record.target) == (kernel.record.kernel, kernel.record.target)
     # There is nothing left to do, and nothing was measured twice.
     again = CliRunner().invoke(main, command, env={"HLO_MLC_CACHE": str(elsewhere)})
-    assert again.exit_code == 0 and not again.output
+    assert again.exit_code == 0
+    assert again.output == "nothing is left to do for this kind of machine\n"
     (name,) = optuna.get_all_study_names(open_database(url))
     study = optuna.load_study(study_name=name, storage=open_database(url))
     assert len(study.trials) == 3
@@ -213,6 +214,12 @@ def test_a_database_that_is_none(url: str) -> None:
     ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
     assert ran.exit_code == 2 and f"The studies in {url} cannot be opened" in ran.output
     assert "as postgresql://USER@HOST/NAME" in ran.output and "Background" not in ran.output
+
+
+def test_a_worker_that_finds_nothing_says_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
+    assert ran.exit_code == 0 and "nothing is left to do for this kind of machine" in ran.output
 
 
 def test_passwords_are_not_shown() -> None:

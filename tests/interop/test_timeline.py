@@ -182,8 +182,9 @@ def test_what_cannot_be_traced(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=why):
             mlc_jit(noisy).trace(X, path=bad)
     assert not called, "it shows before anything runs"
-    with pytest.raises(UsageError, match="at least one call, not 0"):
-        function.trace(X, path=path, calls=0)
+    for calls in (0, "2"):
+        with pytest.raises(UsageError, match=f"at least one call, not {calls!r}"):
+            function.trace(X, path=path, calls=calls)
     with pytest.raises(UsageError, match="takes arrays, not ShapeDtypeStruct"):
         function.trace(jax.ShapeDtypeStruct((3,), jnp.float32), path=path)
     with pytest.raises(UsageError, match="takes arrays, not"):

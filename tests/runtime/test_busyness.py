@@ -17,6 +17,7 @@ from hlo_mlc.runtime.busyness import (
     Clocks,
     at_once,
     busy_line,
+    disturbed_since,
     observed,
     read_clocks,
     share_in,
@@ -93,6 +94,13 @@ def test_no_warning_where_it_is_idle_or_unknown(
         warnings.simplefilter("error")
         found, share = observed(lambda: "found")
     assert found == "found" and share <= BUSY and busy_line(share) == ""
+
+
+def test_what_is_said_of_times_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch, Clocks(2, 3, 0, 2), Clocks(2, 2, 2, 2), None, Clocks(2, 2, 2, 2))
+    assert disturbed_since(Clocks(0, 0, 0, 2)).startswith("other programs had 75% of the CPUs' ti")
+    assert disturbed_since(Clocks(0, 0, 0, 2)) == disturbed_since(Clocks(0, 0, 0, 2)) == ""
+    assert disturbed_since(None) == ""
 
 
 @pytest.mark.parametrize(

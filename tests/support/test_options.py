@@ -55,6 +55,19 @@ def test_environment(monkeypatch, variable, text, name, value):
     assert getattr(Options.from_environment(), name) == value
 
 
+def test_a_user_without_a_home_keeps_nothing(monkeypatch):
+    """As in a container that runs as a number: what needs no home works."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    assert Options.from_environment().cache_dir == Path("/nonexistent/.cache/hlo_mlc")
+    monkeypatch.setenv("HLO_MLC_CACHE", "~nobody_at_all/kernels")
+    with pytest.raises(ConfigurationError, match=r"HLO_MLC_CACHE='~nobody.* path of a folder"):
+        Options.from_environment()
+
+
 def test_relative_folders_do_not_move_with_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert Options(dump_dir="dumps").dump_dir == tmp_path / "dumps"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from hlo_mlc.support.warning import MlcWarning, from_users_line, warn
+from hlo_mlc.support.warning import MlcWarning, from_users_line, warn, work_for
 
 PROGRAM = """
 from hlo_mlc.support.warning import warn
@@ -61,3 +62,21 @@ def test_ours_is_one_of_its_own() -> None:
     with pytest.warns(MlcWarning, match="a message") as caught:
         warn("a message")
     assert caught[0].filename == __file__
+
+
+def test_a_line_is_told_a_thing_once() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warn("told once")
+        warn("told once")
+    assert len(caught) == 2
+
+
+def test_threads_work_for_a_line() -> None:
+    with (
+        ThreadPoolExecutor(1, initializer=work_for, initargs=(("model.py", 7),)) as pool,
+        pytest.warns(MlcWarning, match="of a thread") as caught,
+    ):
+        pool.submit(warn, "of a thread").result()
+    assert (caught[0].filename, caught[0].lineno) == ("model.py", 7)

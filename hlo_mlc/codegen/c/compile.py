@@ -45,7 +45,7 @@ def compile_c(text: str, target: CpuTarget) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="hlo_mlc") as folder:
         source, made = Path(folder, "kernel.c"), Path(folder, "kernel.o")
-        source.write_text(text)
+        source.write_text(text, "utf-8")
         _run(*options(target), "-o", str(made), str(source))
         return made.read_bytes()
 
