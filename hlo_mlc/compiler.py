@@ -25,7 +25,7 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.calls import HOLDING
-from hlo_mlc.partition.choose.cost import by_gain, saved_us
+from hlo_mlc.partition.choose.predictions import by_gain, saved_us
 from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json

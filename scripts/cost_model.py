@@ -24,7 +24,7 @@ import numpy as np
 
 from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.partition.choose.cost import predict
+from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.cases import CASES
 from hlo_mlc_bench.results import Results, load

@@ -27,7 +27,7 @@ from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.partition.choose import xla_figures
-from hlo_mlc.partition.choose.cost import predict
+from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.partition.choose.xla_figures import PATH, SCHEMA, Figure, Figures, Run
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case

@@ -18,19 +18,13 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose import cost
-from hlo_mlc.partition.choose.cost import (
-    by_gain,
-    choose_all,
-    choose_predicted,
-    completion,
-    estimate,
-    not_worth_compiling,
-    predict,
-    worth_it,
-)
+from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
+from hlo_mlc.partition.choose.predictions import by_gain, predict
+from hlo_mlc.partition.choose.surroundings import Surroundings
+from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_figures import figure
-from hlo_mlc.partition.choose.xla_time import Surroundings, xla_threads
+from hlo_mlc.partition.choose.xla_time import xla_threads
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
