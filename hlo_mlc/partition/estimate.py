@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,12 +22,19 @@ class Estimate:
 class Prediction:
     """What one call of a whole program is predicted to take: as it was planned, and by XLA alone.
 
+    `deviation` is the standard deviation of what the logarithm of their ratio is off by.
     `guesses_trips`: a loop runs until what it computes stops it, so that only the ratio counts.
     """
 
     ours_us: float
     xla_us: float
+    deviation: float
     guesses_trips: bool = False
+
+    @property
+    def lead(self) -> float:
+        """By how many standard deviations ours are predicted to be faster than XLA."""
+        return math.log(self.xla_us / self.ours_us) / self.deviation
 
     def __str__(self) -> str:
         guess = ", but nobody knows how often its loops run" if self.guesses_trips else ""
