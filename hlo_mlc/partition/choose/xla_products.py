@@ -54,7 +54,7 @@ def product_us(
     called = 0.0 if around.in_function else batch * figure("each_product_us")
     if around.by_library and not around.in_function:
         us = max(us, batch * _rows_us(stage, rows, depth)) + factors_us(
-            (roles.lhs, roles.rhs), rates
+            stage, (roles.lhs, roles.rhs), rates
         )
     return max(us, called)
 
@@ -65,12 +65,13 @@ def _is_naive(rows: int, depth: int, columns: int) -> bool:
     return min(rows, depth) <= _FEW and min(depth, columns) <= _FEW
 
 
-def factors_us(factors: Sequence[Expr], rates: Rates) -> float:
+def factors_us(stage: Stage, factors: Sequence[Expr], rates: Rates) -> float:
     """What it takes to write what the factors of a product are computed as, and to read it."""
+    axes = (*stage.axes, *stage.reduce_axes)  # and not loops around it
     return sum(
-        rates.pass_us(2 * factor.dtype.bytes * math.prod(v.extent for v in factor.free))
-        for factor in factors
-        if cost(factor)
+        rates.pass_us(2 * one.dtype.bytes * math.prod(v.extent for v in axes if v in one.free))
+        for one in factors
+        if cost(one)
     )
 
 

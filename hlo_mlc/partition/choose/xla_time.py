@@ -210,7 +210,7 @@ def _loop_us(
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
-        factors = factors_us(stage.terms[0].args, rates) if around.by_library else 0.0
+        factors = factors_us(stage, stage.terms[0].args, rates) if around.by_library else 0.0
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
     if (
