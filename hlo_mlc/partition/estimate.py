@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Predicted cost of a kernel on both sides, and the kind of stage that takes most of ours."""
+    """Predicted cost of a kernel on both sides, and the kind of stage that takes most of ours;
+    `forks`: several threads share a stage of ours."""
 
     ours_us: float
     xla_us: float
@@ -16,6 +17,7 @@ class Estimate:
     bytes: int  # read and written at the border
     contraction_flops: int  # two for each multiply-add, four where it is in 64 bits
     kind: str
+    forks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

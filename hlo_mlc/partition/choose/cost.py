@@ -32,7 +32,7 @@ from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import SERIAL_WORK, points
+from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 
@@ -54,6 +54,7 @@ def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -
         border_bytes(kernel.program),
         sum(part.contraction_flops for part in parts),
         largest.kind if largest is not None else "nothing",
+        any(part.threads > 1 for part in parts),
     )
 
 
@@ -131,9 +132,7 @@ def _alone(
     `starts`: XLA runs all of it in another thread; `forks`: it runs some of it in several.
     """
     rates = target.rates
-    work = predicted.operations + predicted.contraction_flops
-    several = target.cores > 1
-    ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
+    ours = rates.fork_us if predicted.forks else 0.0
     xla = rates.start_us if starts else 0.0
     if forks:
         xla += max(0.0, rates.xla_fork_us - figure("fork_us"))  # stages have what awake ones take

@@ -64,6 +64,7 @@ class Part:
     xla_us: float
     operations: int
     contraction_flops: int
+    threads: int  # of ours
 
 
 def parts_of(program: TensorProgram, target: CpuTarget, around: Surroundings) -> list[Part]:
@@ -226,4 +227,5 @@ def _part(
         trips * xla,
         trips * work.operations,
         trips * contraction_flops(stage),
+        ours.threads,
     )
