@@ -54,7 +54,7 @@ def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -
         border_bytes(kernel.program),
         sum(part.contraction_flops for part in parts),
         largest.kind if largest is not None else "nothing",
-        any(part.threads > 1 for part in parts),
+        any(part.forks for part in parts),
     )
 
 

@@ -87,7 +87,9 @@ def deviation(target: CpuTarget) -> float:
     and forests that had learned from the bench what is off where (extra trees over what the stages
     do, 500 programs) were no nearer to what 500 others took.
     """
-    return figure("off_unmeasured" if target.rates == Rates() else "off")
+    if target.rates == Rates():
+        return figure("off_unmeasured")
+    return figure("off")
 
 
 def predict_clusters(

@@ -64,7 +64,7 @@ class Part:
     xla_us: float
     operations: int
     contraction_flops: int
-    threads: int  # of ours
+    forks: bool  # several threads of ours share it
 
 
 def parts_of(program: TensorProgram, target: CpuTarget, around: Surroundings) -> list[Part]:
@@ -227,5 +227,5 @@ def _part(
         trips * xla,
         trips * work.operations,
         trips * contraction_flops(stage),
-        ours.threads,
+        cores > 1 and (threads > 1 or work.moved_bytes // 4 > SERIAL_WORK),
     )
