@@ -16,7 +16,7 @@ from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.partition.choose.surroundings import SHARES, OurTime, Surroundings
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import xla_us
-from hlo_mlc.partition.costs import threads_for, vector_us
+from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
@@ -192,10 +192,11 @@ def _part(
     if one_by_one:
         threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
         ours = rows = OurTime(work, True, max(scalar_us, _SERIAL_STAGE_US), threads, scalar_us)
-    elif template == "stepwise":  # a vector of matrices takes as long as one
+    elif template == "stepwise":  # a vector of matrices takes as long as one, but for their elements
         vectors = blocks(stage, target)
         threads = min(threads_for(work, cores), vectors)
-        alone_us = scalar_us * vectors / points(stage)
+        apart_us = APART_NS * sum(buffer.size for buffer in work.moved) / 1e3
+        alone_us = scalar_us * vectors / points(stage) + apart_us
         ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
     elif stage.sort is not None:
         alone_us = vector_us(work, vector, rates) + sorting_us(stage, target)
