@@ -192,7 +192,7 @@ def _part(
     if one_by_one:
         threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
         ours = rows = OurTime(work, True, max(scalar_us, _SERIAL_STAGE_US), threads, scalar_us)
-    elif template == "stepwise":  # a vector of matrices takes as long as one, but for their elements
+    elif template == "stepwise":  # a vector of matrices takes as long as one, their elements do not
         vectors = blocks(stage, target)
         threads = min(threads_for(work, cores), vectors)
         apart_us = APART_NS * sum(buffer.size for buffer in work.moved) / 1e3
