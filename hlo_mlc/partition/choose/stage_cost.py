@@ -18,14 +18,14 @@ from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import xla_us
 from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.stepwise import blocks
 from hlo_mlc.templates.update import is_in_rows, shared_axis
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.phases import in_phases
@@ -162,6 +162,16 @@ def _is_queued(loop: Loop) -> bool:
     )
 
 
+def _scanned_apart(stage: Stage) -> int:
+    """Elements that a scan reads far from those of the next lanes, which lie along the last axis
+    unless it goes along that itself."""
+    if stage.scan is None or stage.scan.axis is stage.axes[-1]:
+        return 0
+    read = [load for group in stage.loads_by_buffer.values() for load in group]
+    far = (abs(stride(load, stage.axes[-1]) or 0) > WIDEST_STEP for load in read)
+    return points(stage) * sum(far)
+
+
 def _touched_bytes(step: Step) -> int:
     """Read and written, loops gone through once."""
     if isinstance(step, Nest):
@@ -207,7 +217,8 @@ def _part(
         along = vector
         if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)
-        rows = OurTime(work, False, vector_us(work, along, rates), threads, scalar_us)
+        alone_us = vector_us(work, along, rates) + APART_NS * _scanned_apart(stage) / 1e3
+        rows = OurTime(work, False, alone_us, threads, scalar_us)
         ours = (
             replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows
         )
