@@ -432,6 +432,28 @@ def test_rates_decide() -> None:
         assert choose_predicted(cluster, replace(TARGET, rates=rates)).take is take
 
 
+def test_threads_are_woken_for_what_they_share() -> None:
+    """Not for much that is done by one of them, bit by bit."""
+    short = plan_of(lambda x: jnp.tanh(x) @ (jnp.sin(x) @ jnp.cos(x)), (32, 32))
+    long = plan_of(lambda x: jnp.tanh(x), (512, 512))
+    for plan, forks in ((short, False), (long, True)):
+        for _, verdict in (*plan.taken, *plan.rejected):
+            assert verdict.estimate.forks == forks
+
+
+def test_factors_of_products_in_loops_are_as_large_as_these() -> None:
+    """However often loops around them go round."""
+
+    def rows(x: jax.Array) -> jax.Array:
+        def row(i: jax.Array, done: jax.Array) -> jax.Array:
+            found = jnp.where(jnp.arange(512) < i, x[i], 0.0) @ jnp.where(x[:, i] > 0, x[:, i], 1.0)
+            return done.at[i].set(found)
+
+        return lax.fori_loop(0, 512, row, jnp.zeros(512))
+
+    assert times(rows, (512, 512)).xla_us < 512 * 5
+
+
 def test_the_prediction_for_a_program() -> None:
     def around_one_of_xla(x: jax.Array) -> jax.Array:
         return jnp.tanh(by_xla(jnp.sin(x)))
