@@ -85,7 +85,7 @@ def deviation(target: CpuTarget) -> float:
 
     It hardly depends on what a program does: of products, maps, sorts or loops it is much the same,
     and forests that had learned from the bench what is off where (extra trees over what the stages
-    do, 500 programs) were no nearer to what 500 others took.
+    do, 491 programs) were no nearer to what 275 others took.
     """
     if target.rates == Rates():
         return figure("off_unmeasured")
