@@ -22,7 +22,7 @@ from hlo_mlc.frontend.importer import import_function, read_donations
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
-from hlo_mlc.partition.choose.cost import by_gain, saved_us
+from hlo_mlc.partition.choose.predictions import by_gain, saved_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
 from hlo_mlc.partition.plan import Plan, without

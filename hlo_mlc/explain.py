@@ -95,7 +95,7 @@ class Explanation:
     def advice(self) -> list[str]:
         """What may be done next, the most promising first."""
         found = advice_on(self.report, self.times, self.options)
-        if self.report.kernels and not self.report.comparisons and self.name.isidentifier():
+        if self.report.kernels and not self.report.is_measured and self.name.isidentifier():
             name = self.name if len(self.name) <= _LONGEST_NAME else "function"
             found.append(f"hlo_mlc.compare({name}, ...) times both sides on your arguments")
         return found
@@ -113,7 +113,7 @@ class Explanation:
                 "left_us": report.left_us,
                 "ours_share": share,
                 "speedup": report.speedup,
-                "speedup_is_measured": bool(report.comparisons),
+                "speedup_is_measured": report.is_measured,
             },
             "kernels": [
                 {
@@ -207,7 +207,7 @@ class Explanation:
 
     def _gain(self) -> str:
         """How much faster a call is than by XLA alone, and how that is known."""
-        how = "measured" if self.report.comparisons else "predicted"
+        how = "measured" if self.report.is_measured else "predicted"
         speedup = self.report.speedup
         if abs(speedup - 1) <= _EVEN:
             return f"as fast as by XLA alone ({how})"

@@ -110,17 +110,20 @@ class LeftReport:
 class Comparison:
     """The whole program with our kernels timed in turns with the untouched one, on made-up
     arguments (choose="measure") or the caller's; `speedup` is the median over the pairs of XLA's
-    time / ours."""
+    time / ours.  `against` "auto", it was timed in turns with what was predicted to be faster, and
+    all that is said of XLA is of that."""
 
     candidate: str  # "ours" (all that can be compiled) or "auto" (what is predicted to be faster)
     ours_us: float
     xla_us: float
     speedup: float
+    against: str = "xla"
 
     def __str__(self) -> str:
+        other = "XLA" if self.against == "xla" else f'"{self.against}"'
         return (
             f'measured: choose="{self.candidate}" {self.ours_us:.1f} us, '
-            f"XLA {self.xla_us:.1f} us (XLA / ours {self.speedup:.2f})"
+            f"{other} {self.xla_us:.1f} us ({other} / ours {self.speedup:.2f})"
         )
 
 
@@ -154,6 +157,7 @@ class Report:
     left: tuple[LeftReport, ...] = ()
     apart: tuple[LeftReport, ...] = ()  # ops in kernels that did not join those before them
     predicted: Prediction | None = None  # unless a part of it is not modelled
+    taken: Prediction | None = None  # of what our kernels compute
     rejected: Prediction | None = None  # of what is left to XLA and could be compiled
     settled_at: Path | None = None  # where it is kept what calls settle, if they are to
     level: str = ""  # of CPUs that it was compiled for, if not for this machine
@@ -214,10 +218,15 @@ class Report:
         return time_share(self.ours_us, self.left_us, bool(self.kernels))
 
     @property
+    def is_measured(self) -> bool:
+        """Whether the whole was timed in turns with XLA's own program."""
+        return any(one.against == "xla" for one in self.comparisons)
+
+    @property
     def speedup(self) -> float:
         """How many times as fast as by XLA alone a call is: as measured, else as predicted."""
-        if self.comparisons:
-            best = max(comparison.speedup for comparison in self.comparisons)
+        if self.is_measured:
+            best = max(one.speedup for one in self.comparisons if one.against == "xla")
             return best if self.kernels else 1.0
         if self.predicted is not None:
             return self.predicted.xla_us / self.predicted.ours_us
@@ -290,7 +299,7 @@ class Report:
                 "left_us": self.left_us,
                 "ours_share": self.time_coverage,
                 "speedup": self.speedup,
-                "speedup_is_measured": bool(self.comparisons),
+                "speedup_is_measured": self.is_measured,
             },
             "kernels": [kernel.as_dict() for kernel in self.kernels],
             "left": [asdict(left) for left in self.left],

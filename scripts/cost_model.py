@@ -24,7 +24,7 @@ import numpy as np
 
 from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.partition.choose.cost import predict
+from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.cases import CASES
 from hlo_mlc_bench.results import Results, load
@@ -60,15 +60,16 @@ def main(arguments: list[str]) -> None:
     given = parser.parse_args(arguments)
     results = load(given.results or newest())
     if given.anew:
-        ours, xla, ratios = points(anew(results))
-        print(caption(ours, xla, ratios))
+        results = anew(results)
+        ours, xla, ratios = points(results)
+        print(f"{caption(ours, xla, ratios)}; {off(results)}")
         for point in sorted((p for p in (*ours, *xla) if p.off > 2), key=lambda p: -p.off):
             print(f"  {point.name}: measured {point.measured:.4g}, predicted {point.predicted:.4g}")
         return
     ours, xla, ratios = points(results)
     _PICTURE.parent.mkdir(exist_ok=True)
     _PICTURE.write_text(picture(results, ours, xla, ratios))
-    print(f"{_PICTURE.relative_to(_ROOT)}: {caption(ours, xla, ratios)}")
+    print(f"{_PICTURE.relative_to(_ROOT)}: {caption(ours, xla, ratios)}; {off(results)}")
     for point in sorted((*ours, *xla, *ratios), key=lambda p: -p.off)[:8]:
         print(f"  {point.name}: measured {point.measured:.4g}, predicted {point.predicted:.4g}")
 
@@ -153,6 +154,11 @@ def caption(ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]
     return f"rank correlation of {len(ours)} cases: {', '.join(figures)}; within 2x: " + ", ".join(
         near
     )
+
+
+def off(results: Results) -> str:
+    """How far ratios are off, by which settling knows what is clear-cut, in words."""
+    return f"logarithms of ratios are off by {results.deviation:.2f} (one standard deviation)"
 
 
 def picture(

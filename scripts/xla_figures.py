@@ -7,6 +7,7 @@
 A figure is what makes the prediction for jax.jit of its bench case what was measured; with results
 of several machines, their geometric mean, so that no machine is far from it.  Where that
 is about what it was, it stays and is as good as new, so that choices do not change with noise.
+Two are how far predicted ratios were off (`off`), which results tell that have predictions.
 It stays as old as it is where there is no such case, where the case hardly depends on it, or where
 it would change by more than a factor: then something else of the prediction is wrong.
 """
@@ -27,7 +28,7 @@ from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.partition.choose import xla_figures
-from hlo_mlc.partition.choose.cost import predict
+from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.partition.choose.xla_figures import PATH, SCHEMA, Figure, Figures, Run
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
@@ -62,11 +63,15 @@ def main() -> None:
         or {"": environment("auto", _ROUNDS)}
     )
     label = f"{run.cpu}, {run.date}"
-    known = xla_figures.read()
+    known, spreads = xla_figures.read(), deviations(results.values())
     found = {}
     for name, figure in known.by_name.items():
         value, why = None, "no case"
-        if figure.case:
+        if name in spreads:
+            times = spreads[name] / figure.value
+            value = 1.0 if 1 / _ABOUT <= times <= _ABOUT else times
+            why = f"ratios were off by {spreads[name]:.2f}"
+        elif figure.case:
             value, why = solved(
                 measured.get(figure.case) or measured_us(cases[figure.case]),
                 lambda times, name=name, case=figure.case: predicted_us(
@@ -91,6 +96,17 @@ def means(results: Iterable[Results]) -> dict[str, float]:
     for row in (row for one in results for row in one.rows if row.jax_ms):
         times.setdefault(row.name, []).append(row.jax_ms * 1e3)
     return {name: statistics.geometric_mean(each) for name, each in times.items()}
+
+
+def deviations(results: Iterable[Results]) -> dict[str, float]:
+    """How far ratios were off that were predicted with rates measured there, and without, by the
+    names of these figures; the largest of those who tell."""
+    found: dict[str, float] = {}
+    for one in results:
+        name = "off" if one.environment.get("target", "cpu") == "cpu" else "off_unmeasured"
+        if not math.isnan(one.deviation):
+            found[name] = max(found.get(name, 0.0), one.deviation)
+    return found
 
 
 def run_of(environments: Mapping[str, Mapping]) -> Run:

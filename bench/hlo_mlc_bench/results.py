@@ -6,8 +6,10 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,6 +115,17 @@ class Results:
     def right(self) -> frozenset[str]:
         """The names of the cases that need not be measured again."""
         return frozenset(row.name for row in self.rows if row.status == "right")
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of what logarithms of predicted ratios are off by; nan where
+        nothing was predicted."""
+        off = [
+            math.log(row.ratio * row.predicted_ours_ms / row.predicted_jax_ms)
+            for row in self.rows
+            if row.status == "right" and row.predicted_ours_ms and row.predicted_jax_ms
+        ]
+        return math.sqrt(statistics.fmean(x * x for x in off)) if off else math.nan
 
     def save(self, path: Path) -> None:
         """Writes a JSON file that is complete at any instant.

@@ -14,16 +14,10 @@ from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.choose.cost import (
-    choose_all,
-    choose_predicted,
-    completion,
-    not_worth_compiling,
-    predict,
-    predict_rejected,
-    worth_it,
-)
+from hlo_mlc.partition.choose.cost import choose_all, choose_predicted
+from hlo_mlc.partition.choose.predictions import predict, predict_clusters
 from hlo_mlc.partition.choose.shares import least_us
+from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.limits import LIMITS
@@ -220,7 +214,8 @@ class CpuBackend:
         return replace(
             report,
             predicted=predict(plan, self.target),
-            rejected=predict_rejected(plan),
+            taken=predict_clusters(plan.taken, self.target),
+            rejected=predict_clusters(plan.rejected, self.target),
             level="" if self.target.name == HOST else self.target.name,
             kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels),
         )

@@ -427,15 +427,11 @@ _TABLE = [
     _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5), more_in_f64=270),
     _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4.6), xla_unmasked=(False, True)),
     _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
-    _function(
-        "lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True), in_f64=True
-    ),
-    _function(
-        "digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True), in_f64=True
-    ),
+    _function("lgamma", lgamma, cost=55, xla_ns=(12.5, 30), xla_unmasked=(True, True), in_f64=True),
+    _function("digamma", digamma, cost=60, xla_ns=(18, 34), xla_unmasked=(True, True), in_f64=True),
     _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60, xla_unmasked=(True, False)),
-    _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190), in_f64=True),
-    _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210), in_f64=True),
+    _function("zeta", zeta, arity=2, cost=250, xla_ns=(52, 190), in_f64=True),
+    _function("polygamma", polygamma, arity=2, cost=250, xla_ns=(60, 210), in_f64=True),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

@@ -21,7 +21,7 @@ from hlo_mlc.interop.call_arguments import at_hand
 from hlo_mlc.interop.devices import ANY_ROWS, CPU
 from hlo_mlc.interop.meanwhile import first_calls, meanwhile
 from hlo_mlc.interop.program import Execute, Shapes
-from hlo_mlc.interop.settling import is_open
+from hlo_mlc.interop.settling import other_side
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 
@@ -121,7 +121,7 @@ class ByShapes:
         with self._lock:
             program.calls += 1
             recurs = program.calls == _RECURRING
-        measures = self._options.settles and is_open(program.report)
+        measures = self._options.settles and other_side(program.report) is not None
         if recurs and (measures or program.platform == ANY_ROWS):
             options = self._options.replace(choose="measure") if measures else self._options
             given = [np.array(array) for array in arrays]  # who calls may write to theirs

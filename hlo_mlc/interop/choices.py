@@ -75,7 +75,11 @@ def remembered(path: Path, options: Options, platform: str = devices.CPU) -> Cho
             return None
         comparisons = tuple(
             Comparison(
-                str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]), float(c["speedup"])
+                str(c["candidate"]),
+                float(c["ours_us"]),
+                float(c["xla_us"]),
+                float(c["speedup"]),
+                str(c["against"]),
             )
             for c in note["comparisons"]
         )

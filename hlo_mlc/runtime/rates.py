@@ -37,11 +37,11 @@ def remember_rates(cache_dir: Path, target: CpuTarget, rates: Rates, share: floa
 
 
 def with_known_rates(target: CpuTarget, options: Options) -> CpuTarget:
-    """The target with what was measured of it, if anything was and the options want it."""
+    """The target with what was measured of it or is typical of its CPU, if the options want it."""
     if options.target != "cpu" or options.records or not options.calibrate:
         return target  # others are not measured here
-    rates = known_rates(options.cache_dir, target)
-    return target if rates is None else dataclasses.replace(target, rates=rates)
+    rates = known_rates(options.cache_dir, target) or Rates.typical(target.cpu)
+    return dataclasses.replace(target, rates=rates)
 
 
 def rates_path(cache_dir: Path, target: CpuTarget) -> Path:

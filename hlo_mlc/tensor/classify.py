@@ -246,7 +246,7 @@ def vector_stride(access: Load | Assign, variable: Var) -> int | None:
 _INTEGER_DIVISION = 75
 # Of zeta and polygamma where their order is known: powers are products then.  A million of trigamma
 # took a seventh of what zeta took.
-_CONSTANT_ORDER = 65
+_CONSTANT_ORDER = 32
 
 
 def cost(*roots: Expr) -> int:

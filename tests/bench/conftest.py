@@ -28,7 +28,7 @@ class Compiled:
         return self._jitted.lower(*args)
 
     def report(self, *args: Any) -> SimpleNamespace:
-        return SimpleNamespace(kernels=(), coverage=COVERAGE, predicted=Prediction(1.0, 2.0))
+        return SimpleNamespace(kernels=(), coverage=COVERAGE, predicted=Prediction(1.0, 2.0, 0.7))
 
 
 def _build(inputs: Inputs, *, size: int) -> Workload:

@@ -20,7 +20,7 @@ from hlo_mlc.building import build_kernels
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
-from hlo_mlc.partition.choose.cost import saved_us
+from hlo_mlc.partition.choose.predictions import saved_us
 from hlo_mlc.partition.fuse import groups
 from hlo_mlc.partition.plan import Plan
 from hlo_mlc.partition.planner import partition

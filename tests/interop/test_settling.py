@@ -23,6 +23,8 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.interop import meanwhile, settling
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.partition.estimate import Prediction
+from hlo_mlc.report import KernelReport, Report
 from making.left import by_xla
 
 X = jnp.linspace(-2.0, 2.0, 40_000).reshape(200, 200)
@@ -51,7 +53,6 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setenv("HLO_MLC_SETTLE", "1")
     monkeypatch.setattr(settling, "_CLEAR", float("inf"))
-    monkeypatch.setattr(settling, "_CLEAR_FOR_XLA", float("inf"))
     monkeypatch.setattr(meanwhile, "_QUIET_S", 0.0)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     with warnings.catch_warnings():
@@ -169,6 +170,81 @@ def test_what_was_left_to_xla_is_ours_where_that_is_faster(
     again(Y)
     assert not isinstance(again.func, Settling), "one call is enough to know"
     assert min(kernels(again, Y), 1) == count
+
+
+def both(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Some of it is predicted to be faster by us, products of integers of a byte by XLA."""
+    whole = x.astype(jnp.int8)
+    product = jnp.matmul(whole, whole.T, preferred_element_type=jnp.int32)
+    return jax.nn.softmax(jnp.tanh(x) * 2 + jnp.flip(x, 0)), product
+
+
+@pytest.mark.parametrize("xla, count", [(2e-3, 2), (0.5e-3, 1)])
+def test_what_is_left_beside_kernels_is_ours_where_that_is_faster(
+    seconds: dict[str, float], xla: float, count: int
+) -> None:
+    seconds["xla"] = xla  # of what is run now
+    function = mlc_jit(both)
+    function(Y)
+    before = kernels(function, Y)
+    assert before and function.report(Y).rejected is not None
+    settled(function, Y)
+    jax.tree.map(close, function(Y), both(Y))
+    assert (kernels(function, Y) > before) == (count == 2)
+    (found,) = function.report(Y).comparisons
+    assert (found.candidate, found.against) == ("ours", "auto") and "auto" in str(found)
+    assert found.speedup == pytest.approx(xla * 1e3) and not function.report(Y).is_measured
+    forget()
+    again = mlc_jit(both)
+    again(Y)
+    assert not isinstance(again.func, Settling), "one call is enough to know"
+    assert (kernels(again, Y) > before) == (count == 2)
+    assert again.report(Y).comparisons == (found,)
+
+
+def _report(
+    predicted: float | None, rejected: float | None = None, taken: float | None = None
+) -> Report:
+    """Of a program of 1 ms, by ratios of what XLA is predicted to take / ours."""
+
+    def prediction(ratio: float | None) -> Prediction | None:
+        return None if ratio is None else Prediction(1e3 / ratio, 1e3, 0.5)
+
+    kernel = KernelReport("1", "softmax", (), (), (), (), (), 0, 0, 0, False, 700.0, 1e3, "")
+    has_kernels = predicted is not None or taken is not None
+    return Report(
+        1.0,
+        kernels=(kernel,) * has_kernels,
+        predicted=prediction(predicted),
+        rejected=prediction(rejected),
+        taken=prediction(taken),
+    )
+
+
+@pytest.mark.parametrize(
+    ("report", "side"),
+    [
+        (_report(1.5), "xla"),
+        (_report(3.0), "xla"),
+        (_report(3.5), None),
+        (_report(None, taken=1.5), "xla"),
+        (_report(None, taken=4.0), None),
+        (_report(None, rejected=0.9), "ours"),
+        (_report(None, rejected=0.35), "ours"),
+        (_report(None, rejected=0.3), None),
+        (_report(None), None),
+        (_report(1.1, rejected=0.9, taken=4.0), "ours"),
+        (_report(1.1, rejected=0.5, taken=1.2), "xla"),
+        (_report(1.1, rejected=0.9, taken=1.5), "ours"),
+        (_report(1.1, rejected=0.2, taken=4.0), None),
+    ],
+)
+def test_the_side_that_is_more_likely_to_win_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, report: Report, side: str | None
+) -> None:
+    """Unless it is behind by so much that it wins once in a hundred times."""
+    monkeypatch.undo()
+    assert settling.other_side(report) == side
 
 
 def test_next_to_nothing_is_not_compiled_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:

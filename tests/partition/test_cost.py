@@ -18,19 +18,13 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose import cost
-from hlo_mlc.partition.choose.cost import (
-    by_gain,
-    choose_all,
-    choose_predicted,
-    completion,
-    estimate,
-    not_worth_compiling,
-    predict,
-    worth_it,
-)
+from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
+from hlo_mlc.partition.choose.predictions import by_gain, predict
+from hlo_mlc.partition.choose.surroundings import Surroundings
+from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_figures import figure
-from hlo_mlc.partition.choose.xla_time import Surroundings, xla_threads
+from hlo_mlc.partition.choose.xla_time import xla_threads
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
@@ -437,6 +431,28 @@ def test_rates_decide() -> None:
     for xla_exp, take in ((4.0, True), (0.5, False)):
         rates = replace(TARGET.rates, xla_exp=xla_exp, xla_far=0.5)
         assert choose_predicted(cluster, replace(TARGET, rates=rates)).take is take
+
+
+def test_threads_are_woken_for_what_they_share() -> None:
+    """Not for much that is done by one of them, bit by bit."""
+    short = plan_of(lambda x: jnp.tanh(x) @ (jnp.sin(x) @ jnp.cos(x)), (32, 32))
+    long = plan_of(lambda x: jnp.tanh(x), (512, 512))
+    for plan, forks in ((short, False), (long, True)):
+        for _, verdict in (*plan.taken, *plan.rejected):
+            assert verdict.estimate.forks == forks
+
+
+def test_factors_of_products_in_loops_are_as_large_as_these() -> None:
+    """However often loops around them go round."""
+
+    def rows(x: jax.Array) -> jax.Array:
+        def row(i: jax.Array, done: jax.Array) -> jax.Array:
+            found = jnp.where(jnp.arange(512) < i, x[i], 0.0) @ jnp.where(x[:, i] > 0, x[:, i], 1.0)
+            return done.at[i].set(found)
+
+        return lax.fori_loop(0, 512, row, jnp.zeros(512))
+
+    assert times(rows, (512, 512)).xla_us < 512 * 5
 
 
 def test_the_prediction_for_a_program() -> None:

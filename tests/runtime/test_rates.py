@@ -54,4 +54,8 @@ def test_options_decide_whether_they_count(tmp_path: Path) -> None:
     assert with_known_rates(TARGET, options).rates == MEASURED
     assert with_known_rates(TARGET, options.replace(calibrate=False)).rates == Rates()
     assert with_known_rates(TARGET, options.replace(target="x86-64-v3")).rates == Rates()
-    assert with_known_rates(TARGET, Options(cache_dir=tmp_path / "empty")).rates == Rates()
+    nothing = Options(cache_dir=tmp_path / "empty")
+    assert with_known_rates(TARGET, nothing).rates == Rates()
+    family = replace(TARGET, cpu="znver5")
+    assert with_known_rates(family, nothing).rates == Rates.typical("znver5") != Rates()
+    assert with_known_rates(family, nothing.replace(calibrate=False)).rates == Rates()

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
-from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
+from hlo_mlc.expr.dtypes import F32, F64, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.expr.procedure import Count, Procedure
-from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.library_calls import DIALECT
+from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES, OurTime, Surroundings
 from hlo_mlc.partition.choose.xla_figures import figure
-from hlo_mlc.partition.lower.uses import written_out
+from hlo_mlc.partition.choose.xla_products import convolution_us, factors_us, product_us
 from hlo_mlc.partition.work import KEPT_BYTES, Work, multiplies, rotates, term_operations, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import (
-    Contraction,
     contraction,
     cost,
     cost_of_node,
@@ -52,58 +48,13 @@ _SHARE_OPERATIONS = 100_000
 _BYTE_OPERATIONS = 10
 # Other stages have several from about so many operations on: 64 KB ran on one, 96 to 256 on two.
 _PARALLEL_OPERATIONS = 1_000_000
-# In loops it stays on one thread below this: 128 KB a trip took 0.6 us, what one computes.
-_SMALL_LOOP_BYTES = 1 << 20
-
-# One thread gets at least so large a share of what all get from memory: a few are enough for it.
-SHARES = 4
 
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that are written out
-_MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
-# Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to
-# 1.15 times as long as us, 1024 cubed 1.01 to 1.05.
-_FEW_ROWS = 256
 # Of fewer it folds by itself, each waiting for the one before.  Source: ynn_support.cc in
 # xla/backends/cpu.
 _LIBRARY_ELEMENTS = 4096
 _WIDEST_WINDOW = 64  # elements of windows side by side; of more these are rows, however they lie
-_FEW = 3  # vectors of a matrix that XLA multiplies by itself
-
-
-@dataclass(frozen=True, slots=True)
-class OurTime:
-    """What our kernel does for a stage, and what computing it takes.
-
-    `scalar_us` is what its operations and accesses would take one after the other.
-    """
-
-    work: Work
-    is_serial: bool  # nothing is vectorized
-    alone_us: float  # on one thread
-    threads: int
-    scalar_us: float
-
-    @property
-    def computing_us(self) -> float:
-        """On all threads."""
-        return self.alone_us / self.threads
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Where XLA computes a stage: in the body of a loop of its own or of ours, and, if there is a
-    sum of products among its operations, by a library that is made for them; `by_lapack`: small
-    matrices are computed by another; `in_function`: the loop is one function, else each operation
-    in it has a call of its own; `updates`: parts of values are overwritten, not put together;
-    `queued`: threads ask which of the operations in a loop are ready."""
-
-    in_loop: bool = False
-    by_library: bool = True
-    by_lapack: bool = False
-    in_function: bool = False
-    updates: bool = True
-    queued: bool = False
 
 
 def xla_threads(stage: Stage, target: CpuTarget) -> int:
@@ -144,7 +95,7 @@ def _is_polynomial(stage: Stage) -> bool:
 
 
 def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
-    if around.in_loop and Work.of(stage).moved_bytes < _SMALL_LOOP_BYTES:
+    if around.in_loop and Work.of(stage).moved_bytes < SMALL_LOOP_BYTES:
         return 1
     return xla_threads(stage, target)
 
@@ -240,9 +191,9 @@ def _loop_us(
     """The same of what it computes in loops over all points, on so many threads."""
     work = ours.alone_us / threads
     if multiplies(stage) and slides(stage) and around.by_library:
-        return "convolution", _convolution_us(stage, work, memory)
+        return "convolution", convolution_us(stage, work, memory)
     if contraction(stage) is not None:
-        us = _product_us(stage, work, memory, rates, around)
+        us = product_us(stage, work, memory, rates, around)
         if around.in_function or not around.by_library:
             us = max(us, points(stage) / figure("scalar_products") / threads)
         return "product", us
@@ -259,7 +210,7 @@ def _loop_us(
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
-        factors = _factors_us(stage.terms[0].args, rates) if around.by_library else 0.0
+        factors = factors_us(stage, stage.terms[0].args, rates) if around.by_library else 0.0
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
     if (
@@ -292,147 +243,6 @@ def _sort_us(stage: Stage) -> float:
         else figure("sort_ns") + figure("sort_more_ns") * (len(moved) - 1)
     )
     return points(stage) * each * doublings / 1e3
-
-
-def written_out_us(nodes: Sequence[Node]) -> float:
-    """What XLA needs for the reductions and products among them that stages have no trace of."""
-    short = written_out(nodes)
-    return sum(map(_few_terms_ns, (node for node in nodes if node in short))) / 1e3
-
-
-def convolutions_us(nodes: Sequence[Node]) -> float:
-    """What XLA needs for convolutions of groups and of single channels among them, of which stages
-    may have no trace either: their constant factors become part of expressions."""
-    return sum(map(_grouped_ns, (n for n in nodes if n.op == "stablehlo.convolution"))) / 1e3
-
-
-def _grouped_ns(node: Node) -> float:
-    """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
-    of them convolved with all there, which takes long where no library does it."""
-    kernel, a = node.operands[1].type.shape, node.attributes
-    wide = node.results[0].type.dtype is F64
-    terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
-    terms *= node.results[0].type.size
-    batches = a.get("batch_group_count", 1)
-    features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
-    is_volume = len(kernel) - len(features) > 2 and not wide
-    if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
-        return terms * figure("depthwise_ns")
-    if batches > 1 and wide:
-        return terms * batches * figure("convolution_wide_ns")
-    return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
-
-
-def copying_us(copied_bytes: int, target: CpuTarget) -> float:
-    """What one thread of a loop needs to copy so much."""
-    us = target.rates.pass_us(2 * copied_bytes)
-    return us * min(target.cores, SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
-
-
-def libraries_us(nodes: Sequence[Node]) -> float:
-    """What LAPACK needs for the small matrices that XLA hands to it one by one."""
-    calls = (node for node in nodes if node.op.startswith(f"{DIALECT}."))
-    return sum(
-        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call) / 1e3 for call in calls
-    )
-
-
-def _library_ns(call: Node) -> float:
-    """The same for one of them: column by column, each by a few calls of BLAS; eigenvectors are
-    rotated by each other."""
-    columns = call.operands[0].type.shape[-1]
-    if call.op == "lapack.syevd":
-        return columns**2 * figure("eigenvector_pair_ns")
-    return columns * (
-        figure("cholesky_column_ns")
-        if call.op == "lapack.potrf"
-        else figure("triangular_column_ns")
-        if call.op == "lapack.trsm"
-        else figure("lu_column_ns")
-        if call.op == "lapack.getrf"
-        else figure("qr_column_ns")
-    )
-
-
-def _few_terms_ns(node: Node) -> float:
-    taken = node.operands[0].type
-    if node.op == "stablehlo.dot_general":
-        summed = node.attributes["lhs_contracting_dimensions"]
-        terms = math.prod(taken.shape[d] for d in summed)
-        return figure("few_products_ns") * node.results[0].type.size * terms
-    axes, rank = node.attributes["dimensions"], len(taken.shape)
-    each = (
-        figure("few_columns_ns")
-        if rank - 1 in axes
-        else figure("few_rows_ns")
-        if 0 in axes
-        else figure("few_between_ns")
-    )
-    return each * taken.size
-
-
-def _product_us(
-    stage: Stage, work: float, memory: float, rates: Rates, around: Surroundings
-) -> float:
-    roles = contraction(stage)
-    batch, rows, columns = (
-        math.prod(v.extent for v in axes) for axes in (roles.batch, roles.rows, roles.columns)
-    )
-    size = points(stage) // max(batch, 1)
-    is_large = size > _LARGE and min(rows, columns) > _FEW_ROWS
-    ratio = (
-        rates.xla_large_product
-        if is_large
-        else rates.xla_medium_product
-        if size > _MEDIUM
-        else rates.xla_small_product
-    )
-    if size > _LARGE and any(b.dtype is BF16 for b in stage.inputs):
-        ratio = rates.xla_narrow_product
-    if stage.terms[0].dtype.is_integer:
-        of_bytes = stage.terms[0].dtype is I32 and all(
-            load.dtype is I8 for load in loads(stage.terms[0])
-        )
-        ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
-    elif _is_across(roles) and stage.terms[0].dtype is F64:
-        ratio *= figure("product_across_wide")
-    us = max(work * ratio, memory * ratio)
-    depth = size // max(rows * columns, 1)
-    if _is_naive(rows, depth, columns) and (batch > 1 or max(rows, columns) <= _FEW):
-        return max(us, points(stage) * figure("naive_product_ns") / 1e3)
-    called = 0.0 if around.in_function else batch * figure("each_product_us")
-    if around.by_library and not around.in_function:
-        us = max(us, batch * _rows_us(stage, rows, depth)) + _factors_us(
-            (roles.lhs, roles.rhs), rates
-        )
-    return max(us, called)
-
-
-def _is_naive(rows: int, depth: int, columns: int) -> bool:
-    """Whether XLA has loops of its own for the product of two matrices, none of which is more than
-    a few vectors.  Source: GetDotImplementationStrategy in xla/service/cpu/dot_op_emitter.cc."""
-    return min(rows, depth) <= _FEW and min(depth, columns) <= _FEW
-
-
-def _factors_us(factors: Sequence[Expr], rates: Rates) -> float:
-    """What it takes to write what the factors of a product are computed as, and to read it."""
-    return sum(
-        rates.pass_us(2 * factor.dtype.bytes * math.prod(v.extent for v in factor.free))
-        for factor in factors
-        if cost(factor)
-    )
-
-
-def _rows_us(stage: Stage, rows: int, depth: int) -> float:
-    """What its library needs at least for a left factor, however few columns the other has: it goes
-    through this row by row of memory, and packs rows that are no multiple of four long."""
-    count, length = (depth, rows) if _is_across(contraction(stage)) else (rows, depth)
-    return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
-
-
-def _is_across(roles: Contraction) -> bool:
-    """Whether the left factor lies in memory row by row of what is summed."""
-    return any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
 
 
 def _map_us(
@@ -568,19 +378,3 @@ def called_ns(node: Apply) -> float:
     if rotates(node):
         return figure("rotation_ns")
     return OPS[node.op].xla_ns[node.dtype is F64] if node.dtype.is_float else 0.0
-
-
-def _convolution_us(stage: Stage, work: float, memory: float) -> float:
-    """Of many channels, as a matrix product; else term by term."""
-    read = {load for term in stage.terms for load in loads(term)}
-    grouped = any(
-        isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] in stage.axes
-        for load in read
-        for i in load.indices
-        for atom in index.affine(i)[0]
-    )
-    if contraction(stage) is not None or grouped:
-        return max(work, memory) * figure("convolution")
-    of_one = any(load.free.isdisjoint(stage.axes) for load in read)
-    each = figure("single_channel_ns") if of_one else figure("depthwise_ns")
-    return max(points(stage) * each / 1e3, memory)

@@ -1,0 +1,243 @@
+"""What the stages of a kernel take, by us and by XLA, in all trips of the loops around them.
+
+Both follow from what a stage does (work.py), from the rates of the machine (target/rates.py), and
+from how XLA compares with us by kind of stage (xla_time.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.partition.choose.surroundings import SHARES, OurTime, Surroundings
+from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.choose.xla_time import xla_us
+from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
+from hlo_mlc.partition.work import Work, contraction_flops
+from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
+from hlo_mlc.templates.pointwise_loop import pointwise
+from hlo_mlc.templates.program import choose_template, is_short
+from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
+from hlo_mlc.templates.stepwise import blocks
+from hlo_mlc.templates.update import is_in_rows, shared_axis
+from hlo_mlc.tensor.classify import is_map, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.phases import in_phases
+
+# Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
+# to three a cycle: wider vectors do not help.  Eigenvectors and LU of 16 square took as long
+# of one matrix as of a vector of them (Zen 5, f32 to complex128): 9,000 to 10,000.
+_SCALAR_OPERATIONS = 10_000
+_SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
+
+# A loop of which a trip touches fewer bytes becomes one function there, in which a scalar costs
+# next to nothing; in others each has a call of its own.  Source: small_while_loop_hoisting_pass.cc
+# and cpu_options.cc in xla/service/cpu.
+_ONE_FUNCTION_BYTES = 1024
+
+# So many operations, or any on buffers of so many bytes, it runs in order without asking which are
+# ready.
+_IN_ORDER, _IN_ORDER_BYTES = 8, 512
+
+# Templates whose lanes are results, where others, and XLA, have the terms of a fold.
+_BESIDE = ("side_by_side", "tiled")
+
+# What reads a tensor against its rows gets so much less from memory, which brings rows: 2048 square
+# took 1.7 (f32) to 4 times (bf16) as long as a copy, images with three channels 1.8 to 2.7.
+_AGAINST_ROWS = 2
+
+_TRIPS_ASKED = 4096  # of a loop, whether a condition holds
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one stage adds."""
+
+    kind: str
+    ours_us: float
+    xla_us: float
+    operations: int
+    contraction_flops: int
+    forks: bool  # several threads of ours share it
+
+
+def parts_of(program: TensorProgram, target: CpuTarget, around: Surroundings) -> list[Part]:
+    """What the stages of a program add, XLA having them in such surroundings."""
+    return [part for step in program.steps for part in _parts(step, target, 1, around)]
+
+
+def _parts(
+    step: Step,
+    target: CpuTarget,
+    trips: int,
+    around: Surroundings,
+    cached: Set[Buffer] = frozenset(),
+    alone: bool = False,
+    loop: Loop | None = None,
+) -> list[Part]:
+    """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
+    one thread; `loop`: that whose body it is in."""
+    if isinstance(step, Branch):
+        around, chosen = replace(around, in_loop=True), _chosen(step.condition, loop)
+        return [
+            replace(part, ours_us=share * part.ours_us, xla_us=share * part.xla_us)
+            for side, share in ((step.then, chosen), (step.otherwise, 1 - chosen))
+            for s in side
+            for part in _parts(s, target, trips, around, cached, alone, loop)
+        ]
+    if isinstance(step, Loop):
+        inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
+        cached = frozenset() if in_blocks is None else in_blocks.kept
+        around = replace(
+            around,
+            in_loop=True,
+            in_function=_touched_bytes(step) < _ONE_FUNCTION_BYTES,
+            queued=_is_queued(step),
+        )
+        alone = alone or is_short(step, target)
+        return [
+            part
+            for s in step.inner
+            for part in _parts(s, target, inner, around, cached, alone, step)
+        ]
+    template = choose_template(step, target)[0].name
+    phases = in_phases(step)
+    if len(phases) > 1:  # XLA computes all terms, also those that are nothing
+        ours = [
+            part for one in phases for part in _parts(one, target, trips, around, cached, alone)
+        ]
+        whole = _part(step.stages[0], template, target, trips, around, cached, alone)
+        return [replace(whole, ours_us=sum(part.ours_us for part in ours))]
+    parts = []
+    near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
+    for stage in step.stages:
+        parts.append(_part(stage, template, target, trips, around, near, alone))
+        near |= {*stage.inputs, *stage.outputs}
+    return parts
+
+
+def _chosen(condition: Expr, loop: Loop | None) -> float:
+    """The share of a loop's trips in which a condition holds, if all that it depends on is their
+    number; nobody knows that of others."""
+    if loop is None or not loop.trip_count:
+        return 0.5
+    scalars = {
+        a.buffer: a.value
+        for step in loop.body
+        if isinstance(step, Nest)
+        for stage in step.stages
+        if not stage.axes and is_map(stage)
+        for a in stage.assigns
+        if not a.indices and a.guard is None
+    }
+    trips = np.arange(min(loop.trip_count, _TRIPS_ASKED))
+
+    def value(expression: Expr) -> np.ndarray:
+        return evaluate(expression, {loop.counter: trips}, lambda buffer, _: value(scalars[buffer]))
+
+    try:
+        return float(np.mean(np.broadcast_to(value(condition), trips.shape)))
+    except (KeyError, RecursionError):  # it depends on more
+        return 0.5
+
+
+def _is_queued(loop: Loop) -> bool:
+    """Whether XLA puts what the body of a loop does into a queue, from which threads take it: more
+    than a few operations, not all on next to nothing.
+
+    Source: ThunkExecutor::Options in xla/backends/cpu/runtime/thunk_executor.h.
+    """
+    nests = [step for step in loop.inner if isinstance(step, Nest)]
+    return sum(len(nest.stages) for nest in nests) > _IN_ORDER and any(
+        buffer.bytes > _IN_ORDER_BYTES
+        for nest in nests
+        for stage in nest.stages
+        for buffer in (*stage.inputs, *stage.outputs)
+    )
+
+
+def _scanned_apart(stage: Stage) -> int:
+    """Elements that a scan reads far from those of the next lanes, which lie along the last axis
+    unless it goes along that itself."""
+    if stage.scan is None or stage.scan.axis is stage.axes[-1]:
+        return 0
+    read = [load for group in stage.loads_by_buffer.values() for load in group]
+    far = (abs(stride(load, stage.axes[-1]) or 0) > WIDEST_STEP for load in read)
+    return points(stage) * sum(far)
+
+
+def _touched_bytes(step: Step) -> int:
+    """Read and written, loops gone through once."""
+    if isinstance(step, Nest):
+        return sum(Work.of(stage).moved_bytes for stage in step.stages)
+    return sum(_touched_bytes(inner) for inner in step.inner)
+
+
+def _part(
+    stage: Stage,
+    template: str,
+    target: CpuTarget,
+    trips: int,
+    around: Surroundings,
+    near: Set[Buffer],
+    alone: bool,
+) -> Part:
+    """`near`: what our code finds in the first cache."""
+    rates = target.rates
+    work = Work.of(stage)
+    vector = lanes((stage,), target)
+    accesses = points(stage) * (1 + len(stage.inputs))
+    scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
+    one_by_one = template == "plain"
+    cores = 1 if one_by_one or alone else target.cores
+    if template == "update":
+        merged = coalesce(stage)
+        one_by_one, cores = not is_in_rows(merged), cores if shared_axis(merged) else 1
+    if one_by_one:
+        threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
+        ours = rows = OurTime(work, True, max(scalar_us, _SERIAL_STAGE_US), threads, scalar_us)
+    elif template == "stepwise":  # a vector of matrices takes as long as one, their elements do not
+        vectors = blocks(stage, target)
+        threads = min(threads_for(work, cores), vectors)
+        apart_us = APART_NS * sum(buffer.size for buffer in work.moved) / 1e3
+        alone_us = scalar_us * vectors / points(stage) + apart_us
+        ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
+    elif stage.sort is not None:
+        alone_us = vector_us(work, vector, rates) + sorting_us(stage, target)
+        threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
+        ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
+    else:
+        threads = threads_for(work, cores)
+        along = vector
+        if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
+            along = min(vector, stage.reduce_axes[-1].extent)
+        alone_us = vector_us(work, along, rates) + APART_NS * _scanned_apart(stage) / 1e3
+        rows = OurTime(work, False, alone_us, threads, scalar_us)
+        ours = (
+            replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows
+        )
+    kind, xla = xla_us(stage, rows, target, around)
+    far = {b: size for b, size in work.moved.items() if b not in near}
+    memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
+    if template == "transpose":
+        memory *= _AGAINST_ROWS
+    if template == "update" and cores == 1:
+        memory *= min(target.cores, SHARES)
+    thunk_us = rates.loop_thunk_us * (figure("queued") if around.queued else 1)
+    started = xla + (thunk_us if around.in_loop else rates.thunk_us)
+    # In a function of many, a loop of its own costs no more than its elements one after the other.
+    xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
+    return Part(
+        kind,
+        trips * max(ours.computing_us, memory),
+        trips * xla,
+        trips * work.operations,
+        trips * contraction_flops(stage),
+        cores > 1 and (threads > 1 or work.moved_bytes // 4 > SERIAL_WORK),
+    )

@@ -1,0 +1,92 @@
+"""What XLA needs for operations that stages have no trace of, or that it hands to a library, by the
+nodes of the graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hlo_mlc.expr.dtypes import F64
+from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.library_calls import DIALECT
+from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES
+from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.lower.uses import written_out
+from hlo_mlc.target.cpu import CpuTarget
+
+
+def written_out_us(nodes: Sequence[Node]) -> float:
+    """What XLA needs for the reductions and products among them that stages have no trace of."""
+    short = written_out(nodes)
+    return sum(map(_few_terms_ns, (node for node in nodes if node in short))) / 1e3
+
+
+def convolutions_us(nodes: Sequence[Node]) -> float:
+    """What XLA needs for convolutions of groups and of single channels among them, of which stages
+    may have no trace either: their constant factors become part of expressions."""
+    return sum(map(_grouped_ns, (n for n in nodes if n.op == "stablehlo.convolution"))) / 1e3
+
+
+def _grouped_ns(node: Node) -> float:
+    """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
+    of them convolved with all there, which takes long where no library does it."""
+    kernel, a = node.operands[1].type.shape, node.attributes
+    wide = node.results[0].type.dtype is F64
+    terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
+    terms *= node.results[0].type.size
+    batches = a.get("batch_group_count", 1)
+    features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
+    is_volume = len(kernel) - len(features) > 2 and not wide
+    if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
+        return terms * figure("depthwise_ns")
+    if batches > 1 and wide:
+        return terms * batches * figure("convolution_wide_ns")
+    return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
+
+
+def copying_us(copied_bytes: int, target: CpuTarget) -> float:
+    """What one thread of a loop needs to copy so much."""
+    us = target.rates.pass_us(2 * copied_bytes)
+    return us * min(target.cores, SHARES) if copied_bytes < SMALL_LOOP_BYTES else us
+
+
+def libraries_us(nodes: Sequence[Node]) -> float:
+    """What LAPACK needs for the small matrices that XLA hands to it one by one."""
+    calls = (node for node in nodes if node.op.startswith(f"{DIALECT}."))
+    return sum(
+        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call) / 1e3 for call in calls
+    )
+
+
+def _library_ns(call: Node) -> float:
+    """The same for one of them: column by column, each by a few calls of BLAS; eigenvectors are
+    rotated by each other."""
+    columns = call.operands[0].type.shape[-1]
+    if call.op == "lapack.syevd":
+        return columns**2 * figure("eigenvector_pair_ns")
+    return columns * (
+        figure("cholesky_column_ns")
+        if call.op == "lapack.potrf"
+        else figure("triangular_column_ns")
+        if call.op == "lapack.trsm"
+        else figure("lu_column_ns")
+        if call.op == "lapack.getrf"
+        else figure("qr_column_ns")
+    )
+
+
+def _few_terms_ns(node: Node) -> float:
+    taken = node.operands[0].type
+    if node.op == "stablehlo.dot_general":
+        summed = node.attributes["lhs_contracting_dimensions"]
+        terms = math.prod(taken.shape[d] for d in summed)
+        return figure("few_products_ns") * node.results[0].type.size * terms
+    axes, rank = node.attributes["dimensions"], len(taken.shape)
+    each = (
+        figure("few_columns_ns")
+        if rank - 1 in axes
+        else figure("few_rows_ns")
+        if 0 in axes
+        else figure("few_between_ns")
+    )
+    return each * taken.size
