@@ -7,6 +7,7 @@ with `hlo_mlc.expr.build`, which simplifies; the classes here only intern.
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 import struct
@@ -104,16 +105,20 @@ class Buffer:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Elements between neighbours along each axis."""
-        if self.strides is not None:
-            return self.strides
-        strides, step = [], 1
-        for extent in reversed(self.shape):
-            strides.append(step)
-            step *= extent
-        return tuple(reversed(strides))
+        return self.strides if self.strides is not None else _row_by_row(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
+
+
+@functools.lru_cache(1024)
+def _row_by_row(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+    """The strides of a block without any of its own."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
 
 
 class Const(Expr):

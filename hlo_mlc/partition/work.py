@@ -72,8 +72,8 @@ class Work:
         moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
         walked = dict(moved)
         for buffer, read in stage.loads_by_buffer.items():
-            moved[buffer] = max(_read_bytes(load, stage, KEPT_BYTES) for load in read)
-            walked[buffer] = max(_read_bytes(load, stage, 0) for load in read)
+            both = [_read_bytes(load, stage) for load in read]
+            moved[buffer], walked[buffer] = map(max, zip(*both, strict=True))
         return Work(
             _operations(stage),
             count if multiplies(stage) else 0,
@@ -182,20 +182,23 @@ def rotates(node: Apply) -> bool:
     return {left.op, right.op} == {"shl", "shr_logical"} and left.args[0] is right.args[0]
 
 
-def _read_bytes(load: Load, stage: Stage, kept: int) -> int:
-    """What a load brings from memory in all points of a stage, of which so many bytes are kept."""
+def _read_bytes(load: Load, stage: Stage) -> tuple[int, int]:
+    """What a load brings from memory in all points of a stage, of which `KEPT_BYTES` are kept, or
+    none."""
     buffer, count = load.source, points(stage)
     steps = {v: abs(stride(load, v) or 0) for v in (*stage.axes, *stage.reduce_axes)}
     nearest = min(filter(None, steps.values()), default=1) * buffer.dtype.bytes
+    found = min(buffer.bytes, count * min(nearest, _LINE))
     lanes = _lanes(stage)
     if (
-        lanes is not None
-        and nearest > buffer.dtype.bytes
-        and steps[lanes] * buffer.dtype.bytes >= _LINE
-        and _lines_between(steps, nearest // buffer.dtype.bytes) * _LINE > kept
+        lanes is None
+        or nearest <= buffer.dtype.bytes
+        or steps[lanes] * buffer.dtype.bytes < _LINE
+        or not (between := _lines_between(steps, nearest // buffer.dtype.bytes) * _LINE)
     ):
-        return count * _LINE  # before its neighbours are read, the line has left the cache
-    return min(buffer.bytes, count * min(nearest, _LINE))
+        return found, found
+    # Before its neighbours are read, a line may have left the cache.
+    return count * _LINE if between > KEPT_BYTES else found, count * _LINE
 
 
 def _lines_between(steps: Mapping[Var, int], nearest: int) -> int:

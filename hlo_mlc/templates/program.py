@@ -203,7 +203,8 @@ class _Assembler:
         if len(phases) > 1:
             return tuple(stmt for phase in phases for stmt in self._nest(phase))
         wanted, tuned = self.tuned.get(len(self.decisions), ("", {}))
-        template, refused = choose_template(nest, self.target, wanted)
+        # What nobody asks for is known from where costs were predicted.
+        template, refused = choose_template(nest, self.target, *([wanted] if wanted else []))
         parameters: Parameters = {}
         if isinstance(tuned, tuple):
             scheduled = self._rewritten(nest, template, wanted, tuned)

@@ -213,6 +213,9 @@ def stride(access: Load | Assign, variable: Var) -> int | None:
     buffer = buffer_of(access)
     total = 0
     for i, apart in zip(access.indices, buffer.element_strides, strict=True):
+        if i is variable:
+            total += apart
+            continue
         if variable not in i.free:
             continue
         terms, _ = index.affine(i)
@@ -227,7 +230,7 @@ def vector_stride(access: Load | Assign, variable: Var) -> int | None:
     """`stride` as vectors along `variable` see it: 1 also where several of its values in a row
     access one element, and the next ones the one behind it, as of integers that share bytes."""
     *outer, last = access.indices or (None,)
-    if last is None or any(variable in i.free for i in outer):
+    if last is None or last is variable or any(variable in i.free for i in outer):
         return stride(access, variable)
     shared = [(atom, step) for atom, step in index.affine(last)[0].items() if variable in atom.free]
     if (

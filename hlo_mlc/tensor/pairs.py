@@ -85,6 +85,8 @@ def natural_roles(stage: Stage) -> Roles | None:
 @derived
 def is_pairwise(stage: Stage) -> bool:
     """A fold along the rows of arrays, for all pairs of enough of them."""
+    if stage.combiner is None:  # as most are
+        return False
     merged = coalesce(stage)
     if terms_refusal(merged) or walks_columns(merged):
         return False

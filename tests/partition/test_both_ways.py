@@ -64,12 +64,26 @@ def test_many_blocks_take_no_more_memory_than_a_chunk(
     take_apart, monkeypatch: pytest.MonkeyPatch, fold: str
 ) -> None:
     monkeypatch.setattr(both_ways, "_PARTS_BYTES", 4096)
-    rows, columns = 32 * 16, 64
+    rows, columns = 37 * 16, 64
     (program,) = take_apart(FOLDS[fold], *_arguments((rows, columns), "float32")).programs
     chunks = [step for step in program.steps if isinstance(step, Loop)]
-    assert [loop.trip_count for loop in chunks] == [1]
+    assert [loop.trip_count for loop in chunks] == [2]
     between = [b for b in program.temporaries if b.shape[1:] == (columns,)]
-    assert sum(b.bytes for b in between) <= 4096 + 2 * columns * 4
+    assert sum(b.bytes for b in between) <= 4096 + 3 * columns * 4
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+@pytest.mark.parametrize(("blocks", "chunks"), [(32, 2), (33, 3), (48, 3), (45, 3)])
+def test_chunks_are_alike_where_they_can_be(
+    take_apart, monkeypatch: pytest.MonkeyPatch, fold: str, blocks: int, chunks: int
+) -> None:
+    """The blocks are written once then, in a loop."""
+    monkeypatch.setattr(both_ways, "_PARTS_BYTES", 4096)
+    arguments = _arguments((blocks * 16, 64), "float32")
+    (program,) = take_apart(FOLDS[fold], *arguments).programs
+    loop, total = program.steps
+    assert isinstance(loop, Loop) and loop.trip_count == chunks
+    assert isinstance(total, Nest)
 
 
 @pytest.mark.parametrize("fold", ["bicg", "extrema", "sums"])

@@ -92,30 +92,38 @@ def both_ways(
     size = min(_MOST, _BLOCK_BYTES // bytes_of_row)
     if size < _FEWEST:
         return None
-    size = max(
-        (n for n in range(_FEWEST, size + 1) if row.extent % n == 0 and 2 * n > size), default=size
-    )
+    size = _even_part(row.extent, size, _FEWEST)
     blocks, rest = divmod(row.extent, size)
     number = blocks + (rest > 0)
     dtype = columns.accumulators[0].dtype
     most = max(1, _PARTS_BYTES // (column.extent * dtype.bytes))
+    if number > most and not rest:
+        most = _even_part(number, most)
     chunks = (number - 1) // most  # and the last one, which may be smaller
+    if chunks and not rest and number % most == 0:
+        chunks += 1  # of them all, and none is last: it would be written a second time
     parts = Buffer(fresh("b"), dtype, (min(most, number), column.extent))
     folds = _Blocks(rows, columns, size, parts, handed, wanted, fresh)
     done = chunks * most
     last = folds.nests(index.constant(done), blocks - done, rest)
     if not chunks:
         return [*last, folds.total(parts, number)]
-    sums = Buffer(fresh("b"), dtype, (chunks + 1, column.extent))
+    sums = Buffer(fresh("b"), dtype, (chunks + (done < number), column.extent))
     chunk = Var(fresh("i"), INDEX, chunks)
     begin = index.multiply(chunk, index.constant(most))
-    loop = Loop((*folds.nests(begin, most, 0), folds.partial(most, sums, chunk)), chunk, chunks)
-    return [
-        loop,
-        *last,
-        folds.partial(number - done, sums, index.constant(chunks)),
-        folds.total(sums, chunks + 1),
+    steps: list[Step] = [
+        Loop((*folds.nests(begin, most, 0), folds.partial(most, sums, chunk)), chunk, chunks)
     ]
+    if done < number:
+        steps += [*last, folds.partial(number - done, sums, index.constant(chunks))]
+    return [*steps, folds.total(sums, chunks + (done < number))]
+
+
+def _even_part(whole: int, most: int, least: int = 1) -> int:
+    """The largest part of at most so many, and more than half of that, that divides the whole; as
+    many as there may be where there is none."""
+    fitting = (n for n in range(max(least, most // 2 + 1), most + 1) if whole % n == 0)
+    return max(fitting, default=most)
 
 
 def _are_simple(rows: Stage, columns: Stage, bytes_of_row: int) -> bool:
