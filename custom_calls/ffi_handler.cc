@@ -67,6 +67,8 @@ constexpr char kBlockFollows = ',';
 
 ffi::ErrorOr<std::unique_ptr<KernelState>> Instantiate(std::string_view id,
                                                        ffi::Span<const int64_t> dims) {
+  static const bool kept = (KeepFreedMemory(), true);
+  static_cast<void>(kept);
   auto state = std::make_unique<KernelState>();
   state->dims.assign(dims.begin(), dims.end());
   if (id.find(kRowsFollow) == std::string_view::npos) {

@@ -51,6 +51,17 @@ TUNED = _ROOT / "bench" / "results" / "tuning_goal.jsonl"
 DERIVED = _ROOT / "bench" / "results" / "derived.jsonl"
 _TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
 
+_MAPS = (
+    "Maps of a few MB are bound by memory, and by what is around a kernel. One call right after "
+    "the other, exp takes 49 us here and 53 through ONNX Runtime, softmax 96 and 100, take 62 and "
+    "61 through PyTorch, where two threads that only copy as much take 41, and 45 from as many "
+    "places (medians on two cores of a Zen 5, ahead of all else that ran there). The table has the "
+    "first calls after a pause of 10 ms. These take longer through JAX, of which by then nothing "
+    "is in the caches and all threads sleep: the second call of exp 146 us, the third 92, the "
+    "fourth 72; through ONNX Runtime, whose threads wait in a loop, 83 and then 62."
+)
+"""What the table beside others does not show: measured call by call."""
+
 _ROUNDS = 15
 _WIDTH, _HEIGHT, _MARGIN, _GAP = 280, 220, 56, 64  # of a panel, around it, between two; pixels
 
@@ -398,6 +409,8 @@ def _beside_others(peers: Mapping[str, Any]) -> list[str]:
             f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |"
             for row in rows
         ),
+        "",
+        _MAPS,
         "",
     ]
 

@@ -12,9 +12,9 @@ are computed once only: there, squares at the edges are smaller.
 
 Where elements along the row lie apart, they are put side by side first, square by square.
 
-Results larger than the caches go along the source, whose pages are read to their ends; where their
-rows begin with lines of memory, they may be stored past the caches: nothing is read that is about
-to be overwritten, and nothing is driven out.
+Panels of results larger than the caches go along the source, whose pages are read to their ends;
+where their rows begin with lines of memory, they may be stored past the caches, in runs of lines:
+nothing is read that is about to be overwritten, and nothing is driven out.
 """
 
 from __future__ import annotations
@@ -47,13 +47,20 @@ WRITTEN_OUT = 1500
 # are in a cache already: the system has just filled them with zeros.
 # Source: mallopt(3), M_MMAP_THRESHOLD.
 LARGEST_REUSED = 32 << 20
-# Elements along a side of a panel; the second is for results that do not stay in the caches, but
-# are not stored past them.  On Zen 4, 2048 x 2048 f32 from memory to memory took half of the time
-# with panels along the source, 0.8 of that with squares along it, too; 512 x 512 in the caches
-# would take twice the time with such an order.  On Zen 5, panels of 64 that are stored past the
-# caches took 0.6 of the time of larger ones, whose rows are in more pages than the first level of
-# translations holds; others took 1.2 to 1.6 times as long in panels of 64.
+# Elements along a side of a panel; the second is for results that do not stay in the caches.  On
+# Zen 4, 2048 x 2048 f32 from memory to memory took half of the time with panels along the source,
+# 0.8 of that with squares along it, too; 512 x 512 in the caches would take twice the time with
+# such an order.  On Zen 5, panels whose squares go along the source
+# as well and are stored past the caches took 0.6 of the time with 64 as with 256, whose rows are in
+# more pages than the first level of translations holds; others took 1.2 to 1.6 times as long with
+# 64.
 PANEL, LARGE_PANEL = 64, 256
+# Panels and their squares by rows of results, or both along the source; or panels along the source,
+# each of them by rows of results, which are written in longer runs: past the caches, in panels of
+# 256, 2048 x 2048 and 4 x 1024 x 1024 f32 took 0.9 of the time that they took along the source in
+# panels of 64, 4096 x 2048 bf16 0.75, 1536 x 1024 f64 0.87, with AVX2 0.9, 0.55 and 0.95; every
+# other element of 4096 x 2048 f32, put side by side first, 1.3 (Zen 5).
+BY_ROWS, ALONG_SOURCE, IN_RUNS = 0, 1, 2
 # Operations up to which vectors of half the length are no loss: exp took 1.7 times as long.
 LIGHT = 4
 # Bytes of a line of the source, or 4 elements, that a band of results is high.  2047 x 2045 f32 in
@@ -90,12 +97,13 @@ class TransposeTemplate:
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Elements along a side of a square and of a panel; stores past the caches."""
+        """Elements along a side of a square and of a panel; in which order these are; stores past
+        the caches."""
         return {
             "square": (4, 8, 16, 32, 64),
             "high": (4, 8, HIGHEST),
             "panel": (16, PANEL, LARGE_PANEL),
-            "along": (0, 1),
+            "along": (BY_ROWS, ALONG_SOURCE, IN_RUNS),
             "streaming": (0, 1),
         }
 
@@ -112,13 +120,15 @@ class TransposeTemplate:
             return _squares(width, PANEL)
         line = max(width, CACHE_LINE_BYTES // widest)
         if _streams(stage, line, target):
-            return _squares(line, PANEL, along=True, streaming=True)
+            if _apart(stage, *_axes(stage)):
+                return _squares(line, PANEL, along=ALONG_SOURCE, streaming=True)
+            return _squares(line, LARGE_PANEL, along=IN_RUNS, streaming=True)
         if _are_split(stage):
             high = max(SMALLEST, BAND_BYTES // widest)
             return _squares(
-                width * max(1, target.registers // (2 * high)), LARGE_PANEL, high, along=True
+                width * max(1, target.registers // (2 * high)), LARGE_PANEL, high, ALONG_SOURCE
             )
-        return _squares(max(2 * width, line), LARGE_PANEL, along=True)
+        return _squares(max(2 * width, line), LARGE_PANEL, along=ALONG_SOURCE)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
@@ -130,7 +140,7 @@ class TransposeTemplate:
             high = min(most, 1 << high.bit_length() - 1)
             side = side if high == most else high
         each = {v: max(1, parameters["panel"] // size) for v, size in ((row, high), (column, side))}
-        axes = (column, row) if parameters["along"] else (row, column)
+        axes = (row, column) if parameters["along"] == BY_ROWS else (column, row)
         repeats = may_repeat(stage)
         schedule = open_stage(stage).reorder(
             *(v.name for v in stage.axes if v not in axes), row.name, column.name
@@ -139,6 +149,8 @@ class TransposeTemplate:
             schedule = schedule.split(axis.name, size, "repeat" if repeats else "shorten")
             schedule = _in_panels(schedule, axis, size, each[axis])
         panels, squares = ([f"{v.name}.o.{part}" for v in axes] for part in "oi")
+        if parameters["along"] == IN_RUNS:
+            squares.reverse()
         inside = (f"{row.name}.i", f"{column.name}.i")
         schedule = schedule.reorder(*panels, *squares, *reversed(inside))
         nests = [inside]
@@ -172,13 +184,13 @@ class TransposeTemplate:
 
 
 def _squares(
-    side: int, panel: int, high: int = HIGHEST, along: bool = False, streaming: bool = False
+    side: int, panel: int, high: int = HIGHEST, along: int = BY_ROWS, streaming: bool = False
 ) -> dict[str, int]:
     return {
         "square": side,
         "high": high,
         "panel": panel,
-        "along": int(along),
+        "along": along,
         "streaming": int(streaming),
     }
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from hlo_mlc import mlc_jit
 from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import F32
@@ -212,3 +213,56 @@ def test_parts_of_short_rows_are_one_nest(take_apart, dtype) -> None:
             lambda v, w: jnp.concatenate([jnp.cross(v, w), 2 * v + w], -1), v, v
         ).programs
     assert len(program.steps) == 1
+
+
+def _turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    first, second = jnp.split(x, 2, -1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _normed_and_turned(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    return _turned(x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6), cos, sin)
+
+
+# Programs of x, cos and sin, and how many nests what is joined in them is computed in.
+SHARING: dict[str, tuple[Callable[..., object], int]] = {
+    "one_loop": (_turned, 1),
+    "with_its_rows": (_normed_and_turned, 1),
+    "read_again": (lambda *args: (y := _turned(*args), y.sum(-1), jax.nn.softmax(y, -1)), 2),
+    "of_other_elements": (
+        lambda x, c, s: jnp.concatenate([jnp.sin(c), jnp.sin(s), jnp.sin(x)], -1),
+        3,
+    ),
+    "of_two_lengths": (
+        lambda x, c, s: jnp.concatenate([jnp.sin(c) * s, jnp.cos(c) * s, jnp.sin(x)], -1),
+        2,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers")
+@pytest.mark.parametrize("donated", [False, True])
+@pytest.mark.parametrize("program", SHARING)
+def test_parts_of_the_same_elements_share_a_loop(check, arrays, take_apart, program, donated):
+    function, nests = SHARING[program]
+    x, cos, sin = arrays("float32", (9, 5, 38), (9, 5, 19), (9, 5, 19))
+    apart = take_apart(function, x, cos, sin)
+    assert sum(len(program.steps) for program in apart.programs) == nests
+    if not donated:
+        check(function, x, cos, sin)
+        return
+    by_us = mlc_jit(function, choose="ours", donate_argnums=0)
+    results = jax.tree.leaves(by_us(jnp.array(x), cos, sin))
+    assert by_us.report().coverage == 1
+    for ours, expected in zip(
+        results, jax.tree.leaves(jax.jit(function)(x, cos, sin)), strict=True
+    ):
+        np.testing.assert_allclose(ours, expected, 1e-5, 1e-6)
+
+
+def test_parts_that_are_too_much_for_one_loop_are_apart(take_apart) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([jnp.tan(x + k) * jnp.arctan(x - k) for k in range(12)])
+
+    (program,) = take_apart(function, np.ones((300, 20), np.float32)).programs
+    assert 1 < len(program.steps) < 12

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import platform
 import re
 import threading
 from pathlib import Path
@@ -412,6 +414,25 @@ def test_large_results_are_in_huge_pages(call_kernel, scale_kernel, new_id):
     np.testing.assert_array_equal(ours, theirs)
     middle = [array.unsafe_buffer_pointer() + array.nbytes // 2 for array in (ours, theirs)]
     assert ["hg" in mapping_flags(address) for address in middle] == [True, False]
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ),
+    reason="another allocator, or one that is told what to keep",
+)
+def test_freed_memory_is_kept_for_what_comes_next(call_kernel, scale_kernel, new_id):
+    """Blocks of less than 32 MiB are on a heap, not mapped each: bit 1 of the word before one says
+    which."""
+    kernel_id = new_id()
+    variants.publish(kernel_id, scale_kernel(2.0))
+    jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(2,)))(np.ones(2, np.float32))
+    allocator = ctypes.CDLL(None)
+    allocator.malloc.restype, allocator.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    allocator.free.restype, allocator.free.argtypes = None, [ctypes.c_void_p]
+    block = allocator.malloc(24 << 20)
+    size_and_flags = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
+    allocator.free(block)
+    assert not size_and_flags & 2
 
 
 def test_swap_while_executions_run(call_kernel, scale_kernel, new_id):

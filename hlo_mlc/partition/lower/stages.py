@@ -14,7 +14,7 @@ import numpy as np
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
 from hlo_mlc.expr.combiner import NOTHING
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, loads_in
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.ops.definition import (
@@ -33,11 +33,11 @@ from hlo_mlc.ops.definition import (
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.lower.picks import Pick, picks
-from hlo_mlc.partition.lower.storing import Storing
+from hlo_mlc.partition.lower.storing import EXPRESSION_LIMIT, Storing
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.access import at_axes
-from hlo_mlc.tensor.classify import CROSSING_LEAST, stride, walks_columns
+from hlo_mlc.tensor.classify import CROSSING_LEAST, cost, stride, walks_columns
 from hlo_mlc.tensor.coalesce import in_memory_order
 from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Assign, Stage
@@ -246,18 +246,31 @@ class StageLowering:
                 self.store(node, value, self.lowered(node).elements[position])
 
     def _store_parts(self, node: Node, value: Value) -> None:
-        """Give what is joined a buffer, each operand a stage that fills its part of it."""
+        """Give what is joined a buffer, each operand a stage that fills its part of it; neighbours
+        that read the same elements at the same points have one in common.
+
+            join(x * c - y * s, y * c + x * s)
+                ->   for k: z[k] = x[k] * c[k] - y[k] * s[k];  z[k + n] = y[k] * c[k] + x[k] * s[k]
+        """
         buffer, axis, start = self.define(value), node.attributes["dimension"], 0
-        for part in node.operands:
-            axes, point = self._axes(part.type.shape)
+        stages: list[Stage] = []
+        axes, point = (), ()
+        for number, part in enumerate(node.operands):
+            if not number or part.type.shape != node.operands[number - 1].type.shape:
+                axes, point = self._axes(part.type.shape)
             place = (
                 *point[:axis],
                 index.add(point[axis], index.constant(start)),
                 *point[axis + 1 :],
             )
-            assign = Assign(buffer, place, self.read(part, point))
-            self._emit(node, Stage(self.fresh("s"), axes, (assign,)), update=start > 0)
+            stage = Stage(self.fresh("s"), axes, (Assign(buffer, place, self.read(part, point)),))
+            if stages and _read_the_same(stages[-1], stage):
+                stages[-1] = replace(stages[-1], assigns=stages[-1].assigns + stage.assigns)
+            else:
+                stages.append(stage)
             start += part.type.shape[axis]
+        for number, stage in enumerate(stages):
+            self._emit(node, stage, update=number > 0)
 
     def store_into(self, node: Node, buffer: Buffer, element: Read, closed: bool = False) -> None:
         """Fill `buffer` with element(indices), the parts of a complex number at one point."""
@@ -508,6 +521,18 @@ class StageLowering:
 
     def _emit(self, node: Node, stage: Stage, update: bool = False, inner: bool = False) -> None:
         self.items.append(Item(stage, node, update, inner=inner))
+
+
+def _read_the_same(one: Stage, other: Stage) -> bool:
+    """Whether two maps that go through the same points read some element of each of them both, and
+    are not too much for one loop."""
+    if one.axes != other.axes:
+        return False
+    read, again = ({*loads_in(*stage.expressions)} for stage in (one, other))
+    last = set(one.axes[-1:])
+    return any(last <= node.free for node in read & again) and (
+        cost(*one.expressions, *other.expressions) <= EXPRESSION_LIMIT
+    )
 
 
 def _as_terms(fold: Fold) -> Pointwise:
