@@ -19,7 +19,10 @@ LOAD_SHARE = 0.1
 # What another width may cost in speed before it is accepted: it takes about 10 ms to
 # compile, and its code as much room in the instruction cache.
 VARIANT_SHARE = 0.03
-MOST_ROWS = 12
+# Rows of a tile, and of one that divides them evenly: images of networks have 14, 28 and 56 columns
+# as a rule.  Convolutions of such by 64 to 256 channels took 0.90 to 0.94 of the time in 14 rows by
+# two vectors, 28 x 512 x 1024 0.92; 512 square took 1.03 in 13.
+MOST_ROWS, MOST_EVEN_ROWS = 12, 14
 
 
 def register_tile(rows: int, columns: int, lanes: int, target: CpuTarget) -> tuple[int, int]:
@@ -32,8 +35,12 @@ def register_tile(rows: int, columns: int, lanes: int, target: CpuTarget) -> tup
     most = 4 if target.registers >= 32 else 2
     candidates = []
     for vectors in range(1, min(most, -(-columns // lanes)) + 1):
-        tallest = min(rows, (target.registers - vectors - 2) // vectors, MOST_ROWS)
-        candidates += [(height, vectors) for height in range(1, tallest + 1)]
+        tallest = min(rows, (target.registers - vectors - 2) // vectors, MOST_EVEN_ROWS)
+        candidates += [
+            (height, vectors)
+            for height in range(1, tallest + 1)
+            if height <= MOST_ROWS or rows % height == 0
+        ]
     return min(candidates, key=lambda tile: (_cost(rows, columns, lanes, *tile), -tile[1]))
 
 

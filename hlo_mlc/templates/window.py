@@ -110,7 +110,7 @@ class WindowTemplate:
         """Results side by side, vectors of each, positions written out, chunks of terms, and
         whether the filters of a matrix product are packed."""
         return {
-            "tile": (1, 3, 4, 6, 8, 9, 12),
+            "tile": (1, 3, 4, 6, 8, 9, 12, 14),
             "vectors": (1, 2, 3, 4),
             "unroll": (1, 2, 3, 4, 9),
             "chunks": (1, 4, 16),
