@@ -229,10 +229,11 @@ class Schedule:
         """`loop` -> one for where all holds that it asks, and one, of loops `.e`, for elsewhere."""
         return self.apply(Step("version", (loop,)))
 
-    def jam(self, loops: tuple[str, ...], inner: str = "") -> Schedule:
+    def jam(self, loops: tuple[str, ...], inner: str = "", choices: int = 0) -> Schedule:
         """Iterations of nested `loops` one after the other, those together that ask for the same;
-        loops in them, up to `inner`, as one."""
-        return self.apply(Step("jam", (loops, *((inner,) if inner else ()))))
+        loops in them, up to `inner`, as one, for each answer to at most so many `choices`."""
+        more = (inner, choices) if choices else (inner,) if inner else ()
+        return self.apply(Step("jam", (loops, *more)))
 
     def add_unit_loop(self, loop: str) -> Schedule:
         """All that is done -> in a loop called `loop`, once."""

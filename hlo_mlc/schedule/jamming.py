@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, all_of, rebuild, substitute
+from hlo_mlc.expr.build import FALSE, TRUE, all_of, rebuild, substitute
 from hlo_mlc.expr.core import Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import Facts, exactly
@@ -29,7 +29,12 @@ from hlo_mlc.tensor.guards import conjuncts
 
 
 def jam(
-    program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checked: bool = True
+    program: LoopProgram,
+    names: tuple[str, ...],
+    inner: str = "",
+    choices: int = 0,
+    *,
+    checked: bool = True,
 ) -> LoopProgram:
     """Write the iterations of nested loops out, those together that ask for the same, and run the
     loops in them as one.
@@ -46,8 +51,10 @@ def jam(
     Groups are in the order in which iterations first ask for something: where windows overlap, the
     results that share an element then meet it one after the other.  What branches around the loops
     say already is not asked again (`version`).  With an `inner` loop, those inside of it are not
-    run as one.  Nests that are not these loops, and no others, stay as they are.  Refused where
-    iterations touch the same element, unless by one declared reduction that commutes.
+    run as one.  Where no more than `choices` conditions are asked in all, they are asked first, and
+    what is done runs as one for every answer that there may be: few iterations alone would wait for
+    their own results.  Nests that are not these loops, and no others, stay as they are.  Refused
+    where iterations touch the same element, unless by one declared reduction that commutes.
     Elsewhere unroll-and-jam, and loop skewing for the order.
     """
     if not names or len({*names}) < len(names):
@@ -56,7 +63,7 @@ def jam(
         require_loops(program, "jam", name)
     memory = Memory.of(program) if checked else None
 
-    def inside(statements: Body, known: Facts) -> Body:
+    def inside(statements: Body, known: Facts, refuted: tuple[Expr, ...]) -> Body:
         result: list[Stmt] = []
         for stmt in statements:
             nest = (
@@ -66,38 +73,79 @@ def jam(
             )
             if nest is not None and len(nest[0]) == len(names):
                 band, guard = nest
-                result += _jammed(band, guard, known, inner, memory)
+                groups = _jammed(band, guard, known, inner, memory)
+                result += groups.by_answers(known, refuted, choices) or groups.in_turn()
                 continue
             if isinstance(stmt, If):
-                branches = (*known, *_facts(conjuncts(stmt.condition))), known
-                result.append(
-                    with_bodies(
-                        stmt,
-                        tuple(
-                            [
-                                inside(body, facts)
-                                for body, facts in zip(bodies(stmt), branches, strict=True)
-                            ]
-                        ),
-                    )
-                )
+                holds = (*known, *_facts(conjuncts(stmt.condition)))
+                then = inside(stmt.then, holds, refuted)
+                otherwise = inside(stmt.otherwise, known, (*refuted, stmt.condition))
+                result.append(with_bodies(stmt, (then, otherwise)))
                 continue
-            result.append(with_bodies(stmt, tuple([inside(body, known) for body in bodies(stmt)])))
+            result.append(
+                with_bodies(stmt, tuple([inside(body, known, refuted) for body in bodies(stmt)]))
+            )
         new = tuple(result)
         return statements if new == statements else new
 
     return changed(
         program,
-        inside(program.body, ()),
+        inside(program.body, (), ()),
         "jam",
         names[0],
         f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested",
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Copies of what nested loops hold, those together that ask for the same, with what is left to
+    ask; loops in them run as one, but for those inside of the `inner` one and, where that is one of
+    the nested ones, all of them."""
+
+    found: tuple[tuple[Expr, tuple[Body, ...]], ...]
+    inner: str
+    apart: bool
+
+    def in_turn(self) -> Body:
+        """Each group behind its own conditions."""
+        result: Body = ()
+        for own, alike in itertools.groupby(self.found, lambda group: group[0]):
+            result += when(own, self._together([copy for _, group in alike for copy in group]))
+        return result
+
+    def by_answers(self, known: Facts, refuted: Sequence[Expr], most: int) -> Body | None:
+        """What is done for each answer to all conditions, of which no more than `most` are asked,
+        as one; None where there are more, or one depends on memory."""
+        asked = tuple(dict.fromkeys(own for own, _ in self.found if own is not TRUE))
+        if not 0 < len(asked) <= most or any(map(loads, asked)):
+            return None
+        return self._chosen(asked, (TRUE,), known, refuted)
+
+    def _chosen(
+        self, asked: Sequence[Expr], held: tuple[Expr, ...], known: Facts, refuted: Sequence[Expr]
+    ) -> Body:
+        """The same where the conditions `held` hold, and others are `asked`."""
+        if not asked:
+            copies = [copy for own, group in self.found if own in held for copy in group]
+            return self._together(copies)
+        first, *others = asked
+        yes, no = (_facts(conjuncts(first)), exactly(first, holds=False) or ())
+        with_it = self._chosen(others, (*held, first), (*known, *yes), refuted)
+        without = self._chosen(others, held, (*known, *no), refuted)
+        if _are_refuted((*known, *yes), refuted) or _is_contradicted(yes, known):
+            return without
+        return with_it if _is_contradicted(no, known) else (If(first, with_it, without),)
+
+    def _together(self, copies: Sequence[Body]) -> Body:
+        if self.apart or not copies:
+            return tuple(itertools.chain(*copies))
+        return _side_by_side(copies, self.inner)
+
+
 def _jammed(
     band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None
-) -> Body:
+) -> _Groups:
     """What nested loops do in all iterations; they do nothing unless the guard holds."""
     body = unguarded(band[-1].body)[1]
     for stmt in band:
@@ -122,18 +170,11 @@ def _jammed(
                 map_expressions(body, functools.partial(copies_of.at, here))
             )
     # Those of which nothing is left to ask are one, in their order.
-    left = (
-        (all_of(*(c for c in asked if not _follows(c, known))), copies)
+    left = tuple(
+        (all_of(*(c for c in asked if not _follows(c, known))), tuple(copies))
         for asked, copies in groups.items()
     )
-    apart = any(stmt.var.name == inner for stmt in band)
-    result: Body = ()
-    for own, alike in itertools.groupby(left, lambda group: group[0]):
-        together = [copy for _, copies in alike for copy in copies]
-        result += when(
-            own, tuple(itertools.chain(*together)) if apart else _together(together, inner)
-        )
-    return result
+    return _Groups(left, inner, any(stmt.var.name == inner for stmt in band))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +221,7 @@ def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:
             )
 
 
-def _together(copies: Sequence[Body], inner: str) -> Body:
+def _side_by_side(copies: Sequence[Body], inner: str) -> Body:
     """Copies of statements that differ in constants alone, side by side: loops as one."""
     first = copies[0]
     if len(copies) == 1 or any(len(copy) != len(first) for copy in copies):
@@ -201,7 +242,7 @@ def _together(copies: Sequence[Body], inner: str) -> Body:
                 one.kind,
                 tuple(itertools.chain(*inside))
                 if one.var.name == inner
-                else _together(inside, inner),
+                else _side_by_side(inside, inner),
             ),
         )
     return result
@@ -216,4 +257,16 @@ def _follows(condition: Expr, known: Facts) -> bool:
     wanted = exactly(condition)
     return wanted is not None and all(
         any(index.bounds(index.subtract(one, fact))[1] <= 0 for fact in known) for one in wanted
+    )
+
+
+def _are_refuted(known: Facts, refuted: Sequence[Expr]) -> bool:
+    """Whether one of these conditions, which do not hold, would follow from facts."""
+    return any(all(_follows(c, known) for c in conjuncts(condition)) for condition in refuted)
+
+
+def _is_contradicted(facts: Facts, known: Facts) -> bool:
+    """Whether one of these facts cannot be true where one of the known ones is."""
+    return any(
+        index.bounds(index.add(one, other))[0] > 0 for one in facts for other in (*known, *facts)
     )

@@ -19,16 +19,17 @@ conditions.  Only filters that lie otherwise are copied, once, into panels of fe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, all_of, apply, load, substitute
-from hlo_mlc.expr.core import Buffer, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
 from hlo_mlc.templates.columns import FEW_BLOCKS
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
-from hlo_mlc.templates.product import is_direct
+from hlo_mlc.templates.product import is_direct, is_plain
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
@@ -72,10 +73,11 @@ ENOUGH_RESULTS, LONG_WINDOW = 8, 7
 WRITTEN_WINDOW = 12
 # Rows of a matrix product that are too few for a tile by themselves.
 FEW_ROWS = 6
-# Rows from which on filters are packed into panels: where they lie in long rows, a panel of them
-# would take a page for every few terms, and a few sets of a cache (a stride of 1 KiB made the
-# convolution of 14 x 14 x 256 by 256 filters 1.9 times as slow).
-REUSED = 32
+# Rows of results, and bytes between terms, from which on filters are packed into panels: where they
+# lie in long rows, a panel of them would take a page for every few terms, and a few sets of a cache
+# (a stride of 1 KiB made the convolution of 14 x 14 x 256 by 256 filters 1.02 to 1.9 times as slow;
+# 28 x 28 x 128 by 128, whose rows are half as long, took 0.97 to 1.01 of the time as they were).
+REUSED, LONG_ROW = 32, 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class WindowTemplate:
         """Results side by side, vectors of each, positions written out, chunks of terms, and
         whether the filters of a matrix product are packed."""
         return {
-            "tile": (1, 3, 4, 6, 8, 9, 12),
+            "tile": (1, 3, 4, 6, 8, 9, 12, 14),
             "vectors": (1, 2, 3, 4),
             "unroll": (1, 2, 3, 4, 9),
             "chunks": (1, 4, 16),
@@ -224,10 +226,16 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
     if last < rows <= MOST_ROWS:
         tile, vectors = rows, min(vectors, max(1, target.accumulators // rows))
     reused = math.prod(v.extent for v in roles.rows if v not in roles.rhs.free)
-    wide = lane.extent > vectors * width and reused >= REUSED
-    # What one tile reads: a row of the panel, and a line of the other factor, for every term.
+    apart = abs(stride(roles.rhs, stage.reduce_axes[-1]) or 0) if is_plain(roles.rhs) else 0
+    wide = (
+        lane.extent > vectors * width
+        and reused >= REUSED
+        and apart * roles.rhs.dtype.bytes >= LONG_ROW
+    )
+    # What one tile reads: a panel, and what its windows reach of the other factor.
     depth = math.prod(v.extent for v in stage.reduce_axes)
-    touched = depth * (vectors * target.vector_bytes + CACHE_LINE_BYTES)
+    along = {roles.rows[-1]: tile} | {v: v.extent for v in stage.reduce_axes}
+    touched = depth * vectors * target.vector_bytes + _reached_bytes(roles.lhs, along)
     chunks = (
         _divisor(stage.reduce_axes[0].extent, -(-2 * touched // target.l2_bytes))
         if touched > target.l2_bytes * 3 // 4
@@ -240,6 +248,20 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
         "chunks": chunks,
         "pack": int(wide or not is_direct(roles.rhs, lane)),
     }
+
+
+def _reached_bytes(factor: Expr, counts: Mapping[Var, int]) -> int:
+    """Bytes of the lines that a factor reads while so many values of some axes pass."""
+    total = 0
+    for read in loads(factor):
+        spans = [
+            1 + sum(abs(c) * (counts.get(v, 1) - 1) for v, c in index.affine(i)[0].items())
+            for i in read.indices
+        ]
+        *outer, last = spans or [1]
+        lines = -(-last * read.dtype.bytes // CACHE_LINE_BYTES)
+        total += math.prod(outer) * lines * CACHE_LINE_BYTES
+    return total
 
 
 def _divisor(extent: int, least: int) -> int:
@@ -271,7 +293,7 @@ def _packed(
     exists = index.compare("lt", source, index.constant(lane.extent))
     move = Stage(
         f"{stage.name}_pack",
-        (panel, *others, column),
+        (*others, panel, column),
         (
             Assign(
                 packed,

@@ -37,6 +37,9 @@ SLIDES_INSIDE = 4
 # With at least this many tiles along each axis, those at its ends are few enough for short code:
 # the benchmarks' depthwise and single_channel run no slower with it.
 FEW_EDGES = 5
+# Conditions of a tile of a matrix product that are asked before its loops: of a window, that its
+# first column lies inside, and its last one.  A result alone would wait for its own sums.
+ENDS = 2
 # Epilogues costlier than this run as a loop over a tile in L1 instead of being written out.
 EPILOGUE_INLINE = 4
 
@@ -347,7 +350,11 @@ class WindowLoops:
                 others = tuple(name for name in edges if name != each)
                 schedule = _in_order(schedule, [each, *others], edges)
                 edges = others
-            schedule = schedule.jam(edges, self._side_by_side(edges, ".e"))
+            schedule = schedule.jam(
+                edges,
+                self._side_by_side(edges, ".e"),
+                ENDS if self.is_product and self.inner else 0,
+            )
         if self.points:
             schedule = schedule.jam(self.points, self._side_by_side(self.points, ""))
         return _unrolled(schedule, self.tile)

@@ -84,7 +84,12 @@ def _innermost_loop(text: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("level", "rows", "vectors", "lanes", "register"),
-    [("x86-64-v4", 6, 4, 16, "zmm"), ("x86-64-v4", 9, 3, 16, "zmm"), ("x86-64-v3", 6, 2, 8, "ymm")],
+    [
+        ("x86-64-v4", 6, 4, 16, "zmm"),
+        ("x86-64-v4", 9, 3, 16, "zmm"),
+        ("x86-64-v4", 14, 2, 16, "zmm"),
+        ("x86-64-v3", 6, 2, 8, "ymm"),
+    ],
 )
 def test_register_tiles_stay_in_registers(
     level: str, rows: int, vectors: int, lanes: int, register: str

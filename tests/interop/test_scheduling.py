@@ -113,7 +113,7 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
         "rename": (first, second, f"{second}.again"),
         "coalesce": (buffer,),
         "persist": (first, number),
-        "jam": ((first,), *((second,) if number > 4 else ())),
+        "jam": ((first,), *((second, number % 3) if number > 4 else ())),
         "fold_apart": (first, str(rng.choice(["", second]))),
         "add_loops": (("t",), (number,), first),
         "inline": (buffer,),

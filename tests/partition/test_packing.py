@@ -68,6 +68,53 @@ def test_constant_factors_are_laid_out_as_tiles_read_them(
     check(function, x, ulps=32)
 
 
+def convolved(x, filters, layout=("NHWC", "HWIO", "NHWC"), **options):
+    options = {"window_strides": (1, 1), "padding": "SAME", **options}
+    return lax.conv_general_dilated(x, filters, dimension_numbers=layout, **options)
+
+
+CHANNELS_FIRST = ("NCHW", "OIHW", "NCHW")
+
+
+@pytest.mark.parametrize(
+    "function, shape, panels",
+    [
+        (lambda x: convolved(x, weights(3, 3, 40, 192)), (2, 5, 9, 40), (3, 3, 3, 40, 64)),
+        (
+            lambda x: convolved(x, weights(192, 40, 3, 3), CHANNELS_FIRST),
+            (1, 40, 5, 9),
+            (3, 40, 3, 3, 64),
+        ),
+        (  # one panel
+            lambda x: convolved(x, weights(48, 16, 3, 3), CHANNELS_FIRST),
+            (1, 16, 5, 9),
+            (16, 3, 3, 48),
+        ),
+        (  # nothing divides them
+            lambda x: convolved(x, weights(3, 3, 40, 161)),
+            (1, 5, 9, 40),
+            (3, 3, 40, 161),
+        ),
+        (
+            lambda x: convolved(x, weights(2, 3, 40, 192), window_strides=(2, 1), padding="VALID"),
+            (1, 6, 9, 40),
+            (3, 2, 3, 40, 64),
+        ),
+        (  # of each group their own
+            lambda x: convolved(x, weights(3, 3, 20, 128), feature_group_count=2),
+            (1, 5, 9, 40),
+            (3, 3, 20, 128),
+        ),
+        (lambda x: convolved(x, weights(3, 3, 1, 40)), (1, 5, 9, 1), (3, 3, 1, 40)),
+    ],
+)
+def test_constant_filters_are_laid_out_too(take_apart, check, arrays, function, shape, panels):
+    (x,) = arrays("float32", shape)
+    found = [b.shape for p in take_apart(function, x).programs for b in p.operands]
+    assert panels in found
+    check(function, x, ulps=64)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16", "int32"])
 def test_of_every_type(take_apart, check, arrays, dtype):
     with jax.enable_x64(dtype == "float64"):

@@ -611,13 +611,18 @@ def test_unswitch_of_what_loads_and_stores_ask(tiny, assert_same) -> None:
 
 @pytest.fixture
 def windows(tiny) -> Schedule:
-    """y[i] = sum over k, w of x[k, i + w - 1] * f[k, w], with zeros around x: two tiles of four."""
-    x, f, y = tiny.operand("x", 2, 7), tiny.operand("f", 2, 3), tiny.result("y", 7)
+    return in_tiles_of_four(tiny, 7)
+
+
+def in_tiles_of_four(tiny, length: int) -> Schedule:
+    """y[i] = sum over k, w of x[k, i + w - 1] * f[k, w], with zeros around x: two tiles."""
+    x, f, y = tiny.operand("x", 2, length), tiny.operand("f", 2, 3), tiny.result("y", length)
 
     def term(i: Expr, k: Expr, w: Expr) -> Expr:
         at = minus(index.add(i, w), 1)
         inside = all_of(
-            index.compare("ge", at, index.constant(0)), index.compare("lt", at, index.constant(7))
+            index.compare("ge", at, index.constant(0)),
+            index.compare("lt", at, index.constant(length)),
         )
         return apply("mul", load(x, (k, at), inside, const(0.0, F32)), load(f, (k, w)))
 
@@ -796,6 +801,7 @@ def test_jam(windows, signals, assert_same) -> None:
         grouped,
         order.jam(("i.i", "w")),
         order.jam(("i.i.e",), "w.e").jam(("i.i", "w")),
+        windows.branch("i.i").jam(("i.i", "w"), "", 3),
         order.reorder("w.e", "i.i.e").jam(("i.i.e",)),
         windows.jam(("i.i",)),
         windows.jam(("w",)),
@@ -829,6 +835,47 @@ def test_jam_runs_loops_as_one(transposed, product, matrices, assert_same) -> No
             y[i.o * 2 + 1, j.t + 6] = x[j.t + 6, i.o * 2 + 1]
         """,
     )
+
+
+def test_jam_asks_first(tiny, assert_same) -> None:
+    """What is asked at both ends of a row: that one fails there means that the other one holds."""
+    schedule = in_tiles_of_four(tiny, 8).reorder("w", "i.i", "k").branch("i.i").version("i.i")
+    asked = schedule.jam(("i.i.e",), choices=2)
+    shows(
+        asked.program,
+        """
+        for i.o in 0..2:
+          alloc add.acc: 4xf32 register:
+            for i.i in 0..4:
+              add.acc[i.i] = 0.0:f32
+            for w in 0..3:
+              if ((i.o * 4 + w + -1) >= 0) & ((i.o * 4 + w + -6) < 0):
+                for i.i in 0..4:
+                  if ((i.i + i.o * 4 + w + -1) >= 0) & ((i.i + i.o * 4 + w + -1) < 8):
+                    for k in 0..2:
+                      add.acc[i.i] <- add x[k, i.i + i.o * 4 + w + -1] * f[k, w]
+              else:
+                if (i.o * 4 + w + -1) >= 0:
+                  for k.e in 0..2:
+                    add.acc[0] <- add x[k.e, i.o * 4 + w + -1] * f[k.e, w]
+                    add.acc[1] <- add x[k.e, i.o * 4 + w] * f[k.e, w]
+                    add.acc[2] <- add x[k.e, i.o * 4 + w + 1] * f[k.e, w]
+                else:
+                  for k.e in 0..2:
+                    add.acc[1] <- add x[k.e, i.o * 4 + w] * f[k.e, w]
+                    add.acc[2] <- add x[k.e, i.o * 4 + w + 1] * f[k.e, w]
+                    add.acc[3] <- add x[k.e, i.o * 4 + w + 2] * f[k.e, w]
+            for i.i.s in 0..4:
+              y[i.i.s + i.o * 4] = add.acc[i.i.s]
+        """,
+    )
+    signals = [
+        np.arange(16, dtype=np.float32).reshape(2, 8),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+    ]
+    assert_same(schedule.program, asked.program, signals)
+    in_turn = schedule.jam(("i.i.e",), choices=1)
+    assert str(in_turn.program) == str(schedule.jam(("i.i.e",)).program)
 
 
 def test_jam_refuses(running, transposed, column_sums) -> None:

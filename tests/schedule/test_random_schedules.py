@@ -103,7 +103,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             path = nested[int(rng.integers(len(nested)))]
             begin = int(rng.integers(len(path)))
             chosen = path[begin : begin + 1 + number % 2]
-            return Step(primitive, (chosen, *((other,) if number > 4 else ())))
+            more = ((), ("", 2), ("", 4), (other,), (other, 3))[number % 5]
+            return Step(primitive, (chosen, *more))
         case "rename":
             return Step(primitive, (loop, other, f"{loop}.own"))
         case "rename all":

@@ -145,6 +145,12 @@ def resnet_stage(
     return gradients if train else forward, (x, parameters)
 
 
+def captured_filters(inputs: Inputs, *, size: int, channels: int) -> Workload:
+    """A convolution of a small image by many filters, by a function that has closed over them."""
+    kernel = _kernel(inputs, 3, channels, channels)
+    return lambda x: _convolution(x, kernel), (inputs.normal(1, size, size, channels),)
+
+
 _case = functools.partial(Case, group="convolutions")
 _FILTERED = {"batch": 1, "size": 56, "channels": 128, "window": 3}
 
@@ -189,6 +195,13 @@ CASES = (
         tiny={"size": 4, "channels": 3, "blocks": 1},
         tolerance=32,
     ).with_neighbours(odd={"size": 55, "channels": 61}, dtype="bfloat16", view="transposed"),
+    _case(
+        "captured_filters",
+        captured_filters,
+        {"size": 7, "channels": 512},
+        tiny={"size": 4, "channels": 3},
+        tolerance=32,
+    ),
     _case(
         "resnet_gradients",
         functools.partial(resnet_stage, train=True),

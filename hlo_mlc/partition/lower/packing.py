@@ -9,6 +9,10 @@ the factor.  The panels are put together while compiling, and replace the consta
 is taken.
 
 2 to 16 rows by 1024 x 4096 took 0.5 to 0.6 of the time, 0.2 to 0.5 where c was transposed.
+
+So are filters of many channels, which each call would lay out otherwise: 3 x 3 of 512 by 512 took
+0.4 to 0.5 of the time on images of 7 x 7, of 256 by 256 0.85 on 14 x 14, of 128 by 128 that have
+channels first 0.75 on 28 x 28.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.partition.work import multiplies
-from hlo_mlc.tensor.classify import contraction, slides, stride
+from hlo_mlc.templates.window_roles import windowed_product
+from hlo_mlc.tensor.classify import Contraction, contraction, slides, stride
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import map_expressions, replace_loads, with_parts
 
@@ -103,9 +108,11 @@ def pack(
 def _factor(nest: Nest, constants: Collection[Buffer]) -> Load | None:
     """Where a product reads a constant, column by column."""
     stage = nest.stages[0]
-    if len(nest.stages) > 1 or not multiplies(stage) or not stage.axes or slides(stage):
+    if len(nest.stages) > 1 or not multiplies(stage) or not stage.axes:
         return None
-    roles = contraction(stage)
+    roles = _roles(stage)
+    if roles is None and slides(stage):
+        return None
     for factor in stage.terms[0].args if roles is None else (roles.rhs,):
         found = [x for x in loads(factor) if x.source in constants]
         if len(found) == 1 and found[0].guard is None:
@@ -113,9 +120,14 @@ def _factor(nest: Nest, constants: Collection[Buffer]) -> Load | None:
     return None
 
 
+def _roles(stage: Stage) -> Contraction | None:
+    """Those of a product of rows by columns, be the rows in windows or not."""
+    return windowed_product(stage) if slides(stage) else contraction(stage)
+
+
 def _panels(read: Load, stage: Stage) -> Panels | None:
     """The panels that a constant is best read from: None if it is best read as it is."""
-    roles, shape = contraction(stage), read.source.shape
+    roles, shape = _roles(stage), read.source.shape
     column = stage.axes[-1] if roles is None else roles.columns[-1]
     at = {i: d for d, i in enumerate(read.indices) if isinstance(i, Var) and i.extent == shape[d]}
     if column not in at or len(at) != sum(not isinstance(i, Const) for i in read.indices):
@@ -127,7 +139,8 @@ def _panels(read: Load, stage: Stage) -> Panels | None:
     after = tuple(at[v] for v in stage.reduce_axes if v in at)
     before = tuple(d for d in range(len(shape)) if d not in (*after, at[column]))
     width = _width(read.source, column.extent)
-    in_order = (*before, *after, at[column]) == tuple(range(len(shape)))
+    order = [d for d in (*before, *after, at[column]) if shape[d] > 1]
+    in_order = order == sorted(order)
     return None if in_order and width == column.extent else Panels(before, after, at[column], width)
 
 
