@@ -358,7 +358,7 @@ class _Tiling:
 
     def _with_rows_computed(self, schedule: Schedule) -> Schedule:
         """The rows of a tile on the stack, by vectors where they lie along the depth."""
-        *others, last = self.roles.summed
+        last = self.roles.summed[-1]
         # Rows 4 KiB apart would share their places in L1.
         schedule = (
             schedule.reorder(self.column, self.row)
