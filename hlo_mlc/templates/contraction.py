@@ -353,7 +353,7 @@ class _Tiling:
 
     def _with_rows_computed(self, schedule: Schedule) -> Schedule:
         """The rows of a tile on the stack, by vectors where they lie along the depth."""
-        *others, last = self.roles.summed
+        last = self.roles.summed[-1]
         # Rows 4 KiB apart would share their places in L1.
         schedule = (
             schedule.reorder(self.column, self.row)
@@ -363,7 +363,7 @@ class _Tiling:
         along = f"{self.column}.h.{self.depth[-1]}"
         if last.extent <= WRITTEN_DEPTH and _is_joined_along(self.roles.lhs, last):
             return schedule.unroll(along)
-        if others or not reads_vectors_along(self.roles.lhs, last):
+        if not reads_vectors_along(self.roles.lhs, last, guarded=True):
             return schedule
         return in_vectors(schedule, along, self.lanes)
 
@@ -384,7 +384,7 @@ class _Tiling:
         along, across = (f"{self.tile}.h.{name}" for name in (self.depth[-1], self.column))
         if self.packs_beside and along in schedule.loop_names:
             schedule = schedule.fuse_first(along, self.depth[-1], self.tile, self.width)
-        if len(self.roles.summed) == 1 and isinstance(rhs, Load) and stride(rhs, last) == 1:
+        if isinstance(rhs, Load) and stride(rhs, last) == 1:
             return in_square_blocks(schedule, along, across, self.lanes)
         return abreast(schedule, across, self.lanes) if across in schedule.loop_names else schedule
 

@@ -66,31 +66,50 @@ def tensor(access: Access, axis: Var) -> Tensor:
     return buffer, access.indices[: begin(access, axis)]
 
 
-def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
+def in_lanes(nest: Nest, stage: Stage, target: CpuTarget, *, abreast: int = 1) -> Scheduled:
     """The loops of a stage with a procedure over tensors, of which those along the last axis have a
-    lane each."""
+    lane each, in up to so many vectors side by side."""
     axis, width = stage.axes[-1], lanes((stage,), target)
     width = min(width, 1 << (axis.extent - 1).bit_length())
     copied = _Copied.of(stage)
     stage = copied.stage
+    if not _have_room(stage, width * abreast, target):
+        abreast = 1
+    side, width = width, width * abreast
     block, lane = f"{axis.name}.o", f"{axis.name}.i"
     schedule = open_stage(stage, replace(nest, stages=(stage,)))
     schedule = schedule.split(axis.name, width, "shift")
-    for array in stage.procedure.arrays:
-        if (
-            len(array.shape) > 1
-            and math.prod(array.shape[1:]) * width * array.dtype.bytes % _SEEMS_NEAR == 0
-        ):
-            schedule = schedule.pad(array.name, 1, 1)
+    near = [
+        array.name
+        for array in stage.procedure.arrays
+        if len(array.shape) > 1
+        and math.prod(array.shape[1:]) * width * array.dtype.bytes % _SEEMS_NEAR == 0
+    ]
+    for name in near if abreast == 1 else ():
+        schedule = schedule.pad(name, 1, 1)
     schedule = schedule.expand(lane, "stack", width, "last")
+    for name in near if abreast > 1 else ():  # squares go on from row to row: all elements so far
+        schedule = schedule.pad(name, side)
     for number, loops in enumerate(copied.outward):
-        schedule = _stored(schedule, lane, f"{lane}.{number}", block, loops, width)
-    schedule = schedule.sink(lane).vectorize(lane)
+        schedule = _stored(schedule, lane, f"{lane}.{number}", block, loops, side)
+    schedule = schedule.sink(lane)
+    if abreast > 1:
+        schedule = schedule.split(lane, side).unroll(f"{lane}.o").vectorize(f"{lane}.i")
+    else:
+        schedule = schedule.vectorize(lane)
     for loops in copied.inward:
-        schedule = _filled(schedule, loops, width)
+        schedule = _filled(schedule, loops, side)
     total = work(nest)
     depth = len(stage.axes)
     return Scheduled.of(in_tasks(schedule, depth, lambda blocks: worth_a_task(blocks, total)))
+
+
+def _have_room(stage: Stage, width: int, target: CpuTarget) -> bool:
+    """Whether there are blocks of so many lanes for all cores, each within two fifths of the
+    first cache: rows may get longer, and tensors come and go through the same cache (with a third
+    for it, Q of 8 x 8 was one vector, and took 1.15 times as long)."""
+    size = sum(math.prod(a.shape) * a.dtype.bytes for a in stage.procedure.arrays)
+    return stage.axes[-1].extent >= width * target.cores and 5 * size * width <= 2 * target.l1_bytes
 
 
 def _filled(schedule: Schedule, loops: Loops, width: int) -> Schedule:

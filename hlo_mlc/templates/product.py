@@ -57,10 +57,11 @@ def is_direct(factor: Expr, along: Var) -> bool:
     return is_plain(factor) and stride(factor, along) == 1
 
 
-def reads_vectors_along(factor: Expr, axis: Var) -> bool:
-    """All that it reads lies side by side along an axis, or is the same all along it."""
+def reads_vectors_along(factor: Expr, axis: Var, *, guarded: bool = False) -> bool:
+    """All that it reads lies side by side along an axis, or is the same all along it; read without
+    conditions, or under such as are the same all along the axis."""
     return all(
-        read.guard is None
+        (read.guard is None or (guarded and axis not in read.guard.free))
         and (vector_stride(read, axis) == 1 or not any(axis in i.free for i in read.indices))
         for read in loads(factor)
     )

@@ -49,14 +49,14 @@ def check_order(merged: list[Instruction], copies: list[list[Instruction]]) -> N
 
 def test_chains_take_turns() -> None:
     copies = [chain(n) for n in range(3)]
-    merged = interleave(copies, REGISTERS)
+    merged = interleave(copies, REGISTERS, frozenset())
     check_order(merged, copies)
     assert merged == [copy[k] for k in range(len(copies[0])) for copy in copies]
 
 
 def test_short_bodies_stay_as_they_are() -> None:
     copies = [chain(n, length=3) for n in range(3)]
-    assert interleave(copies, REGISTERS) == [one for copy in copies for one in copy]
+    assert interleave(copies, REGISTERS, frozenset()) == [one for copy in copies for one in copy]
 
 
 def test_what_the_first_copy_computed_for_all_comes_before_its_uses() -> None:
@@ -64,7 +64,7 @@ def test_what_the_first_copy_computed_for_all_comes_before_its_uses() -> None:
     first, second = chain(0), chain(1)
     first.insert(-1, instruction("shared", "", "outside"))
     second[2] = instruction("a1_2", "", "a1_1", "", "shared")
-    merged = interleave([first, second], REGISTERS)
+    merged = interleave([first, second], REGISTERS, frozenset())
     check_order(merged, [first, second])
     assert merged.index(second[1]) < merged.index(first[-2]) < merged.index(second[2])
 
@@ -72,21 +72,32 @@ def test_what_the_first_copy_computed_for_all_comes_before_its_uses() -> None:
 def test_reads_of_what_may_be_written_stay_behind_the_writes_before() -> None:
     copies = [chain(n) for n in range(2)]
     copies[1][0] = instruction("a1_0", "", "p1", kind=Kind.READ)
-    assert interleave(copies, REGISTERS) == [*copies[0], *copies[1]]
+    assert interleave(copies, REGISTERS, frozenset()) == [*copies[0], *copies[1]]
+
+
+def test_reads_of_what_no_copy_writes_hold_nothing_up() -> None:
+    """Their kind is the alias class that they read."""
+    copies = [chain(n) for n in range(2)]
+    for number, copy in enumerate(copies):
+        copy[0] = (f"a{number}_0", 16, 3, ("", f"p{number}"))
+    merged = interleave(copies, REGISTERS, {4})
+    check_order(merged, copies)
+    assert merged == [copy[k] for k in range(len(copies[0])) for copy in copies]
+    assert interleave(copies, REGISTERS, {3, 4}) == [*copies[0], *copies[1]]
 
 
 def test_facts_count_and_no_text() -> None:
     """A computation that is called like a load holds nothing up, nor does a name within a piece."""
     copies = [chain(n) for n in range(2)]
     copies[1][0] = instruction("a1_0", "load %a0_9 ", "p1")
-    merged = interleave(copies, REGISTERS)
+    merged = interleave(copies, REGISTERS, frozenset())
     check_order(merged, copies)
     assert merged[1] is copies[1][0]
 
 
 def test_prefetches_hold_nothing_up() -> None:
     copies = [[instruction(None, "", f"p{n}", kind=Kind.HINT), *chain(n)] for n in range(2)]
-    merged = interleave(copies, REGISTERS)
+    merged = interleave(copies, REGISTERS, frozenset())
     check_order(merged, copies)
     assert merged.index(copies[1][3]) < merged.index(copies[0][-1])
 
@@ -101,7 +112,7 @@ def test_as_many_chains_as_there_are_registers_for(alive: int, abreast: int) -> 
         ]
         rest = [instruction(f"c{n}_{k}", "", "i", lanes=0) for k in range(SHORTEST)]
         copies.append([*begin, *total, *rest])
-    merged = interleave(copies, REGISTERS)
+    merged = interleave(copies, REGISTERS, frozenset())
     check_order(merged, copies)
     started = [n for n in range(8) if merged.index(copies[n][0]) < merged.index(copies[0][-1])]
     assert len(started) == abreast
@@ -113,7 +124,7 @@ def test_numbers_take_no_registers_of_vectors() -> None:
         + [instruction(None, "", f"b{n}_{k}") for k in range(30)]
         for n in range(2)
     ]
-    assert interleave(copies, REGISTERS)[1] is copies[1][0]
+    assert interleave(copies, REGISTERS, frozenset())[1] is copies[1][0]
 
 
 def test_machine_code_of_interleaved_copies(machine, target) -> None:

@@ -152,6 +152,33 @@ def _asked(parts) -> list[str]:
     return [line for line in program_text(loops).splitlines() if "prefetch a1" in line]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("channels", [33, 64])
+def test_factors_along_one_of_several_depths_are_copied_in_vectors(
+    check, take_apart, arrays, dtype, channels
+):
+    """Frames, of which some lie beyond an end, and windows: both have channels side by side."""
+    with jax.enable_x64(True):
+        x, windows = arrays(dtype, (2, 19, channels), (64, channels, 1))
+
+        def synthesis(x, windows):
+            return lax.conv_transpose(
+                x, windows, (32,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+            )
+
+        check(synthesis, x, windows)
+        (program,) = take_apart(synthesis, x, windows).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    copied = [
+        [inner for inner in walk(stmt.body) if isinstance(inner, For)]
+        for stmt in walk(loops.body)
+        if isinstance(stmt, For) and ".h." in stmt.var.name
+    ]
+    assert copied
+    for inside in filter(None, copied):
+        assert any(inner.kind is LoopKind.VECTORIZE for inner in inside)
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k", "ahead"), [(9, 1100, 251, AHEAD * 1100), (9, 64, 251, None)]
 )

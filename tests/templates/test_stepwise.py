@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.core import Allocate, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.target.cpu import named
@@ -79,7 +82,27 @@ def test_rows_of_arrays_lie_apart(take_apart):
     assert (16, 17, 16) in {s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)}
 
 
-@pytest.mark.parametrize("count", [2, 16, 21])
+def test_vectors_of_tensors_are_side_by_side_where_all_cores_have_some(take_apart):
+    """Also in squares that reach from row to row: no element is gathered alone."""
+    for count, size, target, shape in (
+        (64, 8, TARGET, (8, 8, 48)),
+        (63, 8, TARGET, (8, 8, 16)),
+        (63, 8, replace(TARGET, cores=1), (8, 8, 48)),
+        (64, 9, TARGET, (9, 9, 32)),
+        (999, 16, TARGET, (16, 17, 16)),
+    ):
+        target = replace(target, l1_bytes=48 << 10, cores=min(target.cores, 2))
+        factorize = functools.partial(jnp.linalg.qr, mode="raw")
+        for program in take_apart(factorize, positive(count, size)).programs:
+            loops, (decision,) = schedule_program(program, target)
+            if decision.template.name != "stepwise":
+                continue
+            assert not unproven(loops)
+            assert shape in {s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)}
+            assert "gather" not in print_program(loops, target)
+
+
+@pytest.mark.parametrize("count", [2, 16, 21, 77])
 @pytest.mark.parametrize(
     "function",
     [

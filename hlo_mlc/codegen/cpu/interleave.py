@@ -8,7 +8,7 @@ of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from hlo_mlc.codegen.cpu.block import Instruction, Kind
 
@@ -20,19 +20,21 @@ ENOUGH = 8
 SHARED = 4
 
 
-def interleave(copies: Sequence[Sequence[Instruction]], registers: int) -> list[Instruction]:
-    """The instructions of all copies: in turns where they compute, in their order where they touch
-    memory.
+def interleave(
+    copies: Sequence[Sequence[Instruction]], registers: int, written: Set[int]
+) -> list[Instruction]:
+    """The instructions of all copies: in turns where they compute, and read buffers that none of
+    them writes; in their order where they touch other memory.
 
     Each comes after those that define its operands.  As many copies take turns as find room in this
-    number of vector registers.
+    number of vector registers.  `written`: the alias classes of what they write.
     """
     if len(copies) < 2 or min(map(len, copies)) < SHORTEST:
         return [one for copy in copies for one in copy]
     abreast = max(1, min(ENOUGH, (registers - SHARED) // max(1, _alive(copies[-1]))))
     merged: list[Instruction] = []
     for first in range(0, len(copies), abreast):
-        merged += _in_turns(copies[first : first + abreast])
+        merged += _in_turns(copies[first : first + abreast], written)
     return merged
 
 
@@ -53,7 +55,9 @@ def _alive(copy: Sequence[Instruction]) -> int:
     return most
 
 
-def _in_turns(copies: Sequence[Sequence[Instruction]]) -> list[Instruction]:
+def _in_turns(
+    copies: Sequence[Sequence[Instruction]], written: Set[int]
+) -> list[Instruction]:
     missing = {name for copy in copies for name, *_ in copy}
     rests = [iter(copy) for copy in copies]
     following = [next(rest) for rest in rests]
@@ -65,7 +69,9 @@ def _in_turns(copies: Sequence[Sequence[Instruction]]) -> list[Instruction]:
             if one is None:
                 continue
             name, _, kind, pieces = one
-            is_free = earlier_done or (kind is not Kind.READ and kind is not Kind.WRITE)
+            is_free = earlier_done or not (
+                kind is Kind.READ or kind is Kind.WRITE or kind in written
+            )
             if is_free and missing.isdisjoint(pieces[1::2]):
                 merged.append(one)
                 missing.discard(name)

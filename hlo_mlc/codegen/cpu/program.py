@@ -66,9 +66,11 @@ class Storage(NamedTuple):
         return self.alias_class or None
 
     @property
-    def load_kind(self) -> Kind:
-        """What loads do."""
-        return Kind.READ if self.alias_class else Kind.COMPUTE
+    def load_kind(self) -> Kind | int:
+        """What loads do; of arrays that hold registers it is not said when these are put there."""
+        if self.own_bytes:
+            return Kind.READ
+        return self.alias_class or Kind.COMPUTE
 
     @property
     def load_tags(self) -> str:

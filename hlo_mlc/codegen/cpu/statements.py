@@ -106,7 +106,9 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
     # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
     if count > 1 and block.label == label and _is_vector(loop.body) and not writer.module.checked:
         copies = [written[a:b] for a, b in itertools.pairwise((*begins, len(written)))]
-        written[begins[0] :] = interleave(copies, writer.module.target.registers)
+        written[begins[0] :] = interleave(
+            copies, writer.module.target.registers, writer.module.writes(loop.body)
+        )
     if between is not None:
         writing.write_between(writer, places, values)
         writer.function.lane = None
