@@ -196,6 +196,22 @@ def test_what_is_not_known_here_stays_with_xla(function: Callable) -> None:
     assert 0 < report.coverage < 1
 
 
+@pytest.mark.parametrize(
+    ("x", "accumulated"), [(SQUARE, "float32"), (SQUARE.real.copy(), "complex64")]
+)
+def test_products_that_are_accumulated_in_another_type_stay_with_xla(
+    x: np.ndarray, accumulated: str
+) -> None:
+    def function(x):
+        return abs(lax.dot(x, x, preferred_element_type=accumulated)) + abs(x).sum()
+
+    compiled = mlc_jit(function, choose="ours")
+    np.testing.assert_allclose(compiled(x), jax.jit(function)(x), rtol=1e-5)
+    (left,) = compiled.report(x).left
+    assert left.op == "stablehlo.dot_general"
+    assert compiled.report(x).kernels
+
+
 SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
 
 
