@@ -34,6 +34,10 @@ FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
 # such operations for an element an array in the caches is stored for: 25 and 49 shifted parts of
 # images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2 (neurons).
 FINDING, FOUND_LIMIT = 6, 40
+# The same where the data say which elements are read: no loop has those of one part alone, and none
+# goes in vectors. Parts of 16 images with mirrored edges took 20 us so, and 120; frames of a signal
+# 5.6 and 9.7; of arrays in two parts, rolled by some number, 1.8 times as long (random_crops).
+FOUND_ONE_BY_ONE = 20
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile (black_scholes, normal).
 EXPRESSION_LIMIT = 160
@@ -94,7 +98,10 @@ class Storing:
         return (
             _has_many_parts(node)
             or self._has_costly_parts(node, uses)
-            or (node.results[0] in self.wanted and _is_searched_in_short_rows(node))
+            or (
+                (node.results[0] in self.wanted or self._is_searched_where_data_say(node, uses))
+                and self._is_searched_in_short_rows(node)
+            )
         )
 
     def as_whole(
@@ -135,6 +142,7 @@ class Storing:
                 self._is_multiplied(value, uses)
                 or _is_cut_across(node, uses)
                 or _is_searched_in_windows(node, uses)
+                or self._is_searched_where_data_say(node, uses)
             )
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
@@ -189,6 +197,34 @@ class Storing:
             )
             for user, read in users_behind(value, uses, unjoined)
         )
+
+    def _is_searched_where_data_say(
+        self, node: Node, uses: Mapping[Value, tuple[Node, ...]]
+    ) -> bool:
+        """True where elements of many parts are read at places that the data say: no loop has those
+        of one part alone, so that each looks for its own among all, one by one."""
+        if node.op != "stablehlo.concatenate":
+            return False
+        whole = node.results[0]
+        found = sum(
+            user.results[0].type.size
+            for user in uses.get(whole, ())
+            if user.op in ("stablehlo.dynamic_slice", "stablehlo.gather")
+            and whole is user.operands[0]
+        )
+        parts = sum(self.parts.get(part, 1) for part in node.operands)
+        return found * parts * FINDING >= FOUND_ONE_BY_ONE * whole.type.size
+
+    def _is_searched_in_short_rows(self, node: Node) -> bool:
+        """True where a few elements that lie side by side have the same part, which is found for
+        them alone, and that takes longer than to begin each part, and each of its rows."""
+        if node.op != "stablehlo.concatenate":
+            return False
+        whole, dimension = node.results[0].type, node.attributes["dimension"]
+        if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
+            return False
+        inside = [self.parts.get(part, 1) for part in node.operands]
+        return FINDING * (sum(inside) - max(inside)) * whole.size >= _cost_of_parts(node)
 
     def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where windows are searched for an element, which goes in vectors only if those of
@@ -340,17 +376,6 @@ def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) 
         if user.op == "stablehlo.reduce_window" and scanned_axis(user) is None
     ]
     return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
-
-
-def _is_searched_in_short_rows(node: Node) -> bool:
-    """True where a few elements that lie side by side have the same part, which is found for them
-    alone, and that takes longer than to begin each part, and each of its rows."""
-    if node.op != "stablehlo.concatenate":
-        return False
-    whole, dimension = node.results[0].type, node.attributes["dimension"]
-    if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
-        return False
-    return _cost_of_finding(node) >= _cost_of_parts(node)
 
 
 def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
