@@ -82,7 +82,7 @@ def random_crops(inputs: Inputs, *, images: int, size: int, channels: int) -> Wo
         x = jnp.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
         return jax.vmap(
             lambda image, place: jax.lax.dynamic_slice(
-                image, (place[0], place[1], 0), (size, size, channels)
+                image, (*place, jnp.zeros_like(place[0])), (size, size, channels)
             )
         )(x, places)
 
