@@ -49,7 +49,13 @@ class Faults:
                 leave(fault.reason)
             self.tell(fault, subject)
 
-        return Contained(subject.options.choose, note)
+        def was_refused() -> bool:
+            if not _is_invalid(subject.program()):
+                return False
+            leave("it is no valid program")
+            return True
+
+        return Contained(subject.options.choose, note, was_refused)
 
     def tell(self, fault: Fault, subject: Subject) -> None:
         """Warns of a fault at the line that it is about, unless that was done before."""
@@ -64,6 +70,17 @@ class Faults:
             f"hlo_mlc leaves {of} to XLA: {fault.reason}{kept}",
             _line(fault.location) or subject.line,
         )
+
+
+def _is_invalid(program: ir.Module | str) -> bool:
+    """Whether the user's program is wrong itself: JAX says so when all of it is lowered."""
+    if isinstance(program, str):
+        return False
+    try:
+        program.operation.verify()
+    except ir.MLIRError:
+        return True
+    return False
 
 
 def _line(location: str) -> Line | None:

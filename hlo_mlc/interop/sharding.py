@@ -17,6 +17,8 @@ What is read after it was folded over a cut dimension has to wait for the other 
 kernel cannot.  That is known no earlier than the partitioner asks: where a function is a part of
 others, nothing says beforehand how its arguments lie.  So kernels are chosen as for one device, and
 those that fold and read over what turns out to be cut are computed in pieces.
+
+Kernels see the parts of complex numbers as one more dimension, which no other device has a part of.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
@@ -80,7 +83,7 @@ class PartitionedKernel:
             names = assigned
 
         def run(*arrays: jax.Array) -> list[jax.Array]:
-            known = dict(zip(local.operands, arrays, strict=True))
+            known = dict(zip(local.operands, map(_in_parts, arrays), strict=True))
             for piece, kernel in computed:
                 given = [known[buffer] for buffer in piece.operands]
                 known.update(
@@ -89,7 +92,10 @@ class PartitionedKernel:
                 for buffer, over, combiner in piece.joins:
                     chosen = tuple(name for factor in over for name in names[factor])
                     known[buffer] = _JOINED_BY[combiner](known[buffer], chosen)
-            outs = [known[buffer] for buffer in local.results]
+            outs = [
+                _whole(known[buffer], one.dtype)
+                for buffer, one in zip(local.results, results, strict=False)
+            ]
             return [*outs, np.uint8(0)] if len(outs) > 1 else outs
 
         def shardings(given: Sequence[Any], places: str) -> list[Any]:
@@ -119,6 +125,20 @@ class PartitionedKernel:
                 build_kernels(new, options, self.backend, Recorder(None)).built.values()
             )
         return local, list(zip(found, kernels, strict=True))
+
+
+def _in_parts(array: jax.Array) -> jax.Array:
+    """An array as kernels see it."""
+    if not jnp.iscomplexobj(array):
+        return array
+    return jnp.stack((array.real, array.imag), -1)
+
+
+def _whole(array: jax.Array, dtype: Any) -> jax.Array:
+    """An array as the program has it."""
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        return array
+    return jax.lax.complex(array[..., 0], array[..., 1])
 
 
 def _assigned(
@@ -199,7 +219,13 @@ def make_partitionable(
             continue
         kernel_id = attributes["backend_config"]["id"].value
         built = kernels[kernel_id]
-        found = factors(built.kernel.program)
+        ranks = [[len(v.type.shape) for v in vs] for vs in (operation.operands, operation.results)]
+        found = tuple(
+            factor
+            for factor in factors(built.kernel.program)
+            if all(d < ranks[0][n] for n, d in factor.operands)
+            and all(d < ranks[1][n] for n, d in factor.results)
+        )
         several = len(operation.results) > 1
         with module.context, operation.location, ir.InsertionPoint(operation):
             if kernel_id not in known:
@@ -219,7 +245,9 @@ def make_partitionable(
                 attributes=known[kernel_id],
             )
             if operation.operands:  # Shardy takes no rules of others
-                call.attributes["sdy.sharding_rule"] = _rule(found, built.kernel.program, several)
+                call.attributes["sdy.sharding_rule"] = _rule(
+                    found, built.kernel.program, ranks, several
+                )
         for old, new in zip(operation.results, call.results, strict=True):
             if old.type == new.type:
                 old.replace_all_uses_with(new)
@@ -227,17 +255,20 @@ def make_partitionable(
     module.operation.verify()
 
 
-def _rule(found: Sequence[Factor], program: TensorProgram, several: bool) -> ir.Attribute:
-    """The factors for Shardy, and every other dimension as one that no device has a part of."""
+def _rule(
+    found: Sequence[Factor], program: TensorProgram, ranks: Sequence[Sequence[int]], several: bool
+) -> ir.Attribute:
+    """The factors for Shardy, and every other dimension as one that no device has a part of; the
+    `ranks` are those that operands and results have in the program."""
     sizes = [factor.extent for factor in found]
     whole: list[int] = []
 
-    def mapped(buffers: Sequence[Buffer], places: str) -> list[ir.Attribute]:
+    def mapped(buffers: Sequence[Buffer], of: Sequence[int], places: str) -> list[ir.Attribute]:
         numbers = {place: n for n, f in enumerate(found) for place in getattr(f, places)}
         mappings = []
         for number, buffer in enumerate(buffers):
             dimensions = []
-            for d, extent in enumerate(buffer.shape):
+            for d, extent in enumerate(buffer.shape[: of[number]]):
                 if (number, d) not in numbers:
                     numbers[number, d] = len(sizes)
                     whole.append(len(sizes))
@@ -246,7 +277,8 @@ def _rule(found: Sequence[Factor], program: TensorProgram, several: bool) -> ir.
             mappings.append(sdy.TensorMappingAttr.get(dimensions))
         return mappings
 
-    operands, results = mapped(program.operands, "operands"), mapped(program.results, "results")
+    operands = mapped(program.operands, ranks[0], "operands")
+    results = mapped(program.results, ranks[1], "results")
     unread = [sdy.TensorMappingAttr.get([])] if several else []
     return sdy.OpShardingRuleAttr.get(
         sizes,

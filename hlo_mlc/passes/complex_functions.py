@@ -41,12 +41,17 @@ def _is_infinite(z: Complex) -> Real:
 
 
 def divide(z: Complex, w: Complex) -> Complex:
-    """Smith's division; by zero, as NumPy has it, by the absolute value."""
+    """Smith's division; by zero, as NumPy has it, by the absolute value; by what is infinite, be it
+    so in both parts, zero, as in C."""
     (a, b), (c, d) = z, w
     lengths = abs(c), abs(d)
     wide, larger = lengths[0] >= lengths[1], lengths[0].larger(lengths[1])  # NaN where one is
     large, small = wide.choose(c, d), wide.choose(d, c)
-    ratio = small / large
+    ratio = (
+        abs(small)
+        .equals(math.inf)
+        .choose(small.like(1.0).with_sign_of(small * large), small / large)
+    )
     below = large + small * ratio
     # (a + b r) / q and (b - a r) / q where c is the larger, (a r + b) / q and (b r - a) / q else.
     ar, br = a * ratio, b * ratio

@@ -291,8 +291,10 @@ def _compare(node: Node, s: Splitter) -> Value | None:
     )
 
 
-def _product(node: Node, s: Splitter) -> Parts:
-    """Four products of real arrays."""
+def _product(node: Node, s: Splitter) -> Parts | None:
+    """Four products of real arrays; what JAX is asked to accumulate in another type is none."""
+    if not all(map(is_complex, (*node.operands, *node.results))):
+        return None
     (a, b), (c, d) = (s.parts[v] for v in node.operands)
     tensor = node.results[0].type.part
 

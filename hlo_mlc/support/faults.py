@@ -34,13 +34,14 @@ class Contained:
     """A context: what fails in it is handed to `note`, and ends here; the rest of it is left out.
 
     Interrupts pass, and so does what is the user's: settings that cannot be followed, warnings that
-    were made errors.
+    were made errors. What `was_refused` says of is no fault: others tell of it.
 
     Raises: what is the user's; MlcError for every fault, if `choose` is "ours".
     """
 
     choose: str
     note: Callable[[Fault], None]
+    was_refused: Callable[[], bool] = lambda: False
 
     def __enter__(self) -> None:
         pass
@@ -54,6 +55,8 @@ class Contained:
     ) -> bool:
         if not isinstance(error, Exception) or isinstance(error, _OF_THE_USER):
             return False
+        if self.was_refused():
+            return True
         if self.choose != "ours":
             self.note(Fault(error, location=getattr(error, "location", None) or ""))
             return True

@@ -250,6 +250,19 @@ def test_errors_of_the_user_pass(choose: str) -> None:
             assert caught.value is own
 
 
+@pytest.mark.parametrize("choose", ["auto", "measure", "ours"])
+def test_programs_that_jax_refuses_are_refused_by_jax(choose: str) -> None:
+    def wrong(x: jax.Array) -> jax.Array:
+        return jax.lax.reshape(x * 2, (5,)) + 1  # found by the verifier of the whole module
+
+    with pytest.raises((TypeError, ValueError)) as theirs:
+        jax.jit(wrong)(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(theirs.type):
+            mlc_jit(wrong, choose=choose)(X)
+
+
 @pytest.mark.parametrize(
     "stage", [(compiler, "simplify"), (kernel_objects, "schedule_as_recorded")], ids=named
 )

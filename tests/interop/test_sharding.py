@@ -48,7 +48,8 @@ def collectives(compiled: Any) -> list[str]:
 def assert_close(ours: Any, theirs: Any) -> None:
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        wide = np.complex128 if jnp.iscomplexobj(a) else np.float64
+        a, b = np.asarray(a, wide), np.asarray(b, wide)
         largest = float(np.abs(b).max(initial=1.0))
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * largest)
 
@@ -126,6 +127,15 @@ def training(dtype: Any = np.float32) -> tuple[Any, jax.Array, jax.Array]:
     params = [(W.T.repeat(2, 0) * 0.1, np.zeros(32)), (W * 0.1, np.zeros(16))]
     params = jax.tree.map(lambda p: placed(np.asarray(p, dtype)), params)
     return params, placed(X.astype(dtype), "i"), placed(np.tanh(X[:, :16]).astype(dtype), "i")
+
+
+def test_complex_numbers_are_sharded_as_a_whole() -> None:
+    rotated = placed((X + 1j * X[::-1]).astype(np.complex64), "i")
+    compiled = compared(lambda z: (jnp.exp(z) * z, abs(z).sum(1), z.real - 1), rotated)
+    assert not collectives(compiled)
+    compared(lambda z, x: (z * x, (z * x).sum(0), z.T + 1j), rotated, placed(X, None, "i"))
+    # A transform gives XLA complex numbers, or takes them.
+    compared(lambda x: jnp.fft.fft(x, axis=0).real, placed(X, "i"), coverage=0)
 
 
 def test_training_steps() -> None:

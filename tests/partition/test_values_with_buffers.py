@@ -341,6 +341,27 @@ def test_parts_that_are_computed_are_put_together_one_by_one(
     check(halved, even, magnitude=100)
 
 
+def test_parts_are_put_together_where_data_say_what_is_read(take_apart, arrays, check):
+    """Each element of a part of an image with mirrored edges looked for its own among nine."""
+    (x,) = arrays("float32", (5, 14, 15, 3))
+    places = np.arange(10).reshape(5, 2) % 9
+
+    def cut(x, places):
+        edged = jnp.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
+        return jax.vmap(lambda x, p: lax.dynamic_slice(x, (p[0], p[1], 0), (14, 15, 3)))(
+            edged, places
+        )
+
+    def rolled(x, places):
+        return jnp.roll(x, places[0, 0], 1) * 2
+
+    edged, whole = (5, 22, 23, 3), (5, 28, 15, 3)
+    assert edged in _stored(take_apart(cut, x, places))
+    assert whole not in _stored(take_apart(rolled, x, places))
+    check(cut, x, places)
+    check(rolled, x, places)
+
+
 def test_few_or_short_or_interleaved_parts_are_chosen_where_they_are_read(take_apart, arrays):
     (x,) = arrays("float32", (8, 40))
     for parts, axis in (((x,) * 3, 0), ((x[0, :9],) * 9, 0), ((x,) * 6, 1)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import jax
@@ -196,6 +197,22 @@ def test_what_is_not_known_here_stays_with_xla(function: Callable) -> None:
     assert 0 < report.coverage < 1
 
 
+@pytest.mark.parametrize(
+    ("x", "accumulated"), [(SQUARE, "float32"), (SQUARE.real.copy(), "complex64")]
+)
+def test_products_that_are_accumulated_in_another_type_stay_with_xla(
+    x: np.ndarray, accumulated: str
+) -> None:
+    def function(x):
+        return abs(lax.dot(x, x, preferred_element_type=accumulated)) + abs(x).sum()
+
+    compiled = mlc_jit(function, choose="ours")
+    np.testing.assert_allclose(compiled(x), jax.jit(function)(x), rtol=1e-5)
+    (left,) = compiled.report(x).left
+    assert left.op == "stablehlo.dot_general"
+    assert compiled.report(x).kernels
+
+
 SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
 
 
@@ -204,7 +221,7 @@ SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.
     [
         lambda x, y: x + y,
         lambda x, y: x * y,
-        lambda x, y: x / y,
+        operator.truediv,
         lambda x, y: abs(x),
         lambda x, y: x == y,
         lambda x, y: x != y,
@@ -212,7 +229,8 @@ SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.
     ids=["add", "multiply", "divide", "abs", "eq", "ne"],
 )
 def test_zeros_and_infinities(function: Callable) -> None:
-    """As in NumPy: a number where that has one, NaN and infinities in the same parts."""
+    """As in NumPy: a number where that has one, NaN and infinities in the same parts. But for what
+    is divided by a number with two infinite parts, which is nothing, as in C and XLA."""
     re, im = np.meshgrid(SPECIAL, SPECIAL)
     whole = np.empty(re.size, np.complex64)
     whole.real, whole.imag = re.ravel(), im.ravel()
@@ -220,12 +238,22 @@ def test_zeros_and_infinities(function: Callable) -> None:
     ours = np.asarray(mlc_jit(function, choose="ours")(x, y))
     with np.errstate(all="ignore"):
         expected = function(x, y)
+    if function is operator.truediv:
+        vanishes = np.isinf(y.real) & np.isinf(y.imag) & np.isfinite(x)
+        expected = np.where(vanishes & np.isnan(expected), 0, expected)
     assert ours.dtype == expected.dtype
     for part in (np.real, np.imag):
         one, other = part(ours), part(expected)
         np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
         np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-36)
+
+
+def test_the_inverse_of_what_leaves_the_range_is_nothing() -> None:
+    x = np.array([-100 + 0.5j, -3e38 + 2j, 100 - 0.5j], np.complex64)
+    compiled = mlc_jit(lambda x: 1 / (1 + jnp.exp(-x)), choose="ours")
+    np.testing.assert_array_equal(compiled(x), [0, 0, 1])
+    assert compiled.report(x).coverage == 1
 
 
 def test_large_and_small_numbers() -> None:

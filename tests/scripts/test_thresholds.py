@@ -24,6 +24,7 @@ SHOWING = (
     "moments",
     "nearest",
     "pixelwise",
+    "random_crops",
     "roughness",
     "scaled_weights",
     "slogdet_4x4",

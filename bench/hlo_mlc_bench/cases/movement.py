@@ -75,6 +75,20 @@ def mirrored_edges(inputs: Inputs, *, height: int, width: int, channels: int) ->
     return function, (inputs.normal(height, width, channels),)
 
 
+def random_crops(inputs: Inputs, *, images: int, size: int, channels: int) -> Workload:
+    """Parts of images with edges, each at a place of its own, as training wants them."""
+
+    def function(x: jax.Array, places: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
+        return jax.vmap(
+            lambda image, place: jax.lax.dynamic_slice(
+                image, (*place, jnp.zeros_like(place[0])), (size, size, channels)
+            )
+        )(x, places)
+
+    return function, (inputs.normal(images, size, size, channels), inputs.places(9, images, 2))
+
+
 def stacked_windows(inputs: Inputs, *, height: int, width: int, planes: int) -> Workload:
     """Sums around each place of some images, which become the channels of one."""
 
@@ -194,6 +208,14 @@ CASES = (
         tolerance=0,
         figure=1.0,
     ).with_neighbours(odd={"height": 599, "width": 797}, dtype="bfloat16", view="strided"),
+    _case(
+        "random_crops",
+        random_crops,
+        {"images": 128, "size": 32, "channels": 3},
+        tiny={"images": 2, "size": 7, "channels": 3},
+        tolerance=0,
+        figure=1.0,
+    ).with_neighbours(odd={"images": 127, "size": 31}, dtype="bfloat16", view="strided"),
     _case(
         "stacked_windows",
         stacked_windows,

@@ -55,9 +55,7 @@ def _alive(copy: Sequence[Instruction]) -> int:
     return most
 
 
-def _in_turns(
-    copies: Sequence[Sequence[Instruction]], written: Set[int]
-) -> list[Instruction]:
+def _in_turns(copies: Sequence[Sequence[Instruction]], written: Set[int]) -> list[Instruction]:
     missing = {name for copy in copies for name, *_ in copy}
     rests = [iter(copy) for copy in copies]
     following = [next(rest) for rest in rests]

@@ -20,6 +20,10 @@ from hlo_mlc.partition.lower.uses import FAR_BYTES, REUSED, SHIFTED_LIMIT, times
 # such operations for an element an array in the caches is stored for: 25 and 49 shifted parts of
 # images with mirrored edges took 0.4 and 0.6 of the time so, and 9 of a small one 1.2 (neurons).
 FINDING, FOUND_LIMIT = 6, 40
+# The same where the data say which elements are read: no loop has those of one part alone, and none
+# goes in vectors. Parts of 16 images with mirrored edges took 20 us so, and 120; frames of a signal
+# 5.6 and 9.7; of arrays in two parts, rolled by some number, 1.8 times as long (random_crops).
+FOUND_ONE_BY_ONE = 20
 # Joined arrays are put together before they go into a product that reads each element REUSED times,
 # or if they have at most so many bytes: choosing the part each time costs more than a copy
 # (joined_features).
@@ -34,12 +38,16 @@ MANY_PARTS = 4
 WASTED, WASTED_FOR_PART, WASTED_FOR_ROW, SHORTEST_PART = 4, 2_000, 1_000, 16
 
 
-def is_put_together(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-    """Whether a joined array is stored because of what reads it."""
+def is_put_together(
+    node: Node, parts: Mapping[Value, int], uses: Mapping[Value, tuple[Node, ...]]
+) -> bool:
+    """Whether a joined array is stored because of what reads it; `parts`: how many there are in
+    what it joins."""
     return (
         _is_multiplied(node.results[0], uses)
         or _is_cut_across(node, uses)
         or _is_searched_in_windows(node, uses)
+        or is_searched_where_data_say(node, parts, uses)
     )
 
 
@@ -101,7 +109,24 @@ def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) 
     return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
 
 
-def is_searched_in_short_rows(node: Node) -> bool:
+def is_searched_where_data_say(
+    node: Node, parts: Mapping[Value, int], uses: Mapping[Value, tuple[Node, ...]]
+) -> bool:
+    """True where elements of many parts are read at places that the data say: no loop has those of
+    one part alone, so that each looks for its own among all, one by one."""
+    if node.op != "stablehlo.concatenate":
+        return False
+    whole = node.results[0]
+    found = sum(
+        user.results[0].type.size
+        for user in uses.get(whole, ())
+        if user.op in ("stablehlo.dynamic_slice", "stablehlo.gather") and user.operands[0] is whole
+    )
+    searched = sum(parts.get(part, 1) for part in node.operands)
+    return found * searched * FINDING >= FOUND_ONE_BY_ONE * whole.type.size
+
+
+def is_searched_in_short_rows(node: Node, parts: Mapping[Value, int]) -> bool:
     """True where a few elements that lie side by side have the same part, which is found for them
     alone, and that takes longer than to begin each part, and each of its rows."""
     if node.op != "stablehlo.concatenate":
@@ -109,7 +134,8 @@ def is_searched_in_short_rows(node: Node) -> bool:
     whole, dimension = node.results[0].type, node.attributes["dimension"]
     if math.prod(whole.shape[dimension + 1 :]) >= SHORTEST_PART:
         return False
-    return _cost_of_finding(node) >= _cost_of_parts(node)
+    inside = [parts.get(part, 1) for part in node.operands]
+    return FINDING * (sum(inside) - max(inside)) * whole.size >= _cost_of_parts(node)
 
 
 def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:

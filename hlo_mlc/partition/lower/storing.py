@@ -19,6 +19,7 @@ from hlo_mlc.partition.lower.joined_arrays import (
     has_many_parts,
     is_put_together,
     is_searched_in_short_rows,
+    is_searched_where_data_say,
 )
 from hlo_mlc.partition.lower.uses import (
     DEPTH_LIMIT,
@@ -86,7 +87,13 @@ class Storing:
         return (
             has_many_parts(node)
             or has_costly_parts(node, self.costs, uses)
-            or (node.results[0] in self.wanted and is_searched_in_short_rows(node))
+            or (
+                (
+                    node.results[0] in self.wanted
+                    or is_searched_where_data_say(node, self.parts, uses)
+                )
+                and is_searched_in_short_rows(node, self.parts)
+            )
         )
 
     def as_whole(
@@ -123,7 +130,7 @@ class Storing:
         if _is_scattered_in_pieces(node, uses):
             return True
         if node.op == "stablehlo.concatenate":
-            return is_put_together(node, uses)
+            return is_put_together(node, self.parts, uses)
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
         if _is_convolved_with_gaps(node, uses):
