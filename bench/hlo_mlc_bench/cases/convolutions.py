@@ -148,7 +148,11 @@ def resnet_stage(
 def captured_filters(inputs: Inputs, *, size: int, channels: int) -> Workload:
     """A convolution of a small image by many filters, by a function that has closed over them."""
     kernel = _kernel(inputs, 3, channels, channels)
-    return lambda x: _convolution(x, kernel), (inputs.normal(1, size, size, channels),)
+
+    def forward(x: jax.Array) -> jax.Array:
+        return _convolution(x, kernel.astype(x.dtype))
+
+    return forward, (inputs.normal(1, size, size, channels),)
 
 
 _case = functools.partial(Case, group="convolutions")
