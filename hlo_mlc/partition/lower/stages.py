@@ -258,11 +258,7 @@ class StageLowering:
         for number, part in enumerate(node.operands):
             if not number or part.type.shape != node.operands[number - 1].type.shape:
                 axes, point = self._axes(part.type.shape)
-            place = (
-                *point[:axis],
-                index.add(point[axis], index.constant(start)),
-                *point[axis + 1 :],
-            )
+            place = (*point[:axis], index.add(point[axis], start), *point[axis + 1 :])
             stage = Stage(self.fresh("s"), axes, (Assign(buffer, place, self.read(part, point)),))
             if stages and _read_the_same(stages[-1], stage):
                 stages[-1] = replace(stages[-1], assigns=stages[-1].assigns + stage.assigns)
