@@ -58,8 +58,10 @@ def _is_program(path: Path) -> bool:
 def _is_module(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package that it would be in
-        return False
+    except ModuleNotFoundError as error:
+        if f"{name}.".startswith(f"{error.name}."):  # it, or a package that it would be in
+            return False
+        raise  # something that such a package imports
 
 
 def _install() -> None:

@@ -110,8 +110,8 @@ class LeftReport:
 class Comparison:
     """The whole program with our kernels timed in turns with the untouched one, on made-up
     arguments (choose="measure") or the caller's; `speedup` is the median over the pairs of XLA's
-    time / ours.  `against` "auto", it was timed in turns with what was predicted to be faster, and
-    all that is said of XLA is of that."""
+    time / ours.  Where it was timed in turns with what was predicted to be faster, `against` is
+    "auto", and `xla_us` and `speedup` are of that."""
 
     candidate: str  # "ours" (all that can be compiled) or "auto" (what is predicted to be faster)
     ours_us: float

@@ -282,7 +282,7 @@ def all_rows_cpu_backend(options: Options) -> CpuBackend:
 
 
 def target_of(options: Options) -> CpuTarget:
-    """The CPU to generate code for, and how fast it is, as far as that was measured.
+    """The CPU to generate code for, and how fast it is, as measured or as is typical of it.
 
     Raises: UnknownTargetError for what is no CPU, or one that has more than this machine.
     """

@@ -50,10 +50,11 @@ class Faults:
             self.tell(fault, subject)
 
         def was_refused() -> bool:
-            if not _is_invalid(subject.program()):
-                return False
-            leave("it is no valid program")
-            return True
+            with contextlib.suppress(Exception):  # what failed before it is told
+                if _is_invalid(subject.program()):
+                    leave("it is no valid program")
+                    return True
+            return False
 
         return Contained(subject.options.choose, note, was_refused)
 

@@ -247,7 +247,7 @@ class Settling:
         else:
             found = Comparison(OURS, other_us, present_us, 1 / ratio, present)
         winner = self._asked if is_other else present
-        self._say(f"{found}; {winner} from now on")
+        self._say(f'{found}; choose="{winner}" from now on')
         kernels = {
             k.id
             for side in (self._present, self._other)

@@ -41,8 +41,8 @@ def _is_infinite(z: Complex) -> Real:
 
 
 def divide(z: Complex, w: Complex) -> Complex:
-    """Smith's division; by zero, as NumPy has it, by the absolute value; by what is infinite, be it
-    so in both parts, zero, as in C."""
+    """Smith's division; by zero, as NumPy has it, by the absolute value.  A finite number by an
+    infinite one is zero, as in C, also where both parts are infinite."""
     (a, b), (c, d) = z, w
     lengths = abs(c), abs(d)
     wide, larger = lengths[0] >= lengths[1], lengths[0].larger(lengths[1])  # NaN where one is

@@ -292,7 +292,7 @@ def _compare(node: Node, s: Splitter) -> Value | None:
 
 
 def _product(node: Node, s: Splitter) -> Parts | None:
-    """Four products of real arrays; what JAX is asked to accumulate in another type is none."""
+    """Four products of real arrays; None, which leaves it to XLA, if sums are of another type."""
     if not all(map(is_complex, (*node.operands, *node.results))):
         return None
     (a, b), (c, d) = (s.parts[v] for v in node.operands)

@@ -34,7 +34,8 @@ class Contained:
     """A context: what fails in it is handed to `note`, and ends here; the rest of it is left out.
 
     Interrupts pass, and so does what is the user's: settings that cannot be followed, warnings that
-    were made errors. What `was_refused` says of is no fault: others tell of it.
+    were made errors. Where `was_refused` says that the user's program is wrong itself, there is no
+    fault of ours: whoever refuses the program tells of it.
 
     Raises: what is the user's; MlcError for every fault, if `choose` is "ours".
     """

@@ -134,7 +134,7 @@ class Options:
 
     calibrate: bool = field(default=True, metadata=_from("HLO_MLC_CALIBRATE", _switch))
     """Whether to predict with what was measured on this machine (`hlo-mlc doctor`, `demo` and
-    `bench` do that), if it was; else with typical figures."""
+    `bench` do that) or, if nothing was, is typical of its CPU; else with figures of any machine."""
 
     settle: bool = field(default=True, metadata=_from("HLO_MLC_SETTLE", _switch))
     """Whether `auto` times some of a function's calls with our kernels and without, where what is

@@ -17,7 +17,7 @@ def version(package: str) -> str:
     """
     # What is loaded mostly says it; to find what was installed takes a millisecond. Modules that
     # compute it when they are asked warn that it is deprecated.
-    told = vars(sys.modules[package]).get("__version__") if package in sys.modules else None
+    told = getattr(sys.modules.get(package), "__dict__", {}).get("__version__")
     if isinstance(told, str):
         return told
     try:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 R = TypeVar("R")
 
@@ -27,8 +27,8 @@ class MlcWarning(RuntimeWarning):
     """A warning of ours; one that the user has made an error is the user's, not a fault."""
 
 
-_told: dict[str, dict] = {}
-"""What was told of each file, as Python keeps it in modules: a line is told a thing once."""
+_told: dict[str, dict[Any, Any]] = {}
+"""What was told of each file, as Python keeps it in modules: no line is told a thing twice."""
 
 
 def warn(message: str, line: Line | None = None) -> None:

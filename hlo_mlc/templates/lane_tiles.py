@@ -106,8 +106,8 @@ def in_lanes(nest: Nest, stage: Stage, target: CpuTarget, *, abreast: int = 1) -
 
 def _have_room(stage: Stage, width: int, target: CpuTarget) -> bool:
     """Whether there are blocks of so many lanes for all cores, each within two fifths of the
-    first cache: rows may get longer, and tensors come and go through the same cache (with a third
-    for it, Q of 8 x 8 was one vector, and took 1.15 times as long)."""
+    first cache: rows may get longer, and tensors come and go through the same cache.  With a third
+    in place of two fifths, Q of 8 x 8 has no room, and takes 1.15 times as long."""
     size = sum(math.prod(a.shape) * a.dtype.bytes for a in stage.procedure.arrays)
     return stage.axes[-1].extent >= width * target.cores and 5 * size * width <= 2 * target.l1_bytes
 

@@ -55,12 +55,18 @@ LONG_TRIP = 64_000
 ACCESS = 3
 
 
-@derived
 def choose_template(
     nest: Nest, target: CpuTarget, wanted: str = ""
 ) -> tuple[Template, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not."""
+    return _first_or_wanted(nest, target, wanted)
+
+
+@derived  # costs are asked of it before loops are made
+def _first_or_wanted(
+    nest: Nest, target: CpuTarget, wanted: str
+) -> tuple[Template, tuple[tuple[str, str], ...]]:
     is_stepwise = any(stage.procedure is not None for stage in nest.stages)
     template, refused = first_taking(
         TEMPLATES,
@@ -203,8 +209,7 @@ class _Assembler:
         if len(phases) > 1:
             return tuple(stmt for phase in phases for stmt in self._nest(phase))
         wanted, tuned = self.tuned.get(len(self.decisions), ("", {}))
-        # What nobody asks for is known from where costs were predicted.
-        template, refused = choose_template(nest, self.target, *([wanted] if wanted else []))
+        template, refused = choose_template(nest, self.target, wanted)
         parameters: Parameters = {}
         if isinstance(tuned, tuple):
             scheduled = self._rewritten(nest, template, wanted, tuned)

@@ -50,16 +50,15 @@ LARGEST_REUSED = 32 << 20
 # Elements along a side of a panel; the second is for results that do not stay in the caches.  On
 # Zen 4, 2048 x 2048 f32 from memory to memory took half of the time with panels along the source,
 # 0.8 of that with squares along it, too; 512 x 512 in the caches would take twice the time with
-# such an order.  On Zen 5, panels whose squares go along the source
-# as well and are stored past the caches took 0.6 of the time with 64 as with 256, whose rows are in
-# more pages than the first level of translations holds; others took 1.2 to 1.6 times as long with
-# 64.
+# such an order.  On Zen 5, panels whose squares go along the source as well and are stored past the
+# caches took 0.6 of the time with 64 as with 256, whose rows are in more pages than the first level
+# of translations holds; others took 1.2 to 1.6 times as long with 64.
 PANEL, LARGE_PANEL = 64, 256
 # Panels and their squares by rows of results, or both along the source; or panels along the source,
-# each of them by rows of results, which are written in longer runs: past the caches, in panels of
-# 256, 2048 x 2048 and 4 x 1024 x 1024 f32 took 0.9 of the time that they took along the source in
-# panels of 64, 4096 x 2048 bf16 0.75, 1536 x 1024 f64 0.87, with AVX2 0.9, 0.55 and 0.95; every
-# other element of 4096 x 2048 f32, put side by side first, 1.3 (Zen 5).
+# and the squares in each by rows of results, which are written in longer runs.  Past the caches, in
+# panels of 256, 2048 x 2048 and 4 x 1024 x 1024 f32 took 0.9 of the time that they took along the
+# source in panels of 64, 4096 x 2048 bf16 0.75, 1536 x 1024 f64 0.87, with AVX2 0.9, 0.55 and 0.95.
+# Every other element of 4096 x 2048 f32, put side by side first, took 1.3 times as long (Zen 5).
 BY_ROWS, ALONG_SOURCE, IN_RUNS = 0, 1, 2
 # Operations up to which vectors of half the length are no loss: exp took 1.7 times as long.
 LIGHT = 4

@@ -285,12 +285,10 @@ def _packed(
     packed = Buffer(
         f"{stage.name}_filters", rhs.dtype, (panel.extent, *(v.extent for v in others), width)
     )
-    start = index.multiply(panel, index.constant(width))
+    start = index.multiply(panel, width)
     early = begins_early(lane.extent, width, lanes)
-    source = index.add(
-        column, index.minimum(start, index.constant(lane.extent - width)) if early else start
-    )
-    exists = index.compare("lt", source, index.constant(lane.extent))
+    source = index.add(column, index.minimum(start, lane.extent - width) if early else start)
+    exists = index.compare("lt", source, lane.extent)
     move = Stage(
         f"{stage.name}_pack",
         (*others, panel, column),

@@ -58,9 +58,8 @@ def plant(checked: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Non
         return (_shifted(loops, faulty[0]) if faulty[0] else loops), decisions
 
     monkeypatch.setattr(kernel_objects, "schedule_as_recorded", planted)
-    monkeypatch.setattr(
-        kernel_objects, "prove", lambda loops: (loops, Proof())
-    )  # would refuse them
+    # It would refuse them.
+    monkeypatch.setattr(kernel_objects, "prove", lambda loops: (loops, Proof()))
     return lambda name: faulty.__setitem__(0, name)
 
 

@@ -24,6 +24,7 @@ from hlo_mlc import building, compiler, kernel_objects, mlc_jit
 from hlo_mlc.backends import base, cpu
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compiling, extraction, function, measuring, primitive, reproducer
+from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.runtime import cache, variants
 from hlo_mlc.support.errors import CodegenError, MlcError, VerifyError
@@ -401,6 +402,17 @@ def test_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     plant(monkeypatch, (compiler, "simplify"), ZeroDivisionError("planted"))
     with pytest.warns(RuntimeWarning, match="failed with ZeroDivisionError: planted$"):
         agree(mlc_jit(step, choose="auto")(X), jax.jit(step)(X))
+
+
+def test_a_fault_is_told_though_its_program_cannot_be_shown(tmp_path: Path) -> None:
+    left: list[str] = []
+    subject = Subject("f", Options(cache_dir=tmp_path), SimpleNamespace)  # no module, and no text
+    with (
+        pytest.warns(RuntimeWarning, match="leaves f to XLA: .*planted"),
+        Faults().contained(subject, left.append),
+    ):
+        raise ValueError("planted")
+    assert len(left) == 1 and "planted" in left[0]
 
 
 def test_modules_of_others(monkeypatch: pytest.MonkeyPatch) -> None:

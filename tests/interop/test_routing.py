@@ -251,6 +251,11 @@ def test_misuse_of_the_script(tmp_path: Path) -> None:
     for name in ("nothing", "nothing.at.all"):
         missing = ran("-m", "hlo_mlc", "-m", name, folder=tmp_path)
         assert (missing.returncode, missing.stderr) == (2, f"error: there is no module {name}\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("import not_installed")
+    (tmp_path / "package" / "train.py").write_text("")
+    broken = ran("-m", "hlo_mlc", "-m", "package.train", folder=tmp_path)
+    assert broken.stderr.endswith("No module named 'not_installed'\n")
     (tmp_path / "bench").mkdir()
     command = ran("-m", "hlo_mlc", "bench", folder=tmp_path)
     assert command.returncode == 2 and "as a command: hlo-mlc bench" in command.stderr

@@ -266,3 +266,17 @@ def test_parts_that_are_too_much_for_one_loop_are_apart(take_apart) -> None:
 
     (program,) = take_apart(function, np.ones((300, 20), np.float32)).programs
     assert 1 < len(program.steps) < 12
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("parts", "loops"), [(8, 1), (9, 2), (24, 3)])
+def test_one_loop_stores_no_more_parts_than_a_cache_has_ways(
+    check, arrays, take_apart, axis: int, parts: int, loops: int
+) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x * (k + 0.5) for k in range(parts)], axis)
+
+    (x,) = arrays("float32", (35, 77))
+    (program,) = take_apart(function, x).programs
+    assert len(program.steps) == loops
+    check(function, x)

@@ -16,6 +16,7 @@ SHOWING = (
     "depthwise_signals",
     "elements",
     "encoder_captured",
+    "frequencies",
     "joined_features",
     "logistic_step",
     "looked_up_rows",

@@ -35,6 +35,15 @@ def spreads(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     return function, (inputs.normal(rows, columns), inputs.normal(rows), inputs.normal(columns))
 
 
+def frequencies(inputs: Inputs, *, rows: int, columns: int, count: int) -> Workload:
+    """Phases at many frequencies side by side, as encodings of positions take them."""
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.concatenate([x * (k + 0.5) for k in range(count)], 1)
+
+    return function, (inputs.normal(rows, columns),)
+
+
 def captured_head(inputs: Inputs, *, rows: int, depth: int, columns: int) -> Workload:
     """A product with weights that the function has closed over."""
     weight = inputs.weight(depth, columns)
@@ -231,6 +240,12 @@ CASES = (
         turned_at_random,
         {"size": 800, "points": 20},
         tiny={"size": 5, "points": 3},
+    ),
+    _case(
+        "frequencies",
+        frequencies,
+        {"rows": 64, "columns": 512, "count": 16},
+        tiny={"rows": 3, "columns": 5, "count": 9},
     ),
     _case("bilateral", bilateral, {"size": 256, "reach": 3}, tiny={"size": 9, "reach": 1}),
 )

@@ -110,7 +110,7 @@ def both_ways(
         return [*last, folds.total(parts, number)]
     sums = Buffer(fresh("b"), dtype, (chunks + (done < number), column.extent))
     chunk = Var(fresh("i"), INDEX, chunks)
-    begin = index.multiply(chunk, index.constant(most))
+    begin = index.multiply(chunk, most)
     steps: list[Step] = [
         Loop((*folds.nests(begin, most, 0), folds.partial(most, sums, chunk)), chunk, chunks)
     ]
@@ -206,8 +206,8 @@ class _Blocks:
     def _nest(self, first: Expr, done: int, count: int, height: int) -> Nest:
         """`count` blocks of `height` rows, `done` blocks after block `first`."""
         block, within = (Var(self.fresh("i"), INDEX, n) for n in (count, height))
-        number = index.add(block, index.constant(done))
-        start = index.multiply(index.add(first, number), index.constant(self.size))
+        number = index.add(block, done)
+        start = index.multiply(index.add(first, number), self.size)
         handed = {b: Buffer(self.fresh("b"), b.dtype, (count, height)) for b in self.handed}
         stages = (
             self._rows(block, within, index.add(start, within), handed),

@@ -29,10 +29,10 @@ from hlo_mlc.tensor.rewrite import map_expressions, rename_axes
 from hlo_mlc.tensor.strictness import without_nans
 
 # What is decided here by numbers of its own is nothing that the cost model (costs.py) knows of: it
-# counts what a stage computes and reads, not how many registers and near caches that takes.  Asked
-# instead how many operations take as long as to store a value and to load it, it says 3 to 21 where
-# the second of these is 32, and bilateral takes 1.45 times as long.  The cases are those of the
-# bench that show a number (`python scripts/thresholds.py`).
+# counts what a stage computes and reads, not how many registers and near caches that takes.  By it,
+# HANDED_COST, the operations that take as long as to store a value and to load it, were 3 to 21,
+# with which bilateral takes 1.45 times as long.  The cases are those of the bench that show a
+# number (`python scripts/thresholds.py`).
 
 # Simple operations in one fused expression tree; beyond it registers spill (black_scholes).
 COST_LIMIT = 400

@@ -161,7 +161,7 @@ def _reading(nest: Nest, read: Load, panels: Panels, buffer: Buffer) -> Nest:
     stage = replace_loads(stage, {read.source: lambda x: new if x is read else None})
     if piece is None:
         return replace(nest, stages=(stage,))
-    whole = index.add(index.multiply(piece, index.constant(panels.width)), within)
+    whole = index.add(index.multiply(piece, panels.width), within)
     memo: dict[Expr, Expr] = {}
     stage = map_expressions(stage, lambda e: substitute(e, {column: whole}, memo))
     at = stage.axes.index(column)
