@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "buffer_list.h"
-#include "huge_pages.h"
+#include "pages.h"
 #include "mlc_abi.h"
 #include "row_blocks.h"
 #include "thread_team.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <new>
 
-#include "huge_pages.h"
+#include "pages.h"
 #include "mlc_abi.h"
 
 namespace mlc {

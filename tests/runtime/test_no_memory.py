@@ -16,7 +16,7 @@ PARTS = (
     "checked_run",
     "code_memory",
     "fenced_memory",
-    "huge_pages",
+    "pages",
     "placement",
     "scratch_pool",
     "thread_team",

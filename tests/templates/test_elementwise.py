@@ -360,7 +360,7 @@ def test_tails_begin_early_without_masks_that_cost_nothing(take_apart, arrays, n
         ("float32", "x86-64-v4", 10),
         ("float32", "x86-64-v4", 42),
         ("uint8", "x86-64-v3", 21),
-        ("uint8", "x86-64-v3", 62),
+        ("uint8", "x86-64-v3", 58),
         ("int16", "x86-64-v3", 29),
     ],
 )

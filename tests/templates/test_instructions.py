@@ -51,7 +51,9 @@ def check(one: Instruction, found: llvm.ValueRef) -> None:
     if found.opcode == "store" or ".store." in text or ".scatter." in text:
         assert kind is Kind.WRITE, text
     elif found.opcode == "load" or ".masked.load." in text or ".gather." in text:
-        assert kind is (Kind.COMPUTE if "!invariant.load" in text else Kind.READ), text
+        is_fixed, is_of_a_class = "!invariant.load" in text, "!alias.scope" in text
+        assert kind is Kind.COMPUTE if is_fixed else kind is Kind.READ or is_of_a_class, text
+        assert is_of_a_class or not isinstance(kind, int), text
     elif found.opcode == "br":
         assert kind is Kind.CONTROL, text
     elif found.opcode == "call" and name is None:

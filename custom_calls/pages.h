@@ -1,6 +1,6 @@
 // Fewer page faults for large results.
-#ifndef HLO_MLC_HUGE_PAGES_H_
-#define HLO_MLC_HUGE_PAGES_H_
+#ifndef HLO_MLC_PAGES_H_
+#define HLO_MLC_PAGES_H_
 
 #include <cstdint>
 
@@ -24,4 +24,4 @@ void KeepFreedMemory() noexcept;
 
 }  // namespace mlc
 
-#endif  // HLO_MLC_HUGE_PAGES_H_
+#endif  // HLO_MLC_PAGES_H_
