@@ -68,10 +68,10 @@ def test_no_peer_is_waited_for_without_end(
             time.sleep(100)
         return lambda: time.sleep(100)
 
-    monkeypatch.setattr(peers, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(peers, "PATIENCE_S", 3)
     handler = signal.getsignal(signal.SIGALRM)
     row = run_case(case, compile_right, [Peer("other", ("numpy",), prepare)], 1)
-    assert row.failed == {"other": "not compiled after 0.2 s"} and set(row.ms) == {OURS, JAX}
+    assert row.failed == {"other": "not compiled after 3 s"} and set(row.ms) == {OURS, JAX}
     assert signal.getsignal(signal.SIGALRM) is handler
 
 
