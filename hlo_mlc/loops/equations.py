@@ -14,6 +14,7 @@ from typing import Protocol
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Var, loads
+from hlo_mlc.tensor.access import linearize
 
 Interval = tuple[float, float]
 # {atom: (coefficient in one index, coefficient in the other)} and a constant: their difference.
@@ -71,14 +72,20 @@ class _Equation:
         varying = frozenset(self.open)
         if not self._advance():
             return None
-        shape, indices = self.a.buffer.shape, (*self.a.indices, *self.b.indices)
+        # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f, also
+        # where there is a dimension between the two, in which both are at the same place.
+        open_places = [
+            (d, i, j)
+            for d, i, j in zip(self.a.buffer.shape, self.a.indices, self.b.indices, strict=True)
+            if i is not j or any(map(self._is_open, index.affine(i)[0]))
+        ]
         if (
-            len(shape) > 1
-            and all(isinstance(d, int) for d in shape)
-            and any(not i.free.isdisjoint(self.open) for i in indices)
+            len(open_places) > 1
+            and all(isinstance(d, int) for d, *_ in open_places)
+            and any(not e.free.isdisjoint(self.open) for _, *both in open_places for e in both)
         ):
-            # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
-            self.forms.append(_paired(_address(self.a), _address(self.b)))
+            shape, first, second = zip(*open_places, strict=True)
+            self.forms.append(_paired(linearize(first, shape), linearize(second, shape)))
             if not self._advance():
                 return None
         return set(varying - self.open)
@@ -207,11 +214,3 @@ def _groups(least: Apply) -> Iterator[Form]:
             and most * size <= limit.value
         ):
             yield {atom: (c, c) for atom, c in large.items()}, 0
-
-
-def _address(access: Place) -> Expr:
-    result, step = index.constant(0), 1
-    for extent, i in zip(reversed(access.buffer.shape), reversed(access.indices), strict=True):
-        result = index.add(result, index.multiply(i, step))
-        step *= extent
-    return result

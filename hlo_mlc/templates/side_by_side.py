@@ -16,7 +16,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
+from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
@@ -44,6 +46,7 @@ from hlo_mlc.tensor.classify import (
     folds_conditions,
     is_injective,
     is_map,
+    offset,
     picks_along,
     reads,
     stride,
@@ -236,7 +239,11 @@ def _stored_along(nest: Nest) -> dict[Buffer, int]:
     for stage in nest.stages:
         axes, size = stage.axes[nest.shared :], 1
         for a in stage.assigns:
-            if a.buffer in nest.private or a.guard is not None or a.indices[-len(axes) :] != axes:
+            if (
+                a.buffer in nest.private
+                or a.indices[-len(axes) :] != axes
+                or not _is_in_one_piece(nest, a.buffer)
+            ):
                 continue
             for axis in reversed(axes):
                 if stride(a, axis) != size:
@@ -246,6 +253,25 @@ def _stored_along(nest: Nest) -> dict[Buffer, int]:
                 if size >= FEWEST and stride(a, row) == size:
                     found[a.buffer] = sum(v.extent > 1 for v in axes)
     return found
+
+
+def _is_in_one_piece(nest: Nest, result: Buffer) -> bool:
+    """Whether all that is stored of a result for a row lies side by side, whatever else is in
+    between the rows: parts of a joined array may be far apart."""
+    rows, parts = set(), []
+    for stage in nest.stages:
+        axes = stage.axes[nest.shared :]
+        for a in stage.assigns:
+            if a.buffer == result:
+                terms, begin = index.affine(offset(result, a.indices))
+                rows.add(frozenset((e, c) for e, c in terms.items() if e not in axes))
+                parts.append((begin, math.prod(v.extent for v in axes), a.guard))
+    parts.sort(key=lambda part: part[:2])
+    return (
+        len(rows) == 1
+        and all(guard is None for *_, guard in parts)
+        and all(begin + size == after for (begin, size, _), (after, *_) in pairwise(parts))
+    )
 
 
 def _transposed_out(

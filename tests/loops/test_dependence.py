@@ -108,6 +108,31 @@ def test_three_fused_loops_stored_in_another_order() -> None:
     assert carried(loop(fused, Store(cube, (c, a, index.constant(0)), ONE)), NONE) is not None
 
 
+@pytest.mark.parametrize(("first", "apart"), [(248, True), (247, False)])
+def test_parts_of_a_fused_index_with_a_dimension_between_them(first: int, apart: bool) -> None:
+    """Lanes over 254 columns, of which the last few are stored apart: their place is written in
+    two of three dimensions, and says nothing until these two are taken together."""
+    group, task = variable("g", 2), variable("t", 16)
+    place, lane, few = variable("p", 5), variable("l", 8), variable("f", 6)
+    number = index.minimum(index.add(times(group, 16), task), index.constant(30))
+    column = index.add(times(number, 8), lane)
+    result = Buffer("r", F32, (2, 5, 127), "result")
+    last = (index.constant(1), place, index.add(few, index.constant(first - 127)))
+    full = (index.floordiv(column, 127), place, index.floormod(column, 127))
+    nest = loop(
+        group,
+        loop(
+            task,
+            If(
+                apply("lt", index.add(times(group, 16), task), index.constant(31)),
+                (loop(place, loop(lane, Store(result, full, ONE))),),
+                (loop(place, loop(few, Store(result, last, ONE))),),
+            ),
+        ),
+    )
+    assert (carried(nest, NONE) is None) == apart
+
+
 def test_indirect_stores_are_never_taken_for_independent() -> None:
     where = Buffer("where", I32, (6,), "operand")
     place = apply("convert", load(where, (ROW,)), dtype=INDEX)

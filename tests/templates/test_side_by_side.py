@@ -72,6 +72,18 @@ def test_a_state_of_a_few_numbers(check, arrays) -> None:
     assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
 
 
+@pytest.mark.parametrize("rows", [16, 37, 64])
+def test_rows_of_which_a_result_has_several_pieces(check, arrays, rows) -> None:
+    """What is stored for some rows is turned at once only where nothing else lies between."""
+
+    def function(x):
+        normed = x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 0.125)
+        return jnp.concatenate([x, normed], 0)
+
+    report = check(function, *arrays("float32", (rows, 9)))
+    assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_folds_of_which_a_row_keeps_several(check, arrays, dtype) -> None:
     """What is private to a row, and what is private to a place of it, is there for each lane."""

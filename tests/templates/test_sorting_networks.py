@@ -138,7 +138,8 @@ func.func @main(%a: tensor<70x90x{kind}>) -> tensor<70x90x{kind}> {{
 
 
 @pytest.mark.parametrize(
-    "axis, shape", [(0, (30, 50)), (0, (130, 9, 4)), (1, (9, 40, 12)), (2, (3, 7, 33))]
+    "axis, shape",
+    [(0, (30, 50)), (0, (130, 9, 4)), (1, (9, 40, 12)), (1, (2, 30, 127)), (2, (3, 7, 33))],
 )
 def test_every_axis(axis, shape):
     x = elements("float32", shape)
