@@ -34,17 +34,9 @@ from hlo_mlc.expr.dtypes import F32, F64
 
 # B(2 j) / (2 j)! from j = 1 on, B being Bernoulli's numbers.
 _CORRECTIONS = (
-    1 / 12,
-    -1 / 720,
-    1 / 30240,
-    -1 / 1209600,
-    1 / 47900160,
-    -691 / 1307674368000,
-    1 / 74724249600,
-    -3617 / 10670622842880000,
-    43867 / 5109094217170944000,
-    -174611 / 802857662698291200000,
-)
+    1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600,
+    -3617 / 10670622842880000, 43867 / 5109094217170944000, -174611 / 802857662698291200000,
+)  # fmt: skip
 # Where s is larger, all but the first terms are 0 beside them.
 _LARGE = 1100.0
 # Like infinity, with products that are finite.
