@@ -63,12 +63,11 @@ _LAST_BITS = 13
 def as_tf32(x: Expr) -> Expr:
     """An f32 rounded to tf32, to the nearest, ties to even."""
     bits = apply("bitcast", x, dtype=U32)
-    odd = apply("and", apply("shr_logical", bits, const(_LAST_BITS, U32)), const(1, U32))
-    half = const((1 << _LAST_BITS - 1) - 1, U32)
-    rounded = apply("add", apply("add", bits, half), odd)
-    quiet = apply("or", bits, const(1 << 22, U32))  # of a NaN, something must be left
+    odd = (bits >> _LAST_BITS) & 1
+    rounded = bits + ((1 << _LAST_BITS - 1) - 1) + odd
+    quiet = bits | (1 << 22)  # of a NaN, something must be left
     chosen = apply("select", apply("ne", x, x), quiet, rounded)
-    return apply("bitcast", apply("and", chosen, const(-1 << _LAST_BITS, U32)), dtype=F32)
+    return apply("bitcast", chosen & (-1 << _LAST_BITS), dtype=F32)
 
 
 def _supports(node: Node) -> str:

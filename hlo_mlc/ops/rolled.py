@@ -64,7 +64,7 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
     with s.each("k", 0, min(rows, columns)) as k:
         after = index.add(k, ONE)
         place = _largest_below(s, a, k)
-        s.put(pivots, k, apply("add", place, const(1, I32)))
+        s.put(pivots, k, place + const(1, I32))
         with s.each("j", 0, columns) as j:
             s.put(row, j, a[k, j])
             with s.each("i", after, rows) as i:
@@ -110,7 +110,7 @@ def _usable(pivot: Element) -> Element:
 
 
 def _note_failure(s: Steps, info: Array, k: Expr, failed: Expr) -> None:
-    is_first = apply("and", failed, apply("eq", info[()], const(0, I32)))
+    is_first = failed & apply("eq", info[()], const(0, I32))
     s.put(info, (), apply("select", is_first, number(index.add(k, ONE)), info[()]))
 
 
@@ -250,26 +250,21 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
 
     def squares(element: Element, start: Expr) -> Expr:
         for part in parts(element):
-            fraction = apply("div", part, divisor)
-            start = apply("add", apply("mul", fraction, fraction), start)
+            fraction = part / divisor
+            start = fraction * fraction + start
         return start
 
     total = s.let("squares", squares(first, zero))
     with s.each("i", *below) as i:
         s.let("squares", squares(a[i, k], total))
-    norm = apply("mul", divisor, apply("sqrt", total))
+    norm = divisor * apply("sqrt", total)
     beta = s.let(
         "beta",
-        apply(
-            "select",
-            is_done,
-            real,
-            apply("select", apply("lt", real, zero), norm, apply("neg", norm)),
-        ),
+        apply("select", is_done, real, apply("select", apply("lt", real, zero), norm, -norm)),
     )
-    tau, rest = apply("div", apply("sub", beta, real), beta), apply("sub", real, beta)
+    tau, rest = (beta - real) / beta, real - beta
     if imaginary:
-        tau = Complex(tau, apply("neg", apply("div", imaginary[0], beta)))
+        tau = Complex(tau, -(imaginary[0] / beta))
         rest = Complex(rest, imaginary[0])
     tau = s.let("tau", chosen(is_done, like(first, 0), tau))
     rest = s.let("rest", chosen(is_done, like(first, 1), rest))

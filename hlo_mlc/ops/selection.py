@@ -122,9 +122,7 @@ def _selection(node: Node) -> Combiner:
     lhs, rhs = combiner_variables([node.operands[0].type.dtype, I32])
     nowhere = const(NOWHERE, I32)
     (chosen,) = inline_scalar_graph(node.regions[0], (lhs[0], rhs[0]))
-    stays = apply(
-        "or", apply("eq", rhs[1], nowhere), apply("and", apply("ne", lhs[1], nowhere), chosen)
-    )
+    stays = apply("eq", rhs[1], nowhere) | (apply("ne", lhs[1], nowhere) & chosen)
     return Combiner(
         lhs, rhs, tuple(apply("select", stays, x, y) for x, y in zip(lhs, rhs, strict=True)), None
     )

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     compare,
-    div,
     fma,
-    mul,
-    neg,
     polynomial,
     select,
     sqrt,
@@ -72,8 +69,8 @@ def bessel_i1e(x: Expr, has_fma: bool) -> Expr:
     c = _CONSTANTS[x.dtype]
     a = absolute(x)
     square, square_low = two_product(a, a, has_fma)
-    scale, p = expm1_parts(a, -1.0, low=mul(square_low, -_SLOPE))
-    function = mul(a, polynomial(square, c.near))
-    near = mul(scale, fma(neg(p), function, function))
-    far = div(polynomial(div(1.0, a), c.beyond), sqrt(a))
+    scale, p = expm1_parts(a, -1.0, low=square_low * -_SLOPE)
+    function = a * polynomial(square, c.near)
+    near = scale * fma(-p, function, function)
+    far = polynomial(1.0 / a, c.beyond) / sqrt(a)
     return with_sign_of(select(compare("lt", a, c.far), near, far), x)

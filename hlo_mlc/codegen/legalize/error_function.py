@@ -7,18 +7,13 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     at_most,
     compare,
-    div,
     fma,
-    mul,
-    neg,
     pick,
     polynomial,
     select,
     sqrt,
-    sub,
     two_product,
     unlikely,
     with_sign_of,
@@ -184,17 +179,17 @@ def erf(x: Expr) -> Expr:
     1 - e**-u."""
     if x.dtype is F32:
         a = at_most(absolute(x), _ERF_IS_ONE_F32)
-        rest = mul(a, _in_parts((a, mul(a, a)), _ERF_REST_F32))
+        rest = a * _in_parts((a, a * a), _ERF_REST_F32)
         v = fma(a, _ERF_SLOPE, rest)
         # y = 2 v - v**2, in which what the rounding of v took does not count, and 2 y - y**2;
         # twice y by itself, because y is subnormal for the smallest numbers.
-        more = fma(neg(v), v, add(rest, rest))
-        y, twice = fma(a, 2 * _ERF_SLOPE, more), fma(a, 4 * _ERF_SLOPE, add(more, more))
-        return with_sign_of(fma(neg(y), y, twice), x)
+        more = fma(-v, v, rest + rest)
+        y, twice = fma(a, 2 * _ERF_SLOPE, more), fma(a, 4 * _ERF_SLOPE, more + more)
+        return with_sign_of(fma(-y, y, twice), x)
     a = at_most(absolute(x), _ERF_IS_ONE_F64)
-    u = fma(a, _ERF_FIRST, mul(a, polynomial(a, _ERF_REST_F64)))
+    u = fma(a, _ERF_FIRST, a * polynomial(a, _ERF_REST_F64))
     scale, p = expm1_parts(u, -1.0)  # e**-u = scale * (1 - p), so that small results are right
-    return with_sign_of(fma(scale, p, sub(1.0, scale)), x)
+    return with_sign_of(fma(scale, p, 1.0 - scale), x)
 
 
 def erf_by_pieces(x: Expr) -> Expr:
@@ -203,9 +198,9 @@ def erf_by_pieces(x: Expr) -> Expr:
     a = at_most(absolute(x), _ERF_LIMIT)
     rounding = format_of(x).rounding
     shifted = fma(a, 1 / _ERF_WIDTH, rounding)
-    distance = fma(sub(shifted, rounding), -_ERF_WIDTH, a)
+    distance = fma(shifted - rounding, -_ERF_WIDTH, a)
     rest = polynomial(distance, [pick(shifted, row) for row in _ERF_POLYNOMIALS])
-    return with_sign_of(fma(a, pick(shifted, _ERF_VALUES), mul(a, rest)), x)
+    return with_sign_of(fma(a, pick(shifted, _ERF_VALUES), a * rest), x)
 
 
 def erfc(x: Expr, has_fma: bool) -> Expr:
@@ -214,19 +209,19 @@ def erfc(x: Expr, has_fma: bool) -> Expr:
     square, square_low = two_product(a, a, has_fma)
     near = compare("lt", a, 0.5)
     if x.dtype is F32:
-        t = div(1.0, add(a, 1.0))
-        function = mul(t, polynomial(fma(t, 2.0, -1.0), _SCALED_ERFC))
+        t = 1.0 / (a + 1.0)
+        function = t * polynomial(fma(t, 2.0, -1.0), _SCALED_ERFC)
     else:
-        powers = a, square, mul(square, square)
+        powers = a, square, square * square
         above, below = (_in_parts(powers, c) for c in (_ERFC_ABOVE, _ERFC_BELOW))
         # Near 0, where the function is near 1, what it lacks to 1 has more digits.
-        dividend = select(near, mul(a, sub(above, below)), fma(a, above, 1.0))
-        function = add(div(dividend, fma(a, below, 1.0)), select(near, const(1.0, x.dtype), 0.0))
+        dividend = select(near, a * (above - below), fma(a, above, 1.0))
+        function = dividend / fma(a, below, 1.0) + select(near, const(1.0, x.dtype), 0.0)
     scale, p = expm1_parts(square, -1.0, low=square_low)
-    tail = mul(scale, fma(neg(p), function, function))
-    result = select(compare("lt", x, 0.0), sub(2.0, tail), tail)
+    tail = scale * fma(-p, function, function)
+    result = select(compare("lt", x, 0.0), 2.0 - tail, tail)
     if x.dtype is F32:
-        return select(near, fma(neg(x), polynomial(mul(x, x), _ERF_NEAR), 1.0), result)
+        return select(near, fma(-x, polynomial(x * x, _ERF_NEAR), 1.0), result)
     return result
 
 
@@ -248,12 +243,12 @@ def erf_inv(x: Expr) -> Expr:
     """The inverse of erf, by way of w = -log(1 - x**2): infinite at ±1, NaN beyond."""
     c = _INVERSE[x.dtype]
     # As a product, because 1 - x**2 would lose what is right in it near ±1.
-    w = neg(log(mul(sub(1.0, x), add(x, 1.0))))
+    w = -log((1.0 - x) * (x + 1.0))
     root = sqrt(w)
-    tail = polynomial(sub(root, c.tail_centre), c.tail)
+    tail = polynomial(root - c.tail_centre, c.tail)
     if c.far_tail:
-        far = polynomial(sub(root, _FAR_TAIL_CENTRE), c.far_tail)
+        far = polynomial(root - _FAR_TAIL_CENTRE, c.far_tail)
         tail = select(compare("ge", w, _FAR_TAIL), far, tail)
     tail = select(compare("eq", w, math.inf), math.inf, tail)
-    central = polynomial(sub(w, c.centre), c.central)
-    return mul(x, unlikely(compare("ge", w, _INVERSE_TAIL), tail, central))
+    central = polynomial(w - c.centre, c.central)
+    return x * unlikely(compare("ge", w, _INVERSE_TAIL), tail, central)

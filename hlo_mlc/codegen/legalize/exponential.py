@@ -13,22 +13,17 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     at_least,
     at_most,
     compare,
-    div,
     floor,
     fma,
     ldexp,
-    mul,
-    neg,
     pick,
     polynomial,
     power_of_two,
     rounding_bias,
     select,
-    sub,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.division import quotient, reciprocal
@@ -139,7 +134,7 @@ def exp_by_ldexp(x: Expr) -> Expr:
     c = _CONSTANTS[x.dtype]
     clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
     shifted, r = _reduce(clamped)
-    return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), sub(shifted, rounding_bias(x)))
+    return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), shifted - rounding_bias(x))
 
 
 def exp_by_pick(x: Expr) -> Expr:
@@ -148,19 +143,19 @@ def exp_by_pick(x: Expr) -> Expr:
     clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
     bias = format_of(x).rounding / len(_ROOTS)  # what is added rounds to multiples of 1 / 16
     shifted = fma(clamped, LOG2_E, bias)
-    n = sub(shifted, bias)
+    n = shifted - bias
     r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, clamped))
     root = pick(shifted, _ROOTS)
-    return ldexp(fma(mul(r, polynomial(r, _SHORT_EXPM1)), root, root), n)
+    return ldexp(fma(r * polynomial(r, _SHORT_EXPM1), root, root), n)
 
 
 def _exp_in_range(x: Expr, exponent: int = 0) -> Expr:
     """2**exponent * e**x where the result's exponent is at most one out of range."""
     c = _CONSTANTS[x.dtype]
-    n = floor(mul(x, c.log2_e_below))
+    n = floor(x * c.log2_e_below)
     r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, x))
-    scale = power_of_two(add(n, rounding_bias(x) + exponent))
-    return mul(polynomial(r, c.exp), scale)
+    scale = power_of_two(n + (rounding_bias(x) + exponent))
+    return polynomial(r, c.exp) * scale
 
 
 def _reduce(
@@ -173,7 +168,7 @@ def _reduce(
     c = _CONSTANTS[x.dtype]
     bias = rounding_bias(x) + exponent
     shifted = fma(x, LOG2_E * factor, bias)
-    n = sub(shifted, bias)
+    n = shifted - bias
     if in_one_step:
         return shifted, fma(n, -math.log(2) / factor, x)
     return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
@@ -189,9 +184,9 @@ def expm1_parts(
     c = _CONSTANTS[x.dtype]
     shifted, r = _reduce(x, factor, exponent)
     if low is not None:
-        r = add(r, low)
+        r = r + low
     quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
-    return power_of_two(shifted), fma(mul(r, r), quotient, r)
+    return power_of_two(shifted), fma(r * r, quotient, r)
 
 
 def expm1(x: Expr) -> Expr:
@@ -200,9 +195,9 @@ def expm1(x: Expr) -> Expr:
     clamped = at_most(at_least(x, c.expm1_is_minus_one), c.exp_is_infinite)
     # Half of the result, so that 2**n stays finite up to the largest result.
     scale, p = expm1_parts(clamped, 1.0, exponent=-1)
-    half = fma(scale, p, sub(scale, 0.5))
+    half = fma(scale, p, scale - 0.5)
     # Half of the smallest numbers is subnormal, which counts as 0; so does -0 as +0.
-    return select(compare("eq", half, 0.0), x, add(half, half))
+    return select(compare("eq", half, 0.0), x, half + half)
 
 
 def tanh(x: Expr, divides: bool) -> Expr:
@@ -214,11 +209,11 @@ def tanh(x: Expr, divides: bool) -> Expr:
     shifted, r = _reduce(clamped, 2.0, raised, in_one_step=True)
     scale = power_of_two(shifted)
     # (1 - e**2r) / 2, then e: as differences, in which -0 stays what it is.
-    p = fma(mul(r, r), polynomial(r, [-2 * a for a in _scaled(c.expm1, 2.0)]), neg(r))
-    e = fma(neg(scale), p, neg(fma(scale, -0.5, 2.0 ** (raised - 1))))
+    p = fma(r * r, polynomial(r, [-2 * a for a in _scaled(c.expm1, 2.0)]), -r)
+    e = fma(-scale, p, -fma(scale, -0.5, 2.0 ** (raised - 1)))
     if divides:
-        return quotient(e, add(e, 1.0), divides=True)
-    return mul(quotient(e, fma(e, 2.0**-raised, 1.0), divides=False), 2.0**-raised)
+        return quotient(e, e + 1.0, divides=True)
+    return quotient(e, fma(e, 2.0**-raised, 1.0), divides=False) * 2.0**-raised
 
 
 def logistic(x: Expr, divides: bool) -> Expr:
@@ -232,16 +227,16 @@ def logistic(x: Expr, divides: bool) -> Expr:
 
 def sinh(x: Expr) -> Expr:
     magnitude = absolute(x)
-    square = mul(x, x)
-    small = fma(mul(magnitude, square), polynomial(square, _CONSTANTS[x.dtype].sinh), magnitude)
+    square = x * x
+    small = fma(magnitude * square, polynomial(square, _CONSTANTS[x.dtype].sinh), magnitude)
     half = _half_exp(magnitude)
-    large = sub(half, div(0.25, half))
+    large = half - 0.25 / half
     return with_sign_of(select(compare("lt", magnitude, 1.0), small, large), x)
 
 
 def cosh(x: Expr) -> Expr:
     half = _half_exp(absolute(x))
-    return add(half, div(0.25, half))
+    return half + 0.25 / half
 
 
 def _half_exp(magnitude: Expr) -> Expr:

@@ -11,17 +11,11 @@ from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     compare,
     convert,
-    div,
-    either,
     fma,
-    mul,
-    neg,
     polynomial,
     select,
-    sub,
     two_product,
     unlikely,
     with_sign_of,
@@ -87,32 +81,30 @@ def lgamma(x: Expr, has_fma: bool) -> Expr:
     a = absolute(x)
     large = compare("ge", a, _LARGE)
     nearest = apply("round_even", a)
-    r = sub(a, nearest)  # lgamma(a) = lgamma(2 + r) + log(product), or - log(product) below 1.5
+    r = a - nearest  # lgamma(a) = lgamma(2 + r) + log(product), or - log(product) below 1.5
     product: Expr = const(1.0, F64)
     for i in range(1, int(_LARGE) - 1):
-        product = select(compare("ge", nearest, i + 2.0), mul(product, sub(a, float(i))), product)
+        product = select(compare("ge", nearest, i + 2.0), product * (a - float(i)), product)
     below = compare("lt", nearest, 2.0)
-    small = select(compare("lt", nearest, 1.0), mul(a, add(a, 1.0)), a)
+    small = select(compare("lt", nearest, 1.0), a * (a + 1.0), a)
     logarithm = log(select(large, a, select(below, small, product)))
-    signed = select(below, neg(logarithm), logarithm)
+    signed = select(below, -logarithm, logarithm)
     near = fma(r, polynomial(r, _LOG_GAMMA), signed)
-    inverse = div(1.0, a)
-    series = mul(polynomial(mul(inverse, inverse), _STIRLING), inverse)
-    stirling = fma(sub(a, 0.5), sub(logarithm, 1.0), add(series, _HALF_LOG_TWO_PI - 0.5))
+    inverse = 1.0 / a
+    series = polynomial(inverse * inverse, _STIRLING) * inverse
+    stirling = fma(a - 0.5, logarithm - 1.0, series + (_HALF_LOG_TWO_PI - 0.5))
     positive = select(large, stirling, near)
     # |gamma(-a)| = pi / (|sin(pi a)| a gamma(a)), with all that has a logarithm in one: those of
     # the factors are larger than that of their product.
     (sine, _), _ = _sine_and_cosine_of_turn(a, has_fma)
     factor = select(
-        compare("lt", nearest, 1.0),
-        div(1.0, add(a, 1.0)),
-        select(below, const(1.0, F64), mul(a, product)),
+        compare("lt", nearest, 1.0), 1.0 / (a + 1.0), select(below, const(1.0, F64), a * product)
     )
-    factor = mul(select(large, a, factor), mul(absolute(sine), 1 / math.pi))
-    rest = select(large, stirling, mul(r, polynomial(r, _LOG_GAMMA)))
-    reflected = neg(add(log(factor), rest))
+    factor = select(large, a, factor) * (absolute(sine) * (1 / math.pi))
+    rest = select(large, stirling, r * polynomial(r, _LOG_GAMMA))
+    reflected = -(log(factor) + rest)
     # From 2**52 on all are integers, or infinite.
-    at_pole = either(compare("eq", sine, 0.0), compare("ge", a, 2.0**52))
+    at_pole = compare("eq", sine, 0.0) | compare("ge", a, 2.0**52)
     reflected = select(at_pole, math.inf, reflected)
     return unlikely(compare("lt", x, 0.0), reflected, positive)
 
@@ -129,39 +121,37 @@ def digamma(x: Expr, has_fma: bool) -> Expr:
     y, top, bottom = a, const(0.0, F64), const(1.0, F64)
     for i in range(1, int(_LARGE) - 1):
         more = compare("ge", a, i + 1.0)
-        factor = sub(a, float(i))
+        factor = a - float(i)
         y = select(more, factor, y)
         top = select(more, fma(top, factor, bottom), top)
-        bottom = select(more, mul(bottom, factor), bottom)
+        bottom = select(more, bottom * factor, bottom)
     below = compare("lt", a, 1.0)
-    y = select(below, add(a, 1.0), y)
+    y = select(below, a + 1.0, y)
     top = select(large, 1.0, select(below, -1.0, top))
-    bottom = select(either(large, below), a, bottom)
-    fraction = div(top, bottom)
-    centred = sub(sub(y, _ROOT), _ROOT_LOW)
-    near = fma(centred, polynomial(sub(y, 1.5), _DIGAMMA), fraction)
-    square = mul(fraction, fraction)
-    series = fma(square, polynomial(square, _DIGAMMA_SERIES), mul(fraction, 0.5))
+    bottom = select(large | below, a, bottom)
+    fraction = top / bottom
+    centred = y - _ROOT - _ROOT_LOW
+    near = fma(centred, polynomial(y - 1.5, _DIGAMMA), fraction)
+    square = fraction * fraction
+    series = fma(square, polynomial(square, _DIGAMMA_SERIES), fraction * 0.5)
     logarithm = log(a)
-    positive = select(large, sub(logarithm, series), near)
+    positive = select(large, logarithm - series, near)
     # Between the poles there are zeros: what may cancel is added first, and what is small last.
     (sine, sine_low), cosine = _sine_and_cosine_of_turn(a, has_fma)
     cotangent, rest = _cotangent((sine, sine_low), cosine, has_fma)
-    rest = add(rest, div(1.0, a))
-    reflected = add(
-        add(select(large, logarithm, near), cotangent), select(large, sub(rest, series), rest)
-    )
+    rest = rest + 1.0 / a
+    reflected = select(large, logarithm, near) + cotangent + select(large, rest - series, rest)
     pole = select(compare("eq", a, 0.0), const(-math.inf, F64), math.nan)
     reflected = select(compare("eq", sine, 0.0), pole, reflected)
-    return unlikely(apply("not", compare("gt", x, 0.0)), reflected, positive)
+    return unlikely(~compare("gt", x, 0.0), reflected, positive)
 
 
 def _sine_and_cosine_of_turn(a: Expr, has_fma: bool) -> tuple[_Parts, _Parts]:
     """(sin(pi f), cos(pi f)) with f what `a` differs from the nearest integer by."""
-    f = sub(a, apply("round_even", a))
+    f = a - apply("round_even", a)
     size = absolute(f)
     steep = compare("gt", size, 0.25)
-    turn = select(steep, sub(0.5, size), size)
+    turn = select(steep, 0.5 - size, size)
     angle, rest = two_product(turn, math.pi, has_fma)
     sine, cosine = sine_and_cosine_in_parts(angle, fma(turn, _PI_LOW, rest))
     return (
@@ -174,8 +164,8 @@ def _cotangent(sine: _Parts, cosine: _Parts, has_fma: bool) -> _Parts:
     """pi cosine / sine."""
     (below, below_low), (above, above_low) = sine, cosine
     top, top_low = two_product(above, math.pi, has_fma)
-    top_low = add(top_low, fma(above, _PI_LOW, mul(above_low, math.pi)))
-    quotient = div(top, below)
+    top_low = top_low + fma(above, _PI_LOW, above_low * math.pi)
+    quotient = top / below
     product, product_low = two_product(quotient, below, has_fma)
-    excess = sub(sub(sub(top, product), product_low), mul(quotient, below_low))
-    return quotient, div(add(excess, top_low), below)
+    excess = top - product - product_low - quotient * below_low
+    return quotient, (excess + top_low) / below

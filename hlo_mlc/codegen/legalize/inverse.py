@@ -6,17 +6,13 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     bits,
     compare,
-    div,
     fma,
     invalid,
-    mul,
     polynomial,
     select,
     sqrt,
-    sub,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
@@ -69,8 +65,8 @@ _CONSTANTS = {
 
 def _odd(x: Expr, coefficients: tuple[float, ...]) -> Expr:
     """x + x**3 p(x**2)."""
-    square = mul(x, x)
-    return fma(mul(x, square), polynomial(square, coefficients), x)
+    square = x * x
+    return fma(x * square, polynomial(square, coefficients), x)
 
 
 def _asin_parts(magnitude: Expr) -> tuple[Expr, Expr]:
@@ -88,8 +84,8 @@ def asin(x: Expr) -> Expr:
 def acos(x: Expr) -> Expr:
     c = _CONSTANTS[x.dtype]
     near, p = _asin_parts(absolute(x))
-    middle = sub(c.half_pi, sub(with_sign_of(p, x), c.half_pi_low))
-    end = select(compare("lt", x, 0.0), fma(p, -2.0, 2 * c.half_pi), add(p, p))
+    middle = c.half_pi - (with_sign_of(p, x) - c.half_pi_low)
+    end = select(compare("lt", x, 0.0), fma(p, -2.0, 2 * c.half_pi), p + p)
     return select(near, middle, end)
 
 
@@ -97,8 +93,8 @@ def atan(x: Expr) -> Expr:
     magnitude = absolute(x)
     far = compare("gt", magnitude, 1.0)
     c = _CONSTANTS[x.dtype]
-    p = _odd(select(far, div(1.0, magnitude), magnitude), c.atan)
-    return with_sign_of(select(far, sub(c.half_pi, p), p), x)
+    p = _odd(select(far, 1.0 / magnitude, magnitude), c.atan)
+    return with_sign_of(select(far, c.half_pi - p, p), x)
 
 
 def atan2(y: Expr, x: Expr) -> Expr:
@@ -108,27 +104,27 @@ def atan2(y: Expr, x: Expr) -> Expr:
     small, large = select(steep, width, height), select(steep, height, width)
     # Equal ones may be infinite or both 0; zeros give 0 here, and the signs do the rest.
     diagonal = select(compare("eq", height, 0.0), const(0.0, x.dtype), 1.0)
-    ratio = select(compare("eq", height, width), diagonal, div(small, large))
+    ratio = select(compare("eq", height, width), diagonal, small / large)
     c = _CONSTANTS[x.dtype]
     p = _odd(ratio, c.atan)
-    p = select(steep, sub(c.half_pi, p), p)
+    p = select(steep, c.half_pi - p, p)
     left = compare("lt", bits(x), 0)  # -0 included
-    return with_sign_of(select(left, sub(2 * c.half_pi, p), p), y)
+    return with_sign_of(select(left, 2 * c.half_pi - p, p), y)
 
 
 def asinh(x: Expr) -> Expr:
     """log1p(a + a**2 / (1 + sqrt(1 + a**2))), or log(2 a) where a**2 may overflow."""
     a = absolute(x)
-    square = mul(a, a)
+    square = a * a
     huge = compare("gt", a, _huge(x))
-    inside = add(a, div(square, add(sqrt(add(square, 1.0)), 1.0)))
+    inside = a + square / (sqrt(square + 1.0) + 1.0)
     return with_sign_of(_log1p_or_log_of_double(huge, inside, a), x)
 
 
 def acosh(x: Expr) -> Expr:
     """log1p(t + sqrt(2 t + t**2)) with t = x - 1, or log(2 x) where t**2 may overflow."""
-    t = sub(x, 1.0)
-    inside = add(t, sqrt(fma(t, t, add(t, t))))
+    t = x - 1.0
+    inside = t + sqrt(fma(t, t, t + t))
     result = _log1p_or_log_of_double(compare("gt", x, _huge(x)), inside, x)
     return select(compare("lt", x, 1.0), invalid(x), result)
 
@@ -140,10 +136,10 @@ def _huge(x: Expr) -> float:
 
 def _log1p_or_log_of_double(huge: Expr, inside: Expr, x: Expr) -> Expr:
     """log1p(inside), or log1p(x) + ln 2 where x is huge."""
-    return add(log1p(select(huge, x, inside)), select(huge, const(LN2, x.dtype), 0.0))
+    return log1p(select(huge, x, inside)) + select(huge, const(LN2, x.dtype), 0.0)
 
 
 def atanh(x: Expr) -> Expr:
     """log1p(2 a / (1 - a)) / 2."""
     a = absolute(x)
-    return with_sign_of(mul(log1p(div(add(a, a), sub(1.0, a))), 0.5), x)
+    return with_sign_of(log1p((a + a) / (1.0 - a)) * 0.5, x)
