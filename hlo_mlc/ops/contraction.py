@@ -265,15 +265,15 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
         n, o, *spatial = (indices[d] for d in c.output_axes)
         channel, *offsets = in_order(reduced)
         if c.feature_groups > 1:
-            group = index.floordiv(o, features // c.feature_groups)
-            channel = index.add(index.multiply(group, channels), channel)
+            group = o // (features // c.feature_groups)
+            channel = group * channels + channel
         if c.batch_groups > 1:
-            group = index.floordiv(o, features // c.batch_groups)
-            n = index.add(index.multiply(group, batch // c.batch_groups), n)
+            group = o // (features // c.batch_groups)
+            n = group * (batch // c.batch_groups) + n
         found = []
         for i, r, w in zip(spatial, offsets, c.windows, strict=True):
-            place = index.add(index.multiply(i, w.stride), index.multiply(r, w.kernel_dilation))
-            place = index.subtract(place, w.before)
+            place = i * w.stride + r * w.kernel_dilation
+            place = place - w.before
             found.append(undilated(place, w.input_size, w.input_dilation))
         element = reads[0](_placed(c.input_axes, (n, channel, *(place for place, _ in found))))
         return masked(element, conjunction(*(guard for _, guard in found)), zero)

@@ -87,7 +87,7 @@ def _steps(node: Node) -> int:
 def _flat(shape: Sequence[int], indices: Indices) -> Expr:
     place = index.constant(0)
     for extent, i in zip(shape, indices, strict=True):
-        place = index.add(index.multiply(place, extent), i)
+        place = place * extent + i
     return place
 
 
@@ -106,9 +106,7 @@ def _chosen(place: Expr, words: Words) -> Expr:
 def _parted(place: Expr, count: int) -> tuple[Expr, Expr]:
     """Which group of so many a place is in, and where."""
     size = index.constant(count)
-    return index.floordiv(place, count), index.subtract(
-        place, index.multiply(index.floordiv(place, count), size)
-    )
+    return place // count, place - place // count * size
 
 
 def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:

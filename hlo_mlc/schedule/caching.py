@@ -338,8 +338,7 @@ def transform_layout(
         only = {v: index.constant(0) for i in indices for v in i.free if v.extent == 1}
         known = [build.substitute(i, only) for i in indices]  # so that parts are told apart
         digits = [
-            index.floormod(index.floordiv(known[d], inside), size)
-            for size, (d, inside) in zip(parts, owners, strict=True)
+            known[d] // inside % size for size, (d, inside) in zip(parts, owners, strict=True)
         ]
         return tuple(
             [linearize([digits[n] for n in group], [parts[n] for n in group]) for group in groups]

@@ -161,7 +161,7 @@ def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
     others = {v: Var(f"{v.name}'", INDEX, v.extent) for v in (*stage.axes, *stage.reduce_axes)}
     for i, j in zip(access.indices, assign.indices, strict=True):
         if not loads(i) and not loads(j):
-            low, high = index.bounds(index.subtract(i, substitute(j, others)))
+            low, high = index.bounds(i - substitute(j, others))
             if low > 0 or high < 0:
                 return True
     return False

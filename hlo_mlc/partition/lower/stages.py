@@ -263,7 +263,7 @@ class StageLowering:
         for number, part in enumerate(node.operands):
             if not number or part.type.shape != node.operands[number - 1].type.shape:
                 axes, point = self._axes(part.type.shape)
-            place = (*point[:axis], index.add(point[axis], start), *point[axis + 1 :])
+            place = (*point[:axis], point[axis] + start, *point[axis + 1 :])
             stage = Stage(self.fresh("s"), axes, (Assign(buffer, place, self.read(part, point)),))
             if (
                 stages
