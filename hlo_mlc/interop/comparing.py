@@ -6,7 +6,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.explain import duration
 from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.arguments import ArgumentType, argument_types
+from hlo_mlc.interop.arguments import ArgumentType, argument_types, require_count
 from hlo_mlc.interop.devices import platform_of
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.function import PLATFORMS, resolve_options
@@ -148,8 +147,8 @@ def compare(
 
     Raises: UsageError for what cannot be compared; whatever the function raises.
     """
-    if rounds is not None and (not isinstance(rounds, Integral) or rounds < 1):
-        raise UsageError(f"compare takes at least one round, not {rounds!r}")
+    if rounds is not None:
+        require_count("compare", "round", rounds)
     sides = _Sides.of(fun)
     args, kwargs, invented = _filled(sides, (*sides.bound, *args), kwargs)
     notes = ["its arguments are made up"] if invented else []

@@ -11,7 +11,6 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from numbers import Integral
 from typing import Any
 
 import jax
@@ -23,13 +22,14 @@ from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.arguments import require_count
 from hlo_mlc.interop.cluster_programs import KernelAlone, kernel_program
 from hlo_mlc.interop.devices import CPU, require_cpu
 from hlo_mlc.interop.operands import Part, parts_of_call
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.widening import widened_array
 from hlo_mlc.runtime import library
-from hlo_mlc.support.errors import UnsupportedOpError, UsageError
+from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.wording import counted, table_lines, wrapped
 
@@ -154,8 +154,7 @@ def verify_call(
 
     Raises: UsageError for fewer than one run, and where the function does not run on the CPU.
     """
-    if not isinstance(runs, Integral) or runs < 1:
-        raise UsageError(f"verify takes at least one run, not {runs!r}")
+    require_count("verify", "run", runs)
     require_cpu(jax.tree.leaves((jitted.args, args, kwargs)), "verified")
     library.register_with_jax()
     found: dict[str, VerifiedKernel] = {}
