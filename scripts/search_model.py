@@ -115,7 +115,7 @@ def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task
         key=lambda pair: pair[1].estimate.ours_us,
     )
     operands = cluster_operands(graph, cluster, None, ())
-    run = compat.compile_for_cpu(original_program(graph, module, cluster))
+    run = compat.compile_for(original_program(graph, module, cluster))
     expected = tuple(np.asarray(r) for r in run(operands))
     return Task(
         cluster.kernel.program,

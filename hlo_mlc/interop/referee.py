@@ -56,8 +56,8 @@ def exact_results(
     wide = widened(original)
     if wide is None:
         return None
-    run = compat.compile_for(platform, wide)
-    return run([compat.place_on(platform, widened_array(np.asarray(a))) for a in arguments])
+    run = compat.compile_for(wide, platform)
+    return run([compat.place_on(widened_array(np.asarray(a)), platform) for a in arguments])
 
 
 def largest_error(result: np.ndarray, exact: np.ndarray) -> float:

@@ -261,7 +261,7 @@ def _narrow(exact: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _results(
     program: ir.Module, operands: Sequence[np.ndarray], runs: int
 ) -> list[list[np.ndarray]]:
-    run = compat.compile_for_cpu(program)
+    run = compat.compile_for(program)
     return [[np.asarray(r) for r in run(operands)] for _ in range(runs)]
 
 

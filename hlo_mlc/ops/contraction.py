@@ -17,7 +17,7 @@ from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL, F32, F64, U32, DType
-from hlo_mlc.expr.ops import convert
+from hlo_mlc.expr.meanings import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
 from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read

@@ -15,7 +15,7 @@ import numpy as np
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.ops import convert
+from hlo_mlc.expr.meanings import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
