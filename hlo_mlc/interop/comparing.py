@@ -27,7 +27,7 @@ from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.measure import time_rounds
-from hlo_mlc.support.errors import UnsupportedOpError, UsageError
+from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.wording import byte_size, counted, table_lines, wrapped
 
@@ -306,14 +306,11 @@ def _exact(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> S
     if platform not in PLATFORMS:
         return None
     module: ir.Module = sides.untimed().lower(*args, **kwargs).compiler_ir()
-    try:
-        given = matched_arrays(argument_types(module, MAIN, MAIN), leaves)
-        # Others do what they do for one type, or for the program that they came with.
-        if given is None or operations(module, "stablehlo.custom_call"):
-            return None
-        return exact_results(module, given, platform)
-    except (UnsupportedOpError, ir.MLIRError, jax.errors.JaxRuntimeError):
-        return None  # a program that f64 makes another one of
+    given = matched_arrays(argument_types(module, MAIN, MAIN), leaves)
+    # Others do what they do for one type, or for the program that they came with.
+    if given is None or operations(module, "stablehlo.custom_call"):
+        return None
+    return exact_results(module, given, platform)
 
 
 def _flat(results: Any) -> list[np.ndarray]:
