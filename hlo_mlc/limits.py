@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.loops.prove import prove
@@ -136,7 +136,7 @@ def _product(size: int) -> Kernel:
         (Assign(result, (m, n), total),),
         (k,),
         named_combiner("add", F32),
-        (apply("mul", load(lhs, (m, k)), load(rhs, (k, n))),),
+        (load(lhs, (m, k)) * load(rhs, (k, n)),),
         (const(0.0, F32),),
         (total,),
     )
@@ -148,7 +148,7 @@ def _copy(size_bytes: int) -> Kernel:
     count = size_bytes // F32.bytes
     i = variable("i", count)
     source, result = Buffer("source", F32, (count,)), Buffer("result", F32, (count,))
-    stage = Stage("copy", (i,), (Assign(result, (i,), apply("neg", load(source, (i,)))),))
+    stage = Stage("copy", (i,), (Assign(result, (i,), -load(source, (i,))),))
     return make_kernel([Nest((stage,), 1)], (source,), (result,))
 
 

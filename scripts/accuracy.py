@@ -9,7 +9,6 @@ the bit what kernels compute (tests/codegen/test_legalize_native.py).
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from hlo_mlc.expr.core import Var
 from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, compute
+from hlo_mlc_bench.script import arguments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "accuracy.md"
 FORMATS = (F16, BF16, F32, F64)
@@ -366,4 +366,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main()
+    arguments(__doc__, most=0)
+    main()

@@ -158,7 +158,7 @@ def caption(ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]
 
 def off(results: Results) -> str:
     """How far ratios are off, by which settling knows what is clear-cut, in words."""
-    return f"logarithms of ratios are off by {results.deviation:.2f} (one standard deviation)"
+    return f"logarithms of ratios are off by {results.log_ratio_error:.2f} (one standard deviation)"
 
 
 def picture(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from hlo_mlc.partition.choose.gpu_cost import LARGE_PRODUCT
 from hlo_mlc.passes.complex_parts import OPS_IN_PARTS, split_complex
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.support.errors import MlcError
+from hlo_mlc_bench.script import arguments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 # How the page names groups of types.
@@ -179,4 +179,5 @@ left to XLA as it is; so are values of f4 and f6, and of f8E8M0FNU, which has no
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else PAGE.write_text(page())
+    arguments(__doc__, most=0)
+    PAGE.write_text(page())

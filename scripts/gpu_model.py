@@ -9,7 +9,6 @@ JAX's takes, 35 us or so.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from hlo_mlc.target.cuda import named
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc_bench.gpu_subjects import Subject, compute, movement, products
+from hlo_mlc_bench.script import arguments
 
 RESULTS = Path(__file__).parents[1] / "bench" / "results" / "gpu" / "h100.json"
 TARGET = named("sm_90")
@@ -89,4 +89,4 @@ def main(results: str = str(RESULTS)) -> None:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(*sys.argv[1:])
+    main(*arguments(__doc__, most=1))

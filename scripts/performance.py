@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -40,6 +39,7 @@ from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
 from hlo_mlc_bench.results import Results, Row, environment, load
+from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.searches import SHORT, Derived, Found, known
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
@@ -565,4 +565,4 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])
+    main(arguments(__doc__, most=1))

@@ -20,7 +20,6 @@ import functools
 import itertools
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -42,6 +41,7 @@ from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.study import KernelStudy, quiet
 from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.searches import Timings, timings
 
 MOST = 500
@@ -318,4 +318,4 @@ def _curves(search: Search, kernels: Sequence[Recorded]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])
+    main(arguments(__doc__))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from hlo_mlc.schedule.core import PRIMITIVES
+from hlo_mlc_bench.script import arguments
 
 HEAD = Path(__file__).resolve().with_name("schedules.md.in")
 PAGE = HEAD.parent.parent / "docs" / "schedules.md"
@@ -45,4 +45,5 @@ def _sections() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else PAGE.write_text(page())
+    arguments(__doc__, most=0)
+    PAGE.write_text(page())

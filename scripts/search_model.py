@@ -19,7 +19,6 @@ import itertools
 import math
 import random
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +46,7 @@ from hlo_mlc.tuning.pool import Pool, may_win
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.supervisor import Supervisor
 from hlo_mlc_bench.cases import BY_NAME
+from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.searches import Timings, timings
 
 TRIALS, TRIAL_S = 96, 0.05  # of each kernel, all of them other code
@@ -115,7 +115,7 @@ def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task
         key=lambda pair: pair[1].estimate.ours_us,
     )
     operands = cluster_operands(graph, cluster, None, ())
-    run = compat.compile_for_cpu(original_program(graph, module, cluster))
+    run = compat.compile_for(original_program(graph, module, cluster))
     expected = tuple(np.asarray(r) for r in run(operands))
     return Task(
         cluster.kernel.program,
@@ -334,4 +334,4 @@ def _fastest(kernel: Collected, order: Sequence[int]) -> list[float]:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])
+    main(arguments(__doc__))

@@ -15,7 +15,6 @@ import importlib
 import math
 import operator
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
@@ -30,6 +29,7 @@ from hlo_mlc.partition.fuse.limits import LIMITS, ROW_LIMIT
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
 from hlo_mlc_bench.cases import BY_NAME
+from hlo_mlc_bench.script import arguments
 
 _FACTOR = 4
 _MOST = 12  # cases that a line names
@@ -153,4 +153,4 @@ def _assigned(module: ModuleType) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])
+    main(arguments(__doc__))

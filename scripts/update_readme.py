@@ -7,12 +7,12 @@ Usage: python scripts/update_readme.py [RESULTS.json]  (default: the newest in b
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
+from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -123,4 +123,4 @@ def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main(sys.argv[1:])
+    main(arguments(__doc__, most=1))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
+from hlo_mlc_bench.script import arguments
 
 TARGET = "x86-64-v4"
 ROWS, COLUMNS = 128, 512
@@ -206,4 +206,5 @@ def _count(pattern: str, text: str) -> int:
 
 
 if __name__ == "__main__":
-    print(__doc__) if "--help" in sys.argv else main()
+    arguments(__doc__, most=0)
+    main()

@@ -104,8 +104,8 @@ def deviations(results: Iterable[Results]) -> dict[str, float]:
     found: dict[str, float] = {}
     for one in results:
         name = "off" if one.environment.get("target", "cpu") == "cpu" else "off_unmeasured"
-        if not math.isnan(one.deviation):
-            found[name] = max(found.get(name, 0.0), one.deviation)
+        if not math.isnan(one.log_ratio_error):
+            found[name] = max(found.get(name, 0.0), one.log_ratio_error)
     return found
 
 

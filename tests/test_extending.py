@@ -22,13 +22,12 @@ CONTRIBUTING = Path(__file__).parents[1] / "CONTRIBUTING.md"
 NEW_FILES = {
     "**A scalar function.**": {
         "codegen/legalize/toy.py": """
-from hlo_mlc.codegen.legalize.arithmetic import add, div, mul
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
 
 
 def toy(x: Expr) -> Expr:
-    return div(apply("half", x), add(mul(x, x), 1.0))
+    return apply("half", x) / (x * x + 1.0)
 """
     },
     "**A template.**": {

@@ -117,8 +117,8 @@ class Results:
         return frozenset(row.name for row in self.rows if row.status == "right")
 
     @property
-    def deviation(self) -> float:
-        """The standard deviation of what logarithms of predicted ratios are off by; nan where
+    def log_ratio_error(self) -> float:
+        """What logarithms of predicted ratios are off by, as the root of its mean square; nan where
         nothing was predicted."""
         off = [
             math.log(row.ratio * row.predicted_ours_ms / row.predicted_jax_ms)

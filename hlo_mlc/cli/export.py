@@ -8,10 +8,10 @@ from typing import Any
 import click
 import jax
 
-from hlo_mlc import entry, export_c, mlc_jit
+from hlo_mlc import entry, export_c
 from hlo_mlc import export as export_functions
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import entry_name, given_function, is_file
+from hlo_mlc.cli.function import by_us, entry_name, given_function, is_file
 from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.errors import UsageError
 
@@ -143,11 +143,7 @@ def _entries(
     """
     entries = {}
     for program, (function, args) in zip(programs, functions, strict=True):
-        ours = (
-            function.choosing(choose)
-            if hasattr(function, "choosing")
-            else mlc_jit(function, choose=choose)
-        )
+        ours = by_us(function, choose)
         name = entry_name(program)
         if name in entries:
             raise UsageError(

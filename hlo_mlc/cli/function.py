@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
+from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli.parameters import ENTRY
+from hlo_mlc.explain import Explanation
 from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
@@ -325,6 +327,28 @@ def refuse_arguments(given: Sequence[str], files: Sequence[Path]) -> None:
             "--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file says "
             "itself what it takes"
         )
+
+
+def explained(
+    program: str,
+    given: Sequence[str],
+    files: Sequence[Path],
+    entry: str,
+    choose: str,
+    target: str,
+    verbose: bool = False,
+) -> Explanation:
+    """What becomes of a file with a module, or of a function.
+
+    Raises: UsageError for what is neither, and arguments or an entry that it does not take.
+    """
+    if is_file(program):
+        refuse_arguments(given, files)
+        module = compile_stablehlo(Path(program), entry=entry, choose=choose, target=target)
+        return module.explain(verbose=verbose)
+    refuse_entry(program, entry)
+    function, args = given_function(program, given, files)
+    return by_us(function, choose, target).explain(*args, verbose=verbose)
 
 
 def by_us(

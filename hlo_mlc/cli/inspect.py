@@ -11,9 +11,8 @@ from pathlib import Path
 import click
 import jax
 
-from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments, refuse_entry
+from hlo_mlc.cli.function import explained
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
 
@@ -58,15 +57,7 @@ def inspect(
         click.echo(describe(program))
         return
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        if is_file(program):
-            refuse_arguments(given, files)
-            found = compile_stablehlo(
-                Path(program), entry=entry, choose=choose, target=target
-            ).explain(verbose=verbose)
-        else:
-            refuse_entry(program, entry)
-            function, args = given_function(program, given, files)
-            found = by_us(function, choose, target).explain(*args, verbose=verbose)
+        found = explained(program, given, files, entry, choose, target, verbose)
     click.echo(json.dumps(found.as_dict(), indent=1) if as_json else str(found))
     if dump is not None:
         click.echo(f"stages: {dump}", err=as_json)

@@ -7,16 +7,8 @@ from pathlib import Path
 import click
 import jax
 
-from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import (
-    by_us,
-    given_function,
-    is_file,
-    refuse_arguments,
-    refuse_entry,
-    require_one_way,
-)
+from hlo_mlc.cli.function import explained, require_one_way
 from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.wording import counted
 
@@ -58,14 +50,6 @@ def report(
     require_one_way(given, files)
     writable(output, "a page")  # shows before anything is compiled
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        if is_file(program):
-            refuse_arguments(given, files)
-            found = compile_stablehlo(
-                Path(program), entry=entry, choose=choose, target=target
-            ).explain()
-        else:
-            refuse_entry(program, entry)
-            function, args = given_function(program, given, files)
-            found = by_us(function, choose, target).explain(*args)
+        found = explained(program, given, files, entry, choose, target)
         path = found.html(output)
     click.echo(f"{path}: {counted(len(found.kernels), 'kernel')} of ours, open it in a browser")

@@ -60,6 +60,34 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     return Apply(op, args, result)
 
 
+def literals(*operands: Expr | float) -> list[Expr]:
+    """The operands, of which numbers become literals of the first expression's type."""
+    dtype = next(x.dtype for x in operands if isinstance(x, Expr))
+    return [x if isinstance(x, Expr) else const(x, dtype) for x in operands]
+
+
+_OF_INDICES = {
+    "add": index.add,
+    "sub": index.subtract,
+    "mul": index.multiply,
+    "floordiv": index.floordiv,
+    "floormod": index.floormod,
+}
+
+
+def operation(op: str, *operands: Expr | float) -> Expr:
+    """What an operator of expressions builds; of integers with a sign, `>>` keeps that."""
+    first = operands[0] if isinstance(operands[0], Expr) else operands[1]
+    if first.dtype is INDEX and op in _OF_INDICES:
+        return _OF_INDICES[op](*operands)  # which remembers what was computed lately
+    if op == "shr":
+        op = "shr_arithmetic" if first.dtype.is_signed else "shr_logical"
+    return apply(op, *literals(*operands))
+
+
+Expr.operation = operation
+
+
 def _folded(op: str, args: tuple[Const, ...], dtype: DType) -> Const | None:
     values = [np.asarray(a.value).astype(a.dtype.numpy) for a in args]
     result = const(compute(op, values, dtype).item(), dtype)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from hlo_mlc.expr.dtypes import BOOL, Dim, DType
 from hlo_mlc.expr.ops import OPS
@@ -37,9 +38,20 @@ class _Interned(weakref.ref):
     key: tuple
 
 
+def _operator(op: str, reflected: bool = False) -> Callable[..., Expr]:
+    def operate(self: Expr, *other: Expr | float) -> Expr:
+        return Expr.operation(op, *((*other, self) if reflected else (self, *other)))
+
+    return operate
+
+
 class Expr:
     """A scalar value; `dtype` is its type, `free` the variables that it depends on, and `children`
-    the expressions that it is made of, in a fixed order."""
+    the expressions that it is made of, in a fixed order.
+
+    Arithmetic is written as in Python: `-x * y + 1`, `~(mask | bit) << 3`, of indices also `i // 8`
+    and `i % 8`. Each operator is one op of expr/ops.py, and numbers take the other side's type.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -54,6 +66,15 @@ class Expr:
     dtype: DType
     free: frozenset[Var]
     children: tuple[Expr, ...]
+    operation: ClassVar[Callable[..., Expr]]  # build.operation, which simplifies what it builds
+
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", reflected=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", reflected=True)
+    __truediv__, __rtruediv__ = _operator("div"), _operator("div", reflected=True)
+    __floordiv__, __mod__, __neg__ = _operator("floordiv"), _operator("floormod"), _operator("neg")
+    __and__, __or__, __xor__, __invert__ = map(_operator, ("and", "or", "xor", "not"))
+    __lshift__, __rshift__ = _operator("shl"), _operator("shr")
 
     def __repr__(self) -> str:
         return text(self)

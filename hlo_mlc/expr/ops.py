@@ -1,9 +1,7 @@
 """The scalar operations: one table with arity, result type, meaning, accuracy and cost.
 
-The meaning is a NumPy function over arrays of the operands' element type; it is what constant
-folding, the loop interpreter and the graph evaluator use, so it is the definition, and the
-printers are tested against it.  Semantics follow the StableHLO specification (integer division
-by zero, over-long shifts, NaN-propagating min/max, saturating float-to-int conversion).
+The meaning (meanings.py, special.py) is what constant folding, the loop interpreter and the graph
+evaluator use, so it is the definition, and the printers are tested against it.
 """
 
 from __future__ import annotations
@@ -12,15 +10,15 @@ import enum
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from hlo_mlc.expr import meanings
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
+from hlo_mlc.expr.meanings import Array, quiet, through_f32
 from hlo_mlc.expr.special import bessel_i1e, digamma, erf, erf_inv, erfc, lgamma, polygamma, zeta
-
-Array = np.ndarray
 
 
 class Accuracy(enum.Enum):
@@ -64,277 +62,15 @@ class ScalarOp:
     strict: bool = False
 
 
-def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Silence NumPy's warnings: overflow and invalid operands have defined results here."""
-
-    def quiet(*args: Array) -> Array:
-        with np.errstate(all="ignore"):
-            return function(*args)
-
-    return quiet
-
-
-def _pick(x: Array, *entries: Array) -> Array:
-    """The entry whose number the last four bits of an f32 are."""
-    return np.choose(x.view(np.int32) & 15, entries)
-
-
-def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Compute narrow floats in f32, and round once after the op."""
-
-    def widened(*args: Array) -> Array:
-        if args[0].dtype.kind in "fV" and args[0].dtype.itemsize <= 2:
-            narrow = args[0].dtype
-            wide = function(*(a.astype(np.float32) if a.dtype == narrow else a for a in args))
-            return wide.astype(args[0].dtype) if wide.dtype == np.float32 else wide
-        return function(*args)
-
-    return _wrap(widened)
-
-
-def _is_integer(x: Array) -> bool:
-    return x.dtype.kind in "iu"
-
-
-def _divide(x: Array, y: Array) -> Array:
-    if not _is_integer(x):
-        return x / y
-    minus_one = np.array(-1).astype(x.dtype)  # all ones when unsigned
-    safe = np.where(y == 0, np.ones_like(y), y)
-    quotient = _truncated_quotient(x, safe)
-    return np.where(y == 0, minus_one, quotient).astype(x.dtype)
-
-
-def _truncated_quotient(x: Array, y: Array) -> Array:
-    if x.dtype.kind == "u":
-        return x // y
-    quotient = x // np.where(y == -1, np.ones_like(y), y)
-    remainder = x - quotient * y
-    toward_zero = quotient + ((remainder != 0) & ((x < 0) != (y < 0))).astype(x.dtype)
-    return np.where(y == -1, -x, toward_zero)
-
-
-def _remainder(x: Array, y: Array) -> Array:
-    if not _is_integer(x):
-        return np.fmod(x, y)
-    safe = np.where(y == 0, np.ones_like(y), y)
-    safe = (
-        np.where(safe == np.array(-1).astype(x.dtype), np.ones_like(y), safe)
-        if x.dtype.kind == "i"
-        else safe
-    )
-    return np.where(y == 0, x, np.fmod(x, safe)).astype(x.dtype)
-
-
-def _power(x: Array, y: Array) -> Array:
-    if not _is_integer(x):
-        return np.power(x, y)
-    result, base = np.ones_like(x), x.copy()
-    exponent = np.where(y < 0, np.zeros_like(y), y).astype(np.uint64)
-    while np.any(exponent):
-        result = np.where(exponent & np.uint64(1), result * base, result).astype(x.dtype)
-        base = (base * base).astype(x.dtype)
-        exponent = exponent >> np.uint64(1)
-    if x.dtype.kind == "i":
-        odd = (y & np.array(1, y.dtype)) != 0
-        inverse = np.where(x == 1, 1, np.where(x == -1, np.where(odd, -1, 1), 0))
-        result = np.where(y < 0, inverse, result)
-    return result.astype(x.dtype)
-
-
-def _bits(x: Array) -> int:
-    return x.dtype.itemsize * 8
-
-
-def _shift_left(x: Array, y: Array) -> Array:
-    width = _bits(x)
-    amount = y.astype(f"u{x.dtype.itemsize}")
-    safe = np.minimum(amount, width - 1).astype(x.dtype)
-    return np.where(amount >= width, np.zeros_like(x), x << safe).astype(x.dtype)
-
-
-def _shift_right_logical(x: Array, y: Array) -> Array:
-    unsigned = np.dtype(f"u{x.dtype.itemsize}")
-    width, amount = _bits(x), y.astype(unsigned)
-    shifted = x.astype(unsigned) >> np.minimum(amount, width - 1).astype(unsigned)
-    return np.where(amount >= width, np.zeros_like(shifted), shifted).astype(x.dtype)
-
-
-def _shift_right_arithmetic(x: Array, y: Array) -> Array:
-    signed = np.dtype(f"i{x.dtype.itemsize}")
-    amount = np.minimum(y.astype(f"u{x.dtype.itemsize}"), _bits(x) - 1).astype(signed)
-    return (x.astype(signed) >> amount).astype(x.dtype)
-
-
-def _maximum(x: Array, y: Array) -> Array:
-    if x.dtype.kind in "iub":
-        return np.maximum(x, y)
-    larger = np.where((x > y) | ((x == y) & ~np.signbit(x)), x, y)
-    return np.where(np.isnan(x), x, np.where(np.isnan(y), y, larger)).astype(x.dtype)
-
-
-def _minimum(x: Array, y: Array) -> Array:
-    if x.dtype.kind in "iub":
-        return np.minimum(x, y)
-    smaller = np.where((x < y) | ((x == y) & np.signbit(x)), x, y)
-    return np.where(np.isnan(x), x, np.where(np.isnan(y), y, smaller)).astype(x.dtype)
-
-
-def _ldexp(x: Array, exponent: Array) -> Array:
-    # What is not a number, or further out than any exponent, ends up where these limits do.
-    limited = np.nan_to_num(np.clip(exponent, -5000, 5000))
-    whole = np.floor(limited).astype(np.int32)
-    return np.where(np.isnan(exponent), exponent, np.ldexp(x, whole))
-
-
-def _sign(x: Array) -> Array:
-    if _is_integer(x):
-        return np.sign(x)
-    return np.where(x == 0, x, np.where(np.isnan(x), x, np.sign(x))).astype(x.dtype)
-
-
-def _round_away(x: Array) -> Array:
-    truncated = np.trunc(x)
-    return np.copysign(
-        np.where(np.abs(x - truncated) >= 0.5, np.abs(truncated) + 1, np.abs(truncated)), x
-    ).astype(x.dtype)
-
-
-def _logistic(x: Array) -> Array:
-    return (1 / (1 + np.exp(-x))).astype(x.dtype)
-
-
-def _popcount(x: Array) -> Array:
-    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
-
-
-def _leading_zeros(x: Array) -> Array:
-    unsigned = x.astype(f"u{x.dtype.itemsize}")
-    count = np.full(x.shape, _bits(x), np.int64)
-    for bit in range(_bits(x)):
-        count = np.where((unsigned >> unsigned.dtype.type(bit)) & 1, _bits(x) - 1 - bit, count)
-    return count.astype(x.dtype)
-
-
-def _not(x: Array) -> Array:
-    return np.logical_not(x) if x.dtype == np.bool_ else np.bitwise_not(x)
-
-
-def _add(x: Array, y: Array) -> Array:
-    return np.logical_or(x, y) if x.dtype == np.bool_ else x + y
-
-
-def _subtract(x: Array, y: Array) -> Array:
-    return np.logical_xor(x, y) if x.dtype == np.bool_ else x - y
-
-
-def _fma(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z rounded once; for f32 an f64 product is exact, and rounding the sum to odd keeps
-    the second rounding from doing harm."""
-    if x.dtype == np.float64:
-        return _fma_f64(*np.broadcast_arrays(x, y, z))
-    return _add_to_odd(x.astype(np.float64) * y, z.astype(np.float64)).astype(x.dtype)
-
-
-def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
-    """The f64 sum and its rounding error."""
-    total = x + y
-    shadow = total - x
-    return total, (x - (total - shadow)) + (y - shadow)
-
-
-def _add_to_odd(x: Array, y: Array) -> Array:
-    """x + y in f64; where that is inexact, the neighbour whose last bit is set."""
-    total, error = (np.asarray(a) for a in _two_sum(x, y))
-    raw = total.view(np.int64)
-    inexact = np.isfinite(total) & (error != 0) & ((raw & 1) == 0)
-    step = np.where((error > 0) == (total > 0), 1, -1)
-    return np.where(inexact, raw + step, raw).view(np.float64)
-
-
-def _fma_f64(x: Array, y: Array, z: Array) -> Array:
-    """Source: Boldo and Melquiond, Emulation of FMA and correctly rounded sums (2008)."""
-    product = x * y
-    split = 134217729.0  # 2**27 + 1: halves of 26 bits, whose products are exact
-    x_high = x * split - (x * split - x)
-    y_high = y * split - (y * split - y)
-    x_low, y_low = x - x_high, y - y_high
-    low = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
-    upper, lower = _two_sum(z, low)
-    total, rest = _two_sum(product, upper)
-    zero = (x == 0) | (y == 0)
-    result = np.where(zero, product + z, total + _add_to_odd(rest, lower))
-    # Beyond these bounds a step may overflow or lose bits to underflow; also covers inf and NaN.
-    factors = np.maximum(np.abs(x), np.abs(y))
-    safe = (factors < 2.0**400) & (np.abs(z) < 2.0**900) & (np.abs(product) > 2.0**-800)
-    rare = ~safe & ~zero
-    result[rare] = [_fma_exact(*each) for each in zip(x[rare], y[rare], z[rare], strict=True)]
-    return result
-
-
-def _fma_exact(x: float, y: float, z: float) -> float:
-    if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
-        return float(np.float64(x) * np.float64(y) + np.float64(z))
-    exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
-    if exact == 0:
-        return float(np.float64(x) * np.float64(y) + np.float64(z))
-    try:
-        return float(exact)
-    except OverflowError:
-        return math.inf if exact > 0 else -math.inf
-
-
-def convert(x: Array, to: DType) -> Array:
-    """StableHLO `convert`: integers wrap, float-to-integer saturates with NaN -> 0, any -> i1 is
-    `!= 0`."""
-    with np.errstate(all="ignore"):
-        if to is BOOL:
-            return x != 0
-        if to.is_integer and x.dtype.kind not in "iub":
-            info = np.iinfo(to.numpy)
-            wide = x.astype(np.float64)
-            clipped = np.where(np.isnan(wide), 0.0, wide)
-            inside = np.clip(clipped, float(info.min), float(info.max))
-            lowest, highest, zero = (to.numpy.type(v) for v in (info.min, info.max, 0))
-            result = np.where(
-                clipped >= float(info.max),
-                highest,
-                np.where(clipped <= float(info.min), lowest, zero),
-            )
-            small = (clipped < float(info.max)) & (clipped > float(info.min))
-            return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
-        if to.is_narrow_float and x.dtype == np.float64:  # rounded twice, as XLA does
-            return x.astype(np.float32).astype(to.numpy)
-        return x.astype(to.numpy)
-
-
-def _arithmetic(
-    name: str,
-    meaning: Callable[[Array, Array], Array],
-    *,
-    cost: int = 1,
-    xla_ns: tuple[float, float] = (0.0, 0.0),
-    commutative: bool = False,
-    infix: str = "",
-) -> ScalarOp:
-    """An op of two operands whose result is rounded once."""
-    return ScalarOp(
-        name,
-        2,
-        _through_f32(meaning),
-        commutative=commutative,
-        infix=infix,
-        accuracy=Accuracy.ROUNDED,
-        cost=cost,
-        xla_ns=xla_ns,
-        strict=True,
-    )
+def _arithmetic(name: str, meaning: Callable[[Array, Array], Array], **more: Any) -> ScalarOp:
+    """An op of two operands whose result is rounded once; `more` are fields of it."""
+    wide = through_f32(meaning)
+    return ScalarOp(name, 2, wide, accuracy=Accuracy.ROUNDED, strict=True, **more)
 
 
 def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[ScalarOp]:
     return [
-        ScalarOp(name, arity, _through_f32(f), strict=True)
-        for name, arity, f in names_and_functions
+        ScalarOp(name, arity, through_f32(f), strict=True) for name, arity, f in names_and_functions
     ]
 
 
@@ -344,58 +80,43 @@ def _function(
     *,
     arity: int = 1,
     cost: int = 12,
-    xla_extra: int = 0,
-    xla_ns: tuple[float, float] = (0.0, 0.0),
-    xla_unmasked: tuple[bool, bool] = (False, False),
-    more_in_f64: int = 70,
-    in_f64: bool = False,
     strict: bool = True,
+    **more: Any,
 ) -> ScalarOp:
-    """An op that is composed of simple ones."""
-    return ScalarOp(
-        name,
-        arity,
-        _through_f32(meaning),
-        accuracy=Accuracy.APPROXIMATE,
-        cost=cost,
-        xla_extra=xla_extra,
-        xla_ns=xla_ns,
-        xla_unmasked=xla_unmasked,
-        more_in_f64=more_in_f64,
-        in_f64=in_f64,
-        strict=strict,
-    )
+    """An op that is composed of simple ones; `more` are other fields of it."""
+    accuracy, wide = Accuracy.APPROXIMATE, through_f32(meaning)
+    return ScalarOp(name, arity, wide, accuracy=accuracy, cost=cost, strict=strict, **more)
 
 
 _TABLE = [
     # arithmetic
-    _arithmetic("add", _add, commutative=True, infix="+"),
-    _arithmetic("sub", _subtract, infix="-"),
+    _arithmetic("add", meanings.add, commutative=True, infix="+"),
+    _arithmetic("sub", meanings.subtract, infix="-"),
     _arithmetic(
         "mul", lambda x, y: x & y if x.dtype == np.bool_ else x * y, commutative=True, infix="*"
     ),
-    _arithmetic("div", _divide, infix="/", cost=4),
-    _arithmetic("div_common", _divide, cost=2),  # by a divisor that many quotients share
-    _arithmetic("rem", _remainder, infix="%", cost=8, xla_ns=(14, 14)),
-    ScalarOp("max", 2, _through_f32(_maximum), commutative=True, strict=True),
-    ScalarOp("min", 2, _through_f32(_minimum), commutative=True, strict=True),
+    _arithmetic("div", meanings.divide, infix="/", cost=4),
+    _arithmetic("div_common", meanings.divide, cost=2),  # by a divisor that many quotients share
+    _arithmetic("rem", meanings.remainder, infix="%", cost=8, xla_ns=(14, 14)),
+    ScalarOp("max", 2, through_f32(meanings.maximum), commutative=True, strict=True),
+    ScalarOp("min", 2, through_f32(meanings.minimum), commutative=True, strict=True),
     # the second float if it is larger, else the first: what maxps does, of numbers their maximum
     ScalarOp("larger", 2, lambda x, y: np.where(y > x, y, x)),
-    ScalarOp("fma", 3, _through_f32(_fma), accuracy=Accuracy.ROUNDED, strict=True),
-    ScalarOp("pick", 17, _pick),
+    ScalarOp("fma", 3, through_f32(meanings.fma), accuracy=Accuracy.ROUNDED, strict=True),
+    ScalarOp("pick", 17, meanings.pick),
     # the exponent is a float, rounded down
-    ScalarOp("ldexp", 2, _wrap(_ldexp), accuracy=Accuracy.ROUNDED),
+    ScalarOp("ldexp", 2, quiet(meanings.ldexp), accuracy=Accuracy.ROUNDED),
     *_exact(
         ("neg", 1, np.negative),
         ("abs", 1, np.abs),
-        ("sign", 1, _sign),
+        ("sign", 1, meanings.sign),
         ("floor", 1, np.floor),
         ("ceil", 1, np.ceil),
         ("round_even", 1, np.rint),
-        ("round_away", 1, _round_away),
+        ("round_away", 1, meanings.round_away),
         ("trunc", 1, np.trunc),
     ),
-    ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4, strict=True),
+    ScalarOp("sqrt", 1, through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4, strict=True),
     # functions
     _function(
         "rsqrt",
@@ -405,12 +126,14 @@ _TABLE = [
         xla_unmasked=(True, True),
     ),
     _function("cbrt", np.cbrt, xla_ns=(18, 18)),
-    _function("pow", _power, arity=2, cost=75, xla_ns=(5.2, 13), strict=False),
+    _function("pow", meanings.power, arity=2, cost=75, xla_ns=(5.2, 13), strict=False),
     _function("exp", np.exp, xla_extra=9, xla_unmasked=(False, True)),
     _function("expm1", np.expm1, xla_extra=15, xla_unmasked=(True, True)),
     _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
     _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4), xla_unmasked=(True, True)),
-    _function("logistic", _logistic, xla_extra=30, xla_ns=(0, 2.3), xla_unmasked=(False, True)),
+    _function(
+        "logistic", meanings.logistic, xla_extra=30, xla_ns=(0, 2.3), xla_unmasked=(False, True)
+    ),
     _function("sin", np.sin, xla_ns=(9.5, 19)),
     _function("cos", np.cos, xla_ns=(9.5, 19)),
     _function("tan", np.tan, xla_ns=(11, 15)),
@@ -433,43 +156,38 @@ _TABLE = [
     _function("zeta", zeta, arity=2, cost=250, xla_ns=(52, 190), in_f64=True),
     _function("polygamma", polygamma, arity=2, cost=250, xla_ns=(60, 210), in_f64=True),
     # bits and logic
-    ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
-    ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),
-    ScalarOp("xor", 2, _wrap(np.bitwise_xor), commutative=True, infix="^"),
-    ScalarOp("not", 1, _wrap(_not)),
-    ScalarOp("shl", 2, _wrap(_shift_left)),
-    ScalarOp("shr_logical", 2, _wrap(_shift_right_logical)),
-    ScalarOp("shr_arithmetic", 2, _wrap(_shift_right_arithmetic)),
-    ScalarOp("popcnt", 1, _wrap(_popcount)),
-    ScalarOp("clz", 1, _wrap(_leading_zeros)),
+    ScalarOp("and", 2, quiet(np.bitwise_and), commutative=True, infix="&"),
+    ScalarOp("or", 2, quiet(np.bitwise_or), commutative=True, infix="|"),
+    ScalarOp("xor", 2, quiet(np.bitwise_xor), commutative=True, infix="^"),
+    ScalarOp("not", 1, quiet(meanings.invert)),
+    ScalarOp("shl", 2, quiet(meanings.shift_left)),
+    ScalarOp("shr_logical", 2, quiet(meanings.shift_right_logical)),
+    ScalarOp("shr_arithmetic", 2, quiet(meanings.shift_right_arithmetic)),
+    ScalarOp("popcnt", 1, quiet(meanings.popcount)),
+    ScalarOp("clz", 1, quiet(meanings.leading_zeros)),
     # comparison (ordered: false where an operand is NaN, but `ne`)
-    ScalarOp("eq", 2, _wrap(np.equal), "bool", True, "=="),
-    ScalarOp("ne", 2, _wrap(np.not_equal), "bool", True, "!="),
-    ScalarOp("lt", 2, _wrap(np.less), "bool", infix="<"),
-    ScalarOp("le", 2, _wrap(np.less_equal), "bool", infix="<="),
-    ScalarOp("gt", 2, _wrap(np.greater), "bool", infix=">"),
-    ScalarOp("ge", 2, _wrap(np.greater_equal), "bool", infix=">="),
-    ScalarOp("is_finite", 1, _wrap(lambda x: np.isfinite(x.astype(np.float64))), "bool"),
+    ScalarOp("eq", 2, quiet(np.equal), "bool", True, "=="),
+    ScalarOp("ne", 2, quiet(np.not_equal), "bool", True, "!="),
+    ScalarOp("lt", 2, quiet(np.less), "bool", infix="<"),
+    ScalarOp("le", 2, quiet(np.less_equal), "bool", infix="<="),
+    ScalarOp("gt", 2, quiet(np.greater), "bool", infix=">"),
+    ScalarOp("ge", 2, quiet(np.greater_equal), "bool", infix=">="),
+    ScalarOp("is_finite", 1, quiet(lambda x: np.isfinite(x.astype(np.float64))), "bool"),
     # choice: select(predicate, on_true, on_false); select_unlikely promises that the predicate
     # is almost never true, so a printer may branch around computing on_true
     ScalarOp("select", 3, lambda p, t, f: np.where(p, t, f)),
     ScalarOp("select_unlikely", 3, lambda p, t, f: np.where(p, t, f)),
     # change of type: the node's own type says to what
-    ScalarOp("convert", 1, _wrap(lambda x: x), "given", accuracy=Accuracy.ROUNDED),
-    ScalarOp("bitcast", 1, _wrap(lambda x: x), "given"),
+    ScalarOp("convert", 1, quiet(lambda x: x), "given", accuracy=Accuracy.ROUNDED),
+    ScalarOp("bitcast", 1, quiet(lambda x: x), "given"),
     # float to integer by truncation, for values known to fit (others: unspecified)
-    ScalarOp("convert_in_range", 1, _wrap(lambda x: x), "given"),
+    ScalarOp("convert_in_range", 1, quiet(lambda x: x), "given"),
     # high half of the double-width product of two unsigned integers
-    ScalarOp("mul_high", 2, _wrap(lambda x, y: _multiply_high(x, y)), commutative=True),
+    ScalarOp("mul_high", 2, quiet(meanings.multiply_high), commutative=True),
     # index arithmetic only: rounded toward minus infinity, divisor positive
-    ScalarOp("floordiv", 2, _wrap(np.floor_divide)),
-    ScalarOp("floormod", 2, _wrap(np.mod)),
+    ScalarOp("floordiv", 2, quiet(np.floor_divide)),
+    ScalarOp("floormod", 2, quiet(np.mod)),
 ]
-
-
-def _multiply_high(x: Array, y: Array) -> Array:
-    product = x.astype(object) * y.astype(object)
-    return np.asarray(product // (1 << _bits(x))).astype(x.dtype)
 
 
 OPS: dict[str, ScalarOp] = {op.name: op for op in _TABLE}
@@ -483,7 +201,7 @@ def result_type(op: str, arguments: tuple[DType, ...]) -> DType:
 def compute(op: str, arguments: list[Array], to: DType) -> Array:
     """Evaluate one op on arrays; `to` is the node's type."""
     if op in ("convert", "convert_in_range"):
-        return convert(arguments[0], to)
+        return meanings.convert(arguments[0], to)
     if op == "bitcast":
         return np.asarray(arguments[0]).view(to.numpy)
     return np.asarray(OPS[op].meaning(*arguments)).astype(to.numpy, copy=False)

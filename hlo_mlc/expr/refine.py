@@ -49,16 +49,16 @@ def _better(node: Apply, uses: Counter[Expr], new: dict[Expr, Expr]) -> Expr | N
         x, y = node.args
         negate = node.op == "sub"
         if alone(x, "mul"):
-            addend = apply("neg", new[y]) if negate else new[y]
+            addend = -new[y] if negate else new[y]
             return apply("fma", new[x.args[0]], new[x.args[1]], addend)
         if alone(y, "mul"):
             factor = new[y.args[0]]
-            return apply("fma", apply("neg", factor) if negate else factor, new[y.args[1]], new[x])
+            return apply("fma", -factor if negate else factor, new[y.args[1]], new[x])
     elif node.op == "mul":
         x, half = node.args
         if _is(half, 0.5) and alone(x, "add") and _is(x.args[1], 1.0) and alone(x.args[0], "tanh"):
             argument = new[x.args[0].args[0]]
-            return apply("logistic", apply("add", argument, argument))
+            return apply("logistic", argument + argument)
     elif node.op == "div":
         one, y = node.args
         if (
@@ -71,7 +71,7 @@ def _better(node: Apply, uses: Counter[Expr], new: dict[Expr, Expr]) -> Expr | N
             return apply("logistic", new[y.args[0].args[0].args[0]])
     elif node.op == "select" and (found := _complement(node)) is not None:
         x, negated = found
-        return apply("erfc", apply("neg", new[x]) if negated else new[x])
+        return apply("erfc", -new[x] if negated else new[x])
     return None
 
 
@@ -102,7 +102,7 @@ def _complement(node: Apply) -> tuple[Expr, bool] | None:
                 and tail is other
                 and tail is apply("erfc", apply("abs", x))
                 and erf is apply("erf", x)
-                and positive is (x if negated else apply("neg", x))
+                and positive is (x if negated else -x)
             ):
                 return x, negated
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import ml_dtypes
@@ -12,7 +13,13 @@ import numpy as np
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from hlo_mlc.support.errors import UnsupportedOpError
+from hlo_mlc.support.errors import UnsupportedOpError, UsageError
+
+
+def require_count(what: str, noun: str, count: object) -> None:
+    """Raises: UsageError where `count` is no number of calls, runs or rounds."""
+    if not isinstance(count, Integral) or count < 1:
+        raise UsageError(f"{what} takes at least one {noun}, not {count!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,4 +262,4 @@ def _ratio(xla_us: float, ours_us: float, of: str, typical: float) -> float:
 
 
 def _values(*shape: int) -> jax.Array:
-    return compat.place_on_cpu(made_up(shape, np.float32, np.random.default_rng(0)))
+    return compat.place_on(made_up(shape, np.float32, np.random.default_rng(0)))

@@ -8,7 +8,7 @@ import inspect
 import io
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -381,13 +381,9 @@ def symbols_of(exported: jax.export.Exported) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for aval in exported.in_avals:
         for position, size in enumerate(aval.shape):
-            for name in sorted(_symbols_in(size)):
+            for name in sorted(size._get_vars()) if jax.export.is_symbolic_dim(size) else ():
                 found[name] = found.get(name, False) or position == 0
     return found
-
-
-def _symbols_in(size: Any) -> Collection[str]:
-    return size._get_vars() if jax.export.is_symbolic_dim(size) else ()
 
 
 def with_sizes(
@@ -461,13 +457,8 @@ def map_calls(
     return results, [0] * len(results)
 
 
-def compile_for_cpu(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
-    """Compiles a module as `compile_for` does, for the CPU."""
-    return compile_for("cpu", module)
-
-
 def compile_for(
-    platform: str, module: ir.Module
+    module: ir.Module, platform: str = "cpu"
 ) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
     """Compiles a module with an entry `main` for one device of a platform, past `jax.jit`.
 
@@ -483,7 +474,7 @@ def compile_for(
         executable = client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        results = executable.execute_sharded([place_on(platform, array) for array in arrays])
+        results = executable.execute_sharded([place_on(array, platform) for array in arrays])
         return tuple(shards[0] for shards in results.disassemble_into_single_device_arrays())
 
     return execute
@@ -496,12 +487,7 @@ def _without_faults(module: ir.Module) -> dict[str, str]:
     return {"xla_cpu_experimental_ynn_fusion_type": ""} if is_faulty(rank) else {}
 
 
-def place_on_cpu(array: Any) -> jax.Array:
-    """The array as `place_on` places it, on the CPU."""
-    return place_on("cpu", array)
-
-
-def place_on(platform: str, array: Any) -> jax.Array:
+def place_on(array: Any, platform: str = "cpu") -> jax.Array:
     """The array, of exactly its type, on the device that `compile_for` compiles for."""
     device = get_backend(platform).local_devices()[0]
     if isinstance(array, jax.Array) and array.devices() == {device}:

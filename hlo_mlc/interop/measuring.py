@@ -188,7 +188,7 @@ def _measure(
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = [compat.place_on(platform, a) for a in given or synthetic_arguments(original)]
+        arguments = [compat.place_on(a, platform) for a in given or synthetic_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
         exact = functools.cache(lambda: exact_results(original, arguments, platform))
@@ -224,7 +224,7 @@ def _measure(
 def _bind(
     module: ir.Module, arguments: Sequence[jax.Array], platform: str
 ) -> Callable[[], Sequence[jax.Array]]:
-    execute = compat.compile_for(platform, module)
+    execute = compat.compile_for(module, platform)
     return lambda: jax.block_until_ready(execute(arguments))
 
 

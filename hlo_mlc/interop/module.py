@@ -303,7 +303,7 @@ class StablehloFunction:
     def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
         module, compiled, report = self._compiled_module(shapes, platform, options)
         try:
-            execute = self._by_jit(compiled or module, shapes) or compat.compile_for_cpu(
+            execute = self._by_jit(compiled or module, shapes) or compat.compile_for(
                 compiled or module
             )
             return Compiled(execute, report, platform)

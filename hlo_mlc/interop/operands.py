@@ -114,7 +114,7 @@ def given_operands(
         return None
     main = extract(program, ir.SymbolTable(program.operation), MAIN)
     _return_operands(main)
-    return [np.asarray(result) for result in compat.compile_for(platform, main)(values)]
+    return [np.asarray(result) for result in compat.compile_for(main, platform)(values)]
 
 
 def _return_operands(program: ir.Module) -> None:

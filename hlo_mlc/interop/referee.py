@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.widening import widened, widened_array
+from hlo_mlc.support.errors import UnsupportedOpError
 
 _DISAGREEING_SHARE = 0.01  # of a result's elements: ties and cancellations may go either way
 # So many times as far from what is exact may a run be as another one that is right as well, and
@@ -52,12 +53,16 @@ def as_near(results: Sequence[Any], expected: Sequence[Any], exact: Sequence[Any
 def exact_results(
     original: ir.Module, arguments: Sequence[Any], platform: str
 ) -> Sequence[jax.Array] | None:
-    """What the program gives with all floats in f64, if it can be computed so."""
-    wide = widened(original)
-    if wide is None:
+    """What the program gives with all floats in f64; None where it cannot be computed so, such as a
+    program that f64 makes another one of."""
+    try:
+        wide = widened(original)
+        if wide is None:
+            return None
+        run = compat.compile_for(wide, platform)
+        return run([compat.place_on(widened_array(np.asarray(a)), platform) for a in arguments])
+    except (UnsupportedOpError, ir.MLIRError, jax.errors.JaxRuntimeError):
         return None
-    run = compat.compile_for(platform, wide)
-    return run([compat.place_on(platform, widened_array(np.asarray(a))) for a in arguments])
 
 
 def largest_error(result: np.ndarray, exact: np.ndarray) -> float:

@@ -15,6 +15,7 @@ from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.explain import is_shown_as
 from hlo_mlc.expr.layout import restored
+from hlo_mlc.interop.arguments import require_count
 from hlo_mlc.interop.cluster_programs import KernelAlone, in_memory
 from hlo_mlc.interop.devices import require_cpu
 from hlo_mlc.interop.operands import parts_of_call
@@ -171,6 +172,7 @@ class KernelSchedule:
     def check(self, runs: int = 3) -> Verification:
         """Holds the kernel with this schedule, and with that of analysis, against the same
         operations in f64, as `verify` does."""
+        require_count("check", "run", runs)
         cores = [self.place.target.cores] * runs
         with jax.ensure_compile_time_eval():
             checked = []

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import jax
 
 from hlo_mlc.building import kernel_with_id
 from hlo_mlc.explain import duration
+from hlo_mlc.interop.arguments import require_count
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.xla_profile import Operation, XlaThread, profiled
 from hlo_mlc.report import KernelReport, Report, lines_of, op_counts
@@ -160,8 +160,7 @@ def record_timeline(
 
 
 def _check(args: Sequence[Any], kwargs: Mapping[str, Any], calls: int) -> None:
-    if not isinstance(calls, Integral) or calls < 1:
-        raise UsageError(f"A trace is of at least one call, not {calls!r}")
+    require_count("A trace", "call", calls)
     leaves = jax.tree.leaves((tuple(args), dict(kwargs)))
     for leaf in leaves:
         if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):

@@ -351,7 +351,7 @@ class Session:
         """What a kernel is given, and what XLA computes of that."""
         operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
         original = original_program(graph, self._module, cluster)
-        return operands, tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
+        return operands, tuple(np.asarray(r) for r in compat.compile_for(original)(operands))
 
     def _keep_modelled(self, cluster: Cluster, winner: Winner, known: Record | None) -> Record:
         """Records a winner that was not run, unless one is known that was: the default schedule
@@ -434,11 +434,11 @@ class Session:
         )
 
     def _times(self, original: ir.Module, ours: ir.Module, operands: Sequence[Any]) -> PairedTimes:
-        arrays = [compat.place_on(self._platform, array) for array in operands]
+        arrays = [compat.place_on(array, self._platform) for array in operands]
         calls = 1 if self._platform == CPU else _QUEUED
 
         def queued(module: ir.Module) -> Callable[[], object]:
-            execute = compat.compile_for(self._platform, module)
+            execute = compat.compile_for(module, self._platform)
 
             def run() -> None:
                 for _ in range(calls):

@@ -71,9 +71,7 @@ def _is_seen(access: Access, i: Expr, extent: int, around: Facts) -> bool:
 
 def _is_refuted(access: Access, i: Expr, extent: int, facts: Facts) -> bool:
     terms, _ = index.affine(i)
-    always = never_positive(index.add(i, 1), facts) or never_positive(
-        index.subtract(extent, i), facts
-    )
+    always = never_positive(i + 1, facts) or never_positive(extent - i, facts)
     attained = (
         all(isinstance(atom, Var) for atom in terms)
         and access.is_reached

@@ -326,8 +326,7 @@ class _Question:
         other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
         facts = (*ours, *(build.substitute(f, other) for f in theirs))
         differences = [
-            index.subtract(i, build.substitute(j, other))
-            for i, j in zip(a.indices, b.indices, strict=True)
+            i - build.substitute(j, other) for i, j in zip(a.indices, b.indices, strict=True)
         ]
         here, there = loop.var, other[loop.var]
         return all(
@@ -381,9 +380,9 @@ def _fixed(access: Access, facts: Facts) -> set[Expr]:
     found = set()
     for node in walk_expressions(*access.indices):
         if isinstance(node, Apply) and node.op == "floormod":
-            quotient = index.floordiv(node.args[0], node.args[1].value)
+            quotient = node.args[0] // node.args[1].value
             _, high = index.bounds(quotient)
-            if high < index.INFINITY and never_positive(index.subtract(int(high), quotient), facts):
+            if high < index.INFINITY and never_positive(int(high) - quotient, facts):
                 found.add(quotient)
     return found
 
@@ -397,7 +396,7 @@ def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
             continue
 
         def covers(most: int, atom: Expr = atom) -> bool:
-            above = index.subtract(atom, most)
+            above = atom - most
             return all(never_positive(above, facts) for facts in known)
 
         # Of all but the highest value by the ranges of variables, which is one in any case.
@@ -407,7 +406,7 @@ def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
 
 def _never_zero(e: Expr, facts: Facts) -> bool:
     one = index.constant(1)
-    return never_positive(index.add(e, one), facts) or never_positive(index.subtract(one, e), facts)
+    return never_positive(e + one, facts) or never_positive(one - e, facts)
 
 
 def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:

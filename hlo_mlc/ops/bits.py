@@ -23,9 +23,8 @@ def total_order_key(x: Expr) -> Expr:
         x = apply("convert", x, dtype=F32)
     signed = _SIGNED[x.dtype.bits]
     raw = apply("bitcast", x, dtype=signed)
-    sign = apply("shr_arithmetic", raw, const(x.dtype.bits - 1, signed))
-    magnitude_bits = apply("shr_logical", sign, const(1, signed))
-    return apply("xor", raw, magnitude_bits)
+    sign = raw >> (x.dtype.bits - 1)  # in all bits
+    return raw ^ apply("shr_logical", sign, const(1, signed))
 
 
 def is_infinite(x: Expr) -> Expr:
@@ -39,26 +38,22 @@ def reduce_precision(x: Expr, exponent_bits: int, mantissa_bits: int) -> Expr:
     layout = ml_dtypes.finfo(x.dtype.numpy)
     if exponent_bits >= layout.nexp and mantissa_bits >= layout.nmant:
         return x
-    unsigned = _UNSIGNED[x.dtype.bits]
-
-    def literal(value: int) -> Expr:
-        return const(value, unsigned)
-
-    raw = apply("bitcast", x, dtype=unsigned)
-    rounded = raw
+    raw = rounded = apply("bitcast", x, dtype=_UNSIGNED[x.dtype.bits])
     if mantissa_bits < layout.nmant:
         dropped = layout.nmant - mantissa_bits
-        last_kept = apply("and", apply("shr_logical", raw, literal(dropped)), literal(1))
-        half = apply("add", last_kept, literal((1 << (dropped - 1)) - 1))  # ties go to even
-        rounded = apply("and", apply("add", raw, half), literal(-1 << dropped))
+        last_kept = (raw >> dropped) & 1
+        half = last_kept + ((1 << (dropped - 1)) - 1)  # ties go to even
+        rounded = (raw + half) & (-1 << dropped)
     if exponent_bits < layout.nexp:
         infinity = ((1 << layout.nexp) - 1) << layout.nmant
         bias, own_bias = (1 << (exponent_bits - 1)) - 1, (1 << (layout.nexp - 1)) - 1
-        exponent = apply("and", rounded, literal(infinity))
-        sign = apply("and", raw, literal(1 << (x.dtype.bits - 1)))
-        overflows = apply("gt", exponent, literal((own_bias + bias) << layout.nmant))
-        underflows = apply("le", exponent, literal((own_bias - bias) << layout.nmant))
-        rounded = apply("select", overflows, apply("or", sign, literal(infinity)), rounded)
+        exponent = rounded & infinity
+        sign = raw & (1 << (x.dtype.bits - 1))
+        largest, smallest = (
+            const(limit << layout.nmant, raw.dtype) for limit in (own_bias + bias, own_bias - bias)
+        )
+        overflows, underflows = apply("gt", exponent, largest), apply("le", exponent, smallest)
+        rounded = apply("select", overflows, sign | infinity, rounded)
         rounded = apply("select", underflows, sign, rounded)
     is_nan = apply("ne", x, x)
     return apply("select", is_nan, x, apply("bitcast", rounded, dtype=x.dtype))
@@ -69,16 +64,16 @@ def next_after(x: Expr, y: Expr) -> Expr:
     unsigned = _UNSIGNED[x.dtype.bits]
     sign_bit, one = const(1 << (x.dtype.bits - 1), unsigned), const(1, unsigned)
     raw_x, raw_y = (apply("bitcast", v, dtype=unsigned) for v in (x, y))
-    size_x, size_y = (apply("and", r, apply("not", sign_bit)) for r in (raw_x, raw_y))
-    sign_x, sign_y = (apply("and", r, sign_bit) for r in (raw_x, raw_y))
-    towards_zero = apply("or", apply("gt", size_x, size_y), apply("ne", sign_x, sign_y))
+    size_x, size_y = (r & ~sign_bit for r in (raw_x, raw_y))
+    sign_x, sign_y = (r & sign_bit for r in (raw_x, raw_y))
+    towards_zero = apply("gt", size_x, size_y) | apply("ne", sign_x, sign_y)
     step = apply("select", towards_zero, const(-1, unsigned), one)
-    smallest = apply("or", sign_y, one)  # the neighbour of a zero
+    smallest = sign_y | one  # the neighbour of a zero
     from_zero = apply("eq", size_x, const(0, unsigned))
-    moved = apply("select", from_zero, smallest, apply("add", raw_x, step))
+    moved = apply("select", from_zero, smallest, raw_x + step)
     neighbour = apply("bitcast", moved, dtype=x.dtype)
     result = apply("select", apply("eq", x, y), y, neighbour)
-    any_nan = apply("or", apply("ne", x, x), apply("ne", y, y))
+    any_nan = apply("ne", x, x) | apply("ne", y, y)
     return apply("select", any_nan, const(math.nan, x.dtype), result)
 
 
@@ -94,5 +89,5 @@ def multiply_high(x: Expr, y: Expr) -> Expr:
     high = apply("bitcast", product, dtype=x.dtype)
     zero = const(0, x.dtype)
     for one, other in ((x, y), (y, x)):
-        high = apply("sub", high, apply("select", apply("lt", one, zero), other, zero))
+        high = high - apply("select", apply("lt", one, zero), other, zero)
     return high

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Expr
 
 
@@ -90,59 +90,42 @@ def _turned(x: Number, k: int, n: int, is_inverse: bool) -> Number:
     k = -k % n if is_inverse else k % n
     quarters, rest = divmod(4 * k, n)
     for _ in range(quarters):  # by -i: a quarter of a turn clockwise
-        x = Number(_zero(x) if x.im is None else x.im, _negated(x.re))
+        x = Number(const(0.0, x.re.dtype) if x.im is None else x.im, -x.re)
     if not rest:
         return x
     angle = math.pi / 2 * rest / n
     cosine, sine = math.cos(angle), math.sin(angle)
     if 2 * rest == n:
         if x.im is None:
-            part = _times(x.re, cosine)
-            return Number(part, _negated(part))
-        return Number(
-            _times(apply("add", x.re, x.im), cosine), _times(apply("sub", x.im, x.re), cosine)
-        )
+            part = x.re * cosine
+            return Number(part, -part)
+        return Number((x.re + x.im) * cosine, (x.im - x.re) * cosine)
     if x.im is None:
-        return Number(_times(x.re, cosine), _times(x.re, -sine))
-    return Number(
-        apply("add", _times(x.re, cosine), _times(x.im, sine)),
-        apply("sub", _times(x.im, cosine), _times(x.re, sine)),
-    )
+        return Number(x.re * cosine, x.re * -sine)
+    return Number(x.re * cosine + x.im * sine, x.im * cosine - x.re * sine)
 
 
 def _add(one: Number, other: Number) -> Number:
     if one.im is None or other.im is None:
         im = one.im if other.im is None else other.im
     else:
-        im = apply("add", one.im, other.im)
-    return Number(apply("add", one.re, other.re), im)
+        im = one.im + other.im
+    return Number(one.re + other.re, im)
 
 
 def _subtract(one: Number, other: Number) -> Number:
-    if other.im is None:
-        im = one.im
+    if one.im is None:
+        im = None if other.im is None else -other.im
     else:
-        im = _negated(other.im) if one.im is None else apply("sub", one.im, other.im)
-    return Number(apply("sub", one.re, other.re), im)
+        im = one.im if other.im is None else one.im - other.im
+    return Number(one.re - other.re, im)
 
 
 def scaled(x: Number, factor: float) -> Number:
     """A number by a real one."""
-    return Number(_times(x.re, factor), None if x.im is None else _times(x.im, factor))
+    return Number(x.re * factor, None if x.im is None else x.im * factor)
 
 
 def conjugate(x: Number) -> Number:
     """That of the same real part and the other imaginary one."""
-    return Number(x.re, None if x.im is None else _negated(x.im))
-
-
-def _times(x: Expr, factor: float) -> Expr:
-    return apply("mul", x, const(factor, x.dtype))
-
-
-def _negated(x: Expr) -> Expr:
-    return apply("neg", x)
-
-
-def _zero(x: Number) -> Expr:
-    return const(0.0, x.re.dtype)
+    return Number(x.re, None if x.im is None else -x.im)

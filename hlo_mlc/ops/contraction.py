@@ -17,7 +17,7 @@ from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL, F32, F64, U32, DType
-from hlo_mlc.expr.ops import convert
+from hlo_mlc.expr.meanings import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
 from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read
@@ -63,12 +63,11 @@ _LAST_BITS = 13
 def as_tf32(x: Expr) -> Expr:
     """An f32 rounded to tf32, to the nearest, ties to even."""
     bits = apply("bitcast", x, dtype=U32)
-    odd = apply("and", apply("shr_logical", bits, const(_LAST_BITS, U32)), const(1, U32))
-    half = const((1 << _LAST_BITS - 1) - 1, U32)
-    rounded = apply("add", apply("add", bits, half), odd)
-    quiet = apply("or", bits, const(1 << 22, U32))  # of a NaN, something must be left
+    odd = (bits >> _LAST_BITS) & 1
+    rounded = bits + ((1 << _LAST_BITS - 1) - 1) + odd
+    quiet = bits | (1 << 22)  # of a NaN, something must be left
     chosen = apply("select", apply("ne", x, x), quiet, rounded)
-    return apply("bitcast", apply("and", chosen, const(-1 << _LAST_BITS, U32)), dtype=F32)
+    return apply("bitcast", chosen & (-1 << _LAST_BITS), dtype=F32)
 
 
 def _supports(node: Node) -> str:
@@ -266,15 +265,15 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
         n, o, *spatial = (indices[d] for d in c.output_axes)
         channel, *offsets = in_order(reduced)
         if c.feature_groups > 1:
-            group = index.floordiv(o, features // c.feature_groups)
-            channel = index.add(index.multiply(group, channels), channel)
+            group = o // (features // c.feature_groups)
+            channel = group * channels + channel
         if c.batch_groups > 1:
-            group = index.floordiv(o, features // c.batch_groups)
-            n = index.add(index.multiply(group, batch // c.batch_groups), n)
+            group = o // (features // c.batch_groups)
+            n = group * (batch // c.batch_groups) + n
         found = []
         for i, r, w in zip(spatial, offsets, c.windows, strict=True):
-            place = index.add(index.multiply(i, w.stride), index.multiply(r, w.kernel_dilation))
-            place = index.subtract(place, w.before)
+            place = i * w.stride + r * w.kernel_dilation
+            place = place - w.before
             found.append(undilated(place, w.input_size, w.input_dilation))
         element = reads[0](_placed(c.input_axes, (n, channel, *(place for place, _ in found))))
         return masked(element, conjunction(*(guard for _, guard in found)), zero)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.procedure import Procedure
@@ -42,6 +46,20 @@ class Fold:
     def finished(self, accumulators: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """The results, which may be fewer than the accumulators."""
         return self.finish(accumulators) if self.finish else accumulators
+
+    def as_terms(self) -> Pointwise:
+        """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
+
+        def element(position: int, indices: Indices) -> Expr:
+            values, variables = self.initial, self.combiner.lhs + self.combiner.rhs
+            for point in itertools.product(*map(range, self.extents)):
+                terms = self.terms(indices, tuple(map(index.constant, point)))
+                pair = dict(zip(variables, values + terms, strict=True))
+                values = tuple(substitute(e, pair) for e in self.combiner.results)
+            return self.finished(values)[position]
+
+        results = len(self.finished(self.initial))
+        return Pointwise(tuple(functools.partial(element, k) for k in range(results)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,21 +38,21 @@ def parts(x: Element) -> tuple[Expr, ...]:
 
 
 def conjugate(x: Element) -> Element:
-    return Complex(x.real, apply("neg", x.imaginary)) if isinstance(x, Complex) else x
+    return Complex(x.real, -x.imaginary) if isinstance(x, Complex) else x
 
 
 def size(x: Element) -> Expr:
     """The absolute value; of a complex number the sum of those of its parts, by which LAPACK
     chooses pivots."""
     if isinstance(x, Complex):
-        return apply("add", apply("abs", x.real), apply("abs", x.imaginary))
+        return apply("abs", x.real) + apply("abs", x.imaginary)
     return apply("abs", x)
 
 
 def is_zero(x: Element) -> Expr:
     zero = const(0, real_part(x).dtype)
     if isinstance(x, Complex):
-        return apply("and", apply("eq", x.real, zero), apply("eq", x.imaginary, zero))
+        return apply("eq", x.real, zero) & apply("eq", x.imaginary, zero)
     return apply("eq", x, zero)
 
 
@@ -72,59 +72,51 @@ def is_nothing(x: Element) -> bool:
 
 
 def negated(x: Element) -> Element:
-    return (
-        Complex(*(apply("neg", part) for part in x)) if isinstance(x, Complex) else apply("neg", x)
-    )
+    return Complex(*(-part for part in x)) if isinstance(x, Complex) else -x
 
 
 def plus(x: Element, y: Element) -> Element:
     if isinstance(x, Complex):
-        return Complex(*(apply("add", a, b) for a, b in zip(x, y, strict=True)))
-    return apply("add", x, y)
+        return Complex(*(a + b for a, b in zip(x, y, strict=True)))
+    return x + y
 
 
 def minus(x: Element, y: Element) -> Element:
     if isinstance(x, Complex):
-        return Complex(*(apply("sub", a, b) for a, b in zip(x, y, strict=True)))
-    return apply("sub", x, y)
+        return Complex(*(a - b for a, b in zip(x, y, strict=True)))
+    return x - y
 
 
 def times(x: Element, y: Element) -> Element:
     if not isinstance(x, Complex):
-        return apply("mul", x, y)
+        return x * y
     (a, b), (c, d) = x, y
-    return Complex(
-        apply("sub", apply("mul", a, c), apply("mul", b, d)),
-        apply("add", apply("mul", a, d), apply("mul", b, c)),
-    )
+    return Complex(a * c - b * d, a * d + b * c)
 
 
 def less_product(start: Element, x: Element, y: Element) -> Element:
     """start - x y, of complex numbers product by product, each of which may be rounded with its
     sum."""
     if not isinstance(start, Complex):
-        return apply("sub", start, apply("mul", x, y))
+        return start - x * y
     (a, b), (c, d) = x, y
-    return Complex(
-        apply("add", apply("sub", start.real, apply("mul", a, c)), apply("mul", b, d)),
-        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)),
-    )
+    return Complex(start.real - a * c + b * d, start.imaginary - a * d - b * c)
 
 
 def scaled(x: Element, divisor: Expr) -> Element:
     """`x` divided by a real number."""
     if isinstance(x, Complex):
-        return Complex(apply("div", x.real, divisor), apply("div", x.imaginary, divisor))
-    return apply("div", x, divisor)
+        return Complex(x.real / divisor, x.imaginary / divisor)
+    return x / divisor
 
 
 def over(x: Element, y: Element) -> Element:
     """x / y, for complex numbers the product with 1 / y, which others share; by zero each part, as
     NumPy has it."""
     if not isinstance(x, Complex):
-        return apply("div", x, y)
+        return x / y
     infinite = const(math.inf, x.real.dtype)
-    by_zero = Complex(*(apply("mul", part, infinite) for part in x))
+    by_zero = Complex(*(part * infinite for part in x))
     return chosen(is_zero(y), by_zero, times(x, _inverse(y)))
 
 
@@ -136,9 +128,7 @@ def _inverse(x: Complex) -> Complex:
     one = const(1, x.real.dtype)
     is_wide = apply("ge", apply("abs", x.real), apply("abs", x.imaginary))
     large, small = chosen(is_wide, x, Complex(x.imaginary, x.real))
-    ratio = apply("div", small, large)
-    below = apply("div", one, apply("add", large, apply("mul", small, ratio)))
-    part = apply("mul", ratio, below)
-    return Complex(
-        apply("select", is_wide, below, part), apply("neg", apply("select", is_wide, part, below))
-    )
+    ratio = small / large
+    below = one / (large + small * ratio)
+    part = ratio * below
+    return Complex(apply("select", is_wide, below, part), -apply("select", is_wide, part, below))

@@ -212,7 +212,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("stablehlo.ceil", "ceil", _FLOAT),
     _row("stablehlo.round_nearest_even", "round_even", _FLOAT),
     _row("stablehlo.round_nearest_afz", "round_away", _FLOAT),
-    _unary("chlo.square", lambda x: apply("mul", x, x), _FLOAT),
+    _unary("chlo.square", lambda x: x * x, _FLOAT),
     _define(
         "chlo.mulhi",
         lambda node, elements: bits.multiply_high(*elements),

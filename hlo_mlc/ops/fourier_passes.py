@@ -288,7 +288,7 @@ class _Steps:
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
-            x, y = last(k), last(index.subtract(h, k))
+            x, y = last(k), last(h - k)
             even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
             odd = Number(apply("add", x.im, y.im), apply("sub", y.re, x.re))
             odd = turned(odd, self.tables[-1], (k,))
@@ -308,7 +308,7 @@ class _Steps:
 
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
-            x, y = read(k), read(index.subtract(h, k))
+            x, y = read(k), read(h - k)
             even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
             odd = Number(apply("sub", x.re, y.re), apply("add", x.im, y.im))
             odd = turned(odd, self.tables[-1], (k,))
@@ -326,7 +326,7 @@ class _Steps:
         def one(number: Expr) -> list[Move]:
             k = _plus(number, 1)
             x = read(k)
-            return [*put(k, x), *put(index.subtract(n, k), Number(x.re, apply("neg", x.im)))]
+            return [*put(k, x), *put(n - k, Number(x.re, apply("neg", x.im)))]
 
         self._each("k", n // 2, one)
 
@@ -376,8 +376,8 @@ def turned(x: Number, table: Table, at: tuple[Expr, ...]) -> Number:
 
 
 def _plus(place: Expr, more: Expr | int) -> Expr:
-    return index.add(place, index.constant(more) if isinstance(more, int) else more)
+    return place + (index.constant(more) if isinstance(more, int) else more)
 
 
 def _times(place: Expr, factor: int) -> Expr:
-    return index.multiply(place, factor)
+    return place * factor

@@ -101,7 +101,7 @@ class Windows:
             batch_axis = self.batch_axes[d - (d > self.vector_axis)]
             result[axis] = index.add(result[axis], indices[batch_axis])
         for axis, d in zip(self.kept, self.window_axes, strict=True):
-            result[axis] = index.add(result[axis], indices[d])
+            result[axis] = result[axis] + indices[d]
         return tuple(result)
 
 

@@ -25,7 +25,7 @@ from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F64, DType
 from hlo_mlc.ops.elements import Complex, Element, conjugate, parts, real_part, scaled, times
-from hlo_mlc.ops.rolled import ONE, as_element, unit_element
+from hlo_mlc.ops.rolled import as_element, unit_element
 from hlo_mlc.ops.small_matrices import rotation, turned
 from hlo_mlc.ops.steps import Array, Steps
 
@@ -56,9 +56,9 @@ def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) 
             s.put(vectors, (i, j), unit_element(vectors, i, j))
     with s.each("trip", 0, sweeps * size // 2) as trip:
         for group in (0, 1):
-            turn = index.add(index.multiply(trip, 2), group)
-            side = index.floormod(index.floordiv(turn, size), 2)
-            _turn_neighbours(s, a, vectors, group, index.compare("eq", side, ONE))
+            turn = trip * 2 + group
+            side = turn // size % 2
+            _turn_neighbours(s, a, vectors, group, index.compare("eq", side, 1))
     with s.each("i", 0, size) as i:
         s.put(values, i, real_part(a[i, i]))
     _sort(s, values)
@@ -72,11 +72,11 @@ def _scaled_down(s: Steps, a: Array) -> Expr:
     largest = s.let("largest", zero)
     with s.each("i", 0, size) as i:
         s.put(a, (i, i), as_element(a, real_part(a[i, i])))
-        with s.each("j", 0, index.add(i, ONE)) as j:
+        with s.each("j", 0, i + 1) as j:
             for part in parts(a[i, j]):
                 s.let("largest", apply("max", largest, apply("abs", part)))
     scale = s.let("scale", apply("select", apply("eq", largest, zero), const(1, s.dtype), largest))
-    with s.each("i", 0, size) as i, s.each("j", 0, index.add(i, ONE)) as j:
+    with s.each("i", 0, size) as i, s.each("j", 0, i + 1) as j:
         s.put(a, (i, j), scaled(a[i, j], scale))
     return scale
 
@@ -96,7 +96,7 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
         return s.each("pair", 0, (size - group) // 2)
 
     def first(pair: Expr) -> Expr:
-        return index.add(index.multiply(pair, 2), group)
+        return pair * 2 + group
 
     with pairs() as pair:
         cosine, sine, phase = _turned_diagonal(s, a, first(pair), ascends)
@@ -110,12 +110,12 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
         _turn_others(s, a, p, turn)
         if vectors is not None:
             with s.each("i", 0, size) as i:
-                _turn(s, vectors, (p, i), (index.add(p, ONE), i), turn)
+                _turn(s, vectors, (p, i), (p + 1, i), turn)
 
 
 def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> Turn:
     """How the axes p and p + 1 are turned, what is of them alone having been turned."""
-    q, zero = index.add(p, ONE), const(0, s.dtype)
+    q, zero = p + 1, const(0, s.dtype)
     between, phase = _made_real(s, s.let("between", a[q, p]))
     on_p, on_q = real_part(a[p, p]), real_part(a[q, q])
     apart = s.let("apart", apply("sub", on_q, on_p))
@@ -154,12 +154,12 @@ def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
 
 def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
     """What is left and below of two axes in the lower triangle."""
-    q = index.add(p, ONE)
+    q = p + 1
     cosine, sine, phase = turn
     across = cosine, sine, None if phase is None else conjugate(phase)
     with s.each("i", 0, p) as i:
         _turn(s, a, (p, i), (q, i), across)
-    with s.each("i", index.add(q, ONE), a.shape[0]) as i:
+    with s.each("i", q + 1, a.shape[0]) as i:
         _turn(s, a, (i, p), (i, q), turn)
 
 
@@ -174,8 +174,8 @@ def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], 
 def _sort(s: Steps, values: Array) -> None:
     """Equal values may have changed in the last place."""
     last = index.constant(values.shape[0] - 1)
-    with s.each("i", 0, last) as i, s.each("j", 0, index.subtract(last, i)) as j:
-        low, high = s.let("low", values[j]), s.let("high", values[index.add(j, ONE)])
+    with s.each("i", 0, last) as i, s.each("j", 0, last - i) as j:
+        low, high = s.let("low", values[j]), s.let("high", values[j + 1])
         is_larger = apply("gt", low, high)
         s.put(values, j, apply("select", is_larger, high, low))
-        s.put(values, index.add(j, ONE), apply("select", is_larger, low, high))
+        s.put(values, j + 1, apply("select", is_larger, low, high))

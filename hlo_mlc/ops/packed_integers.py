@@ -26,10 +26,10 @@ def unpacked(read: Read, tensor: TensorType, dtype: DType) -> Read:
         byte = apply("convert", read(place), dtype=wide)
         start = apply("convert", index.multiply(lane, bits), dtype=wide)
         if not signed:
-            found = apply("and", apply("shr_logical", byte, start), const((1 << bits) - 1, wide))
+            found = (byte >> start) & ((1 << bits) - 1)
         else:
             left = const(wide.bits - bits, wide)
-            found = apply("shr_arithmetic", apply("shl", byte, apply("sub", left, start)), left)
+            found = (byte << (left - start)) >> left
         return apply("convert", found, dtype=dtype)
 
     return element
@@ -45,8 +45,8 @@ def packed(read: Read, tensor: TensorType) -> Read:
         for lane in range(many):
             place, is_there = _element(tensor, indices, lane)
             one = apply("select", is_there, apply("convert", read(place), dtype=U8), const(0, U8))
-            part = apply("and", one, const((1 << bits) - 1, U8))
-            found = apply("or", found, apply("shl", part, const(bits * lane, U8)))
+            part = one & ((1 << bits) - 1)
+            found = found | (part << (bits * lane))
         return found
 
     return byte

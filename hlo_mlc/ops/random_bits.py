@@ -27,59 +27,36 @@ _THREEFRY = "THREE_FRY"
 Words = tuple[Expr, ...]
 
 
-def _word(value: int) -> Expr:
-    return const(value, U32)
-
-
-def _add(x: Expr, y: Expr) -> Expr:
-    return apply("add", x, y)
-
-
-def _xor(x: Expr, y: Expr) -> Expr:
-    return apply("xor", x, y)
-
-
 def _halves(x: Expr) -> Words:
     """The low and the high word."""
-    return (
-        apply("convert", x, dtype=U32),
-        apply("convert", apply("shr_logical", x, const(32, U64)), dtype=U32),
-    )
+    return apply("convert", x, dtype=U32), apply("convert", x >> 32, dtype=U32)
 
 
 def _joined(low: Expr, high: Expr) -> Expr:
-    wide = apply("shl", apply("convert", high, dtype=U64), const(32, U64))
-    return apply("or", apply("convert", low, dtype=U64), wide)
+    return apply("convert", low, dtype=U64) | (apply("convert", high, dtype=U64) << 32)
 
 
 def _threefry(key: Words, counter: Words) -> Words:
-    keys = (*key, _xor(_xor(key[0], key[1]), _word(_PARITY)))
-    x, y = _add(counter[0], keys[0]), _add(counter[1], keys[1])
+    keys = (*key, key[0] ^ key[1] ^ _PARITY)
+    x, y = counter[0] + keys[0], counter[1] + keys[1]
     for group in range(5):
         for rotation in _ROTATIONS[group % 2]:
-            x = _add(x, y)
-            turned = apply(
-                "or",
-                apply("shl", y, _word(rotation)),
-                apply("shr_logical", y, _word(32 - rotation)),
-            )
-            y = _xor(turned, x)
-        x = _add(x, keys[(group + 1) % 3])
-        y = _add(y, _add(keys[(group + 2) % 3], _word(group + 1)))
+            x = x + y
+            y = ((y << rotation) | (y >> (32 - rotation))) ^ x
+        x = x + keys[(group + 1) % 3]
+        y = y + (keys[(group + 2) % 3] + (group + 1))
     return x, y
 
 
 def _philox(key: Words, counter: Words) -> Words:
     for turn in range(10):
-        keys = [
-            _add(k, _word(turn * step & 0xFFFFFFFF)) for k, step in zip(key, _STEPS, strict=True)
-        ]
-        first, second = (_word(m) for m in _MULTIPLIERS)
+        keys = [k + (turn * step & 0xFFFFFFFF) for k, step in zip(key, _STEPS, strict=True)]
+        first, second = (const(m, U32) for m in _MULTIPLIERS)
         counter = (
-            _xor(_xor(apply("mul_high", counter[2], second), counter[1]), keys[0]),
-            apply("mul", counter[2], second),
-            _xor(_xor(apply("mul_high", counter[0], first), counter[3]), keys[1]),
-            apply("mul", counter[0], first),
+            apply("mul_high", counter[2], second) ^ counter[1] ^ keys[0],
+            counter[2] * second,
+            apply("mul_high", counter[0], first) ^ counter[3] ^ keys[1],
+            counter[0] * first,
         )
     return counter
 
@@ -110,12 +87,12 @@ def _steps(node: Node) -> int:
 def _flat(shape: Sequence[int], indices: Indices) -> Expr:
     place = index.constant(0)
     for extent, i in zip(shape, indices, strict=True):
-        place = index.add(index.multiply(place, extent), i)
+        place = place * extent + i
     return place
 
 
 def _count(start: Expr, place: Expr) -> Expr:
-    return _add(start, apply("convert", place, dtype=U64))
+    return start + apply("convert", place, dtype=U64)
 
 
 def _chosen(place: Expr, words: Words) -> Expr:
@@ -129,9 +106,7 @@ def _chosen(place: Expr, words: Words) -> Expr:
 def _parted(place: Expr, count: int) -> tuple[Expr, Expr]:
     """Which group of so many a place is in, and where."""
     size = index.constant(count)
-    return index.floordiv(place, count), index.subtract(
-        place, index.multiply(index.floordiv(place, count), size)
-    )
+    return place // count, place - place // count * size
 
 
 def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
@@ -151,7 +126,7 @@ def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
         count = _count(start, group)
         # A counter that runs over carries into its upper half, which begins with the key.
         carry = apply("convert", apply("lt", count, start), dtype=U64)
-        words = _philox(_halves(key), (*_halves(count), *_halves(_add(key, carry))))
+        words = _philox(_halves(key), (*_halves(count), *_halves(key + carry)))
         found = _chosen(place, (_joined(*words[:2]), _joined(*words[2:])) if wide else words)
     return apply("convert", found, dtype=tensor.dtype)
 
@@ -159,7 +134,7 @@ def _element(node: Node, key: Expr, start: Expr, indices: Indices) -> Expr:
 def _results(node: Node, key: Expr, start: Expr) -> tuple[Callable[[Indices], Expr], ...]:
     def state(indices: Indices) -> Expr:
         is_key = index.compare("eq", indices[0], 0)
-        return apply("select", is_key, key, _add(start, const(_steps(node), U64)))
+        return apply("select", is_key, key, start + _steps(node))
 
     return state, lambda indices: _element(node, key, start, indices)
 

@@ -12,7 +12,6 @@ from itertools import product
 
 import numpy as np
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, apply, substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
@@ -225,8 +224,8 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
         found = []
         for i, r, extent, axis in zip(indices, reduced, shape, window, strict=True):
             _, stride, base_dilation, window_dilation, before, _ = axis
-            place = index.add(index.multiply(i, stride), index.multiply(r, window_dilation))
-            place = index.subtract(place, before)
+            place = i * stride + r * window_dilation
+            place = place - before
             found.append(undilated(place, extent, base_dilation))
         return tuple(place for place, _ in found), conjunction(*(guard for _, guard in found))
 

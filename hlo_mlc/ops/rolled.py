@@ -35,7 +35,6 @@ from hlo_mlc.ops.elements import (
 from hlo_mlc.ops.elements import size as size_of
 from hlo_mlc.ops.steps import Array, Steps, number, places
 
-ONE = index.constant(1)
 At = Callable[[Expr, Expr], tuple[Expr, Expr]]
 """Where in an array the element in a row and a column of a matrix is."""
 Read = Callable[[Expr, Expr], Element]
@@ -62,9 +61,9 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
     row = s.array("row", columns)
     s.put(info, (), const(0, I32))
     with s.each("k", 0, min(rows, columns)) as k:
-        after = index.add(k, ONE)
+        after = k + 1
         place = _largest_below(s, a, k)
-        s.put(pivots, k, apply("add", place, const(1, I32)))
+        s.put(pivots, k, place + const(1, I32))
         with s.each("j", 0, columns) as j:
             s.put(row, j, a[k, j])
             with s.each("i", after, rows) as i:
@@ -90,7 +89,7 @@ def _largest_below(s: Steps, a: Array, k: Expr) -> Expr:
     largest, place = s.real("largest"), s.integers("place")
     s.put(largest, (), size_of(a[k, k]))
     s.put(place, (), number(k))
-    with s.each("i", index.add(k, ONE), a.shape[0]) as i:
+    with s.each("i", k + 1, a.shape[0]) as i:
         size = s.let("size", size_of(a[i, k]))
         is_larger = apply("gt", size, largest[()])
         s.put(place, (), apply("select", is_larger, number(i), place[()]))
@@ -110,8 +109,8 @@ def _usable(pivot: Element) -> Element:
 
 
 def _note_failure(s: Steps, info: Array, k: Expr, failed: Expr) -> None:
-    is_first = apply("and", failed, apply("eq", info[()], const(0, I32)))
-    s.put(info, (), apply("select", is_first, number(index.add(k, ONE)), info[()]))
+    is_first = failed & apply("eq", info[()], const(0, I32))
+    s.put(info, (), apply("select", is_first, number(k + 1), info[()]))
 
 
 def solve_triangular(
@@ -123,7 +122,7 @@ def solve_triangular(
             divisor = s.let("divisor", a(k, k))
             with s.each("j", 0, columns) as j:
                 s.put(x, at(k, j), over(x[at(k, j)], divisor))
-        rest = (index.add(k, ONE), size) if lower else (0, k)
+        rest = (k + 1, size) if lower else (0, k)
         with s.each("i", *rest) as i:
             factor = s.let("factor", a(i, k))
             with s.each("j", 0, columns) as j:
@@ -145,7 +144,7 @@ def cholesky(s: Steps, a: Array, info: Array, at: At) -> None:
     size = a.shape[0]
     s.put(info, (), const(0, I32))
     with s.each("k", 0, size) as k:
-        after = index.add(k, ONE)
+        after = k + 1
         pivot = s.let("pivot", real_part(a[at(k, k)]))
         _note_failure(s, info, k, apply("le", pivot, const(0, pivot.dtype)))
         root = s.let("root", apply("sqrt", pivot))
@@ -165,7 +164,7 @@ def qr(s: Steps, a: Array, factors: Array) -> None:
     with s.each("k", 0, min(rows, columns)) as k:
         tau = _reflection(s, a, k)
         s.put(factors, k, tau)
-        with s.each("j", index.add(k, ONE), columns) as j:
+        with s.each("j", k + 1, columns) as j:
             _reflect(s, a, k, j, lambda i, k=k: a[i, k], conjugate(tau), rows)
 
 
@@ -176,10 +175,10 @@ def q_of(s: Steps, q: Array, a: Read, factors: Callable[[Expr], Element], count:
         s.put(q, (i, j), unit_element(q, i, j))
     with s.each("k", 0, count, down=True) as k:
         vector, tau = _read_reflection(s, a, factors, k, rows)
-        with s.each("j", index.add(k, ONE), columns) as j:
+        with s.each("j", k + 1, columns) as j:
             _reflect(s, q, k, j, vector, tau, rows)
         s.put(q, (k, k), minus(like(tau, 1), tau))
-        with s.each("i", index.add(k, ONE), rows) as i:
+        with s.each("i", k + 1, rows) as i:
             s.put(q, (i, k), negated(times(tau, vector(i))))
 
 
@@ -218,7 +217,7 @@ def _read_reflection(
     s: Steps, a: Read, factors: Callable[[Expr], Element], k: Expr, rows: int
 ) -> tuple[Callable[[Expr], Element], Element]:
     vector = s.array("vector", rows)
-    with s.each("i", index.add(k, ONE), rows) as i:
+    with s.each("i", k + 1, rows) as i:
         s.put(vector, i, a(i, k))
     return lambda i: vector[i], s.let("tau", factors(k))
 
@@ -232,7 +231,7 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     first = s.let("first", a[k, k])
     real, *imaginary = parts(first)
     zero, one = const(0, real.dtype), const(1, real.dtype)
-    below = (index.add(k, ONE), a.shape[0])
+    below = (k + 1, a.shape[0])
     largest = s.let("largest", apply("abs", imaginary[0]) if imaginary else zero)
     with s.each("i", *below) as i:
         s.let(
@@ -250,26 +249,21 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
 
     def squares(element: Element, start: Expr) -> Expr:
         for part in parts(element):
-            fraction = apply("div", part, divisor)
-            start = apply("add", apply("mul", fraction, fraction), start)
+            fraction = part / divisor
+            start = fraction * fraction + start
         return start
 
     total = s.let("squares", squares(first, zero))
     with s.each("i", *below) as i:
         s.let("squares", squares(a[i, k], total))
-    norm = apply("mul", divisor, apply("sqrt", total))
+    norm = divisor * apply("sqrt", total)
     beta = s.let(
         "beta",
-        apply(
-            "select",
-            is_done,
-            real,
-            apply("select", apply("lt", real, zero), norm, apply("neg", norm)),
-        ),
+        apply("select", is_done, real, apply("select", apply("lt", real, zero), norm, -norm)),
     )
-    tau, rest = apply("div", apply("sub", beta, real), beta), apply("sub", real, beta)
+    tau, rest = (beta - real) / beta, real - beta
     if imaginary:
-        tau = Complex(tau, apply("neg", apply("div", imaginary[0], beta)))
+        tau = Complex(tau, -(imaginary[0] / beta))
         rest = Complex(rest, imaginary[0])
     tau = s.let("tau", chosen(is_done, like(first, 0), tau))
     rest = s.let("rest", chosen(is_done, like(first, 1), rest))
@@ -290,7 +284,7 @@ def _reflect(
     at: At = upright,
 ) -> None:
     """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself."""
-    below = (index.add(k, ONE), rows)
+    below = (k + 1, rows)
     total = s.let("total", a[at(k, j)])
     with s.each("i", *below) as i:
         s.let("total", less_product(total, negated(conjugate(vector(i))), a[at(i, j)]))

@@ -12,7 +12,6 @@ from itertools import product
 
 import numpy as np
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
@@ -67,7 +66,7 @@ def _lower(node: Node, reads: Sequence[Read]) -> Staged:
 
     def candidates(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
         places = tuple(
-            index.subtract(index.add(index.multiply(o, stride), r), before)
+            o * stride + r - before
             for o, r, (_, stride, before) in zip(indices, reduced, window, strict=True)
         )
         there = conjunction(*(inside(p, n) for p, n in zip(places, shape, strict=True)))
@@ -89,11 +88,9 @@ def _lower(node: Node, reads: Sequence[Read]) -> Staged:
     def scattered(chosen: Read) -> Fold:
         def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
             # The last element of a window first: that is, windows in order.
-            reduced = tuple(
-                index.subtract(size - 1, r) for r, size in zip(reduced, sizes, strict=True)
-            )
+            reduced = tuple(size - 1 - r for r, size in zip(reduced, sizes, strict=True))
             found = [
-                undilated(index.subtract(index.add(i, before), r), n, stride)
+                undilated(i + before - r, n, stride)
                 for i, r, n, (_, stride, before) in zip(
                     indices, reduced, windows, window, strict=True
                 )
@@ -122,9 +119,7 @@ def _selection(node: Node) -> Combiner:
     lhs, rhs = combiner_variables([node.operands[0].type.dtype, I32])
     nowhere = const(NOWHERE, I32)
     (chosen,) = inline_scalar_graph(node.regions[0], (lhs[0], rhs[0]))
-    stays = apply(
-        "or", apply("eq", rhs[1], nowhere), apply("and", apply("ne", lhs[1], nowhere), chosen)
-    )
+    stays = apply("eq", rhs[1], nowhere) | (apply("ne", lhs[1], nowhere) & chosen)
     return Combiner(
         lhs, rhs, tuple(apply("select", stays, x, y) for x, y in zip(lhs, rhs, strict=True)), None
     )

@@ -15,7 +15,7 @@ import numpy as np
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.ops import convert
+from hlo_mlc.expr.meanings import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
@@ -108,7 +108,7 @@ def _slice_reference(node: Node, operands: Arrays) -> np.ndarray:
 
 
 def _strided(i: Expr, start: int, stride: int) -> Expr:
-    return index.add(index.multiply(i, stride), start)
+    return i * stride + start
 
 
 def _slice(node: Node, reads: Sequence[Read], indices: Indices) -> Expr:
@@ -132,7 +132,7 @@ def _pad(node: Node, reads: Sequence[Read], indices: Indices) -> Expr:
     if 0 in shape:
         return value
     found = [
-        undilated(index.subtract(i, low), extent, interior + 1)
+        undilated(i - low, extent, interior + 1)
         for i, extent, low, interior in zip(
             indices, shape, a["edge_padding_low"], a["interior_padding"], strict=True
         )
@@ -149,7 +149,7 @@ def _concatenate(node: Node, reads: Sequence[Read], indices: Indices) -> Expr:
     value: Expr = const(0, dtype)  # never the result: the operands cover the axis
     for read, start, extent in reversed(list(zip(reads, starts, extents, strict=True))):
         if extent:
-            place = index.subtract(indices[axis], start)
+            place = indices[axis] - start
             element = read((*indices[:axis], place, *indices[axis + 1 :]))
             value = masked(element, inside(place, extent), value)
     return value
@@ -159,7 +159,7 @@ def _reverse(node: Node, reads: Sequence[Read], indices: Indices) -> Expr:
     axes, shape = node.attributes["dimensions"], _shape(node)
     return reads[0](
         tuple(
-            index.subtract(extent - 1, i) if d in axes else i
+            extent - 1 - i if d in axes else i
             for d, (i, extent) in enumerate(zip(indices, shape, strict=True))
         )
     )

@@ -91,12 +91,12 @@ class Steps:
         """What is written inside is done for each index from `first` to before `end`, or `down`
         from the last one."""
         first, end = places((first, end))
-        extent = index.subtract(end, first)
+        extent = end - first
         low, high = (max(0, int(bound)) for bound in index.bounds(extent))
         var = variable(name, high)
         number = var if high > 1 or low < high else index.constant(0)
         self._open.append([])
-        yield (index.subtract(index.subtract(end, 1), number) if down else index.add(first, number))
+        yield (end - 1 - number if down else first + number)
         body = self._open.pop()
         if high and body:
             self._open[-1] += body if number is not var else [Count(var, extent, tuple(body))]

@@ -139,16 +139,13 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
     }
 
     def run(number: Var) -> Body:
-        begin = index.multiply(number, length)
+        begin = number * length
         size: Expr = index.constant(length)
         if extent is None or extent % length:
-            size = index.minimum(size, index.subtract(stmt.extent, begin))
+            size = index.minimum(size, stmt.extent - begin)
         near = Var(name, stmt.var.dtype, length)
         fold = For(
-            near,
-            size,
-            stmt.kind,
-            substitute(_into(stmt.body, parts), {stmt.var: index.add(begin, near)}),
+            near, size, stmt.kind, substitute(_into(stmt.body, parts), {stmt.var: begin + near})
         )
         return allocated(
             parts.values(),
@@ -159,7 +156,7 @@ def _cut(stmt: For, terms: int, names: _Names) -> Body:
             ),
         )
 
-    count = index.floordiv(index.add(stmt.extent, length - 1), length)
+    count = (stmt.extent + (length - 1)) // length
     whole = loop(names.given(f"{name}.r", name), count, stmt.kind, run)
     # Each run is added once.
     return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, names)

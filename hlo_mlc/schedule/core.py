@@ -20,6 +20,7 @@ from hlo_mlc.schedule import (
     fusion,
     jamming,
     kinds,
+    layouts,
     loops,
     pipelining,
     prefetching,
@@ -77,8 +78,8 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
         caching.cache_read,
         caching.cache_write,
         coalescing.coalesce,
-        caching.pad,
-        caching.transform_layout,
+        layouts.pad,
+        layouts.transform_layout,
         caching.stream,
         prefetching.prefetch,
         prefetching.prefetch_next,
@@ -192,7 +193,7 @@ class Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`,
         "early" as well, or in the last block: "shorten", "lengthen", "guard", "mask", "repeat",
         "shift"."""
-        return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
+        return self.apply(Step("split", (loop, factor, *_said((tail, "peel")))))
 
     def specialize(self, loop: str, at: str) -> Schedule:
         """`loop` -> one for the last iteration of `at`, and one for the others."""
@@ -232,8 +233,7 @@ class Schedule:
     def jam(self, loops: tuple[str, ...], inner: str = "", choices: int = 0) -> Schedule:
         """Iterations of nested `loops` one after the other, those together that ask for the same;
         loops in them, up to `inner`, as one, for each answer to at most so many `choices`."""
-        more = (inner, choices) if choices else (inner,) if inner else ()
-        return self.apply(Step("jam", (loops, *more)))
+        return self.apply(Step("jam", (loops, *_said((inner, ""), (choices, 0)))))
 
     def add_unit_loop(self, loop: str) -> Schedule:
         """All that is done -> in a loop called `loop`, once."""
@@ -300,7 +300,7 @@ class Schedule:
     def fold_apart(self, loop: str, lanes: str = "") -> Schedule:
         """`loop` outside of a fold, of which each iteration has a part, and each of `lanes` in it;
         another loop of that name combines these."""
-        return self.apply(Step("fold_apart", (loop, *((lanes,) if lanes else ()))))
+        return self.apply(Step("fold_apart", (loop, *_said((lanes, "")))))
 
     def cascade(self, length: int = cascade.RUN) -> Schedule:
         """Long sums of floats -> sums of sums of `length` terms: loops `loop.r` over runs."""
@@ -313,8 +313,7 @@ class Schedule:
     def fuse_first(self, first: str, second: str, at: str, least: int = 1) -> Schedule:
         """A loop before the loop `at` -> one with `second`, in the first iteration of `at`, where
         loops in it have `least` iterations in all."""
-        narrowest = (least,) if least > 1 else ()
-        return self.apply(Step("fuse_first", (first, second, at, *narrowest)))
+        return self.apply(Step("fuse_first", (first, second, at, *_said((least, 1)))))
 
     def fuse_last(self, last: str, at: tuple[str, ...]) -> Schedule:
         """A loop behind the nested loops `at` -> one in the last iteration of them."""
@@ -323,8 +322,7 @@ class Schedule:
     def distribute(self, loop: str, inner: str = "", behind: str = "") -> Schedule:
         """A loop -> one around what is before `inner`, one around that, one around the rest; or one
         up to there, and one called `behind`; or one around each statement."""
-        given = (inner, behind) if behind else (inner,) if inner else ()
-        return self.apply(Step("distribute", (loop, *given)))
+        return self.apply(Step("distribute", (loop, *_said((inner, ""), (behind, "")))))
 
     def sink(self, loop: str) -> Schedule:
         """A loop -> one inside of each of those that it holds, and one around what is between."""
@@ -345,24 +343,15 @@ class Schedule:
     def hoist(self, loop: str, inner: str, multiple: int = 1, kept: str = "value") -> Schedule:
         """What updates in `loop` combine, the same in all iterations of it and of `inner`, or the
         "source" of it that is converted, is computed before it: `loop.h`."""
-        source = (kept,) if kept != "value" else ()
-        return self.apply(Step("hoist", (loop, inner, multiple, *source)))
+        return self.apply(Step("hoist", (loop, inner, multiple, *_said((kept, "value")))))
 
     def cache_read(
         self, buffer: str, loop: str, layout: str = "rows", same: str = "", along: str = ""
     ) -> Schedule:
         """What an iteration of `loop` reads of `buffer`, or what is the `same` in all iterations of
         a loop in it, or nearest to each other `along` one, is copied to a private tile first."""
-        given = (
-            (layout, same, along)
-            if along
-            else (layout, same)
-            if same
-            else (layout,)
-            if layout != "rows"
-            else ()
-        )
-        return self.apply(Step("cache_read", (buffer, loop, *given)))
+        said = _said((layout, "rows"), (same, ""), (along, ""))
+        return self.apply(Step("cache_read", (buffer, loop, *said)))
 
     def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
@@ -374,8 +363,7 @@ class Schedule:
 
     def pad(self, buffer: str, elements: int, dimension: int = -1) -> Schedule:
         """Rows of a private buffer -> rows that are longer by so many elements."""
-        given = (dimension,) if dimension >= 0 else ()
-        return self.apply(Step("pad", (buffer, elements, *given)))
+        return self.apply(Step("pad", (buffer, elements, *_said((dimension, -1)))))
 
     def transform_layout(
         self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
@@ -402,6 +390,12 @@ class Schedule:
     def double_buffer(self, loop: str) -> Schedule:
         """What an iteration fills first is filled while the one before is at work: `loop.o`."""
         return self.apply(Step("double_buffer", (loop,)))
+
+
+def _said(*arguments: tuple[Argument, Argument]) -> tuple[Argument, ...]:
+    """Arguments, each beside what it is where nobody says it, without the last ones that are so."""
+    count = max((n for n, (given, usual) in enumerate(arguments, 1) if given != usual), default=0)
+    return tuple(given for given, _ in arguments[:count])
 
 
 def _wrong_argument(primitive: Callable[..., LoopProgram], step: Step) -> ScheduleError | None:

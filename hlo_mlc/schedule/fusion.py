@@ -188,7 +188,7 @@ def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...])
         raise refuse("fuse_last", outer, "may have no iteration")
     if any(isinstance(s, For) and s.var is outer.var for s in walk((one,))):
         raise refuse("fuse_last", outer, f"has the variable of a loop of {one.var.name}")
-    known = (*known, index.compare("eq", outer.var, index.subtract(outer.extent, 1)))
+    known = (*known, index.compare("eq", outer.var, outer.extent - 1))
     *before, end = outer.body
     if not inner:
         body = (*outer.body, *when(build.all_of(*known), (one,)))

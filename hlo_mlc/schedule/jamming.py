@@ -256,7 +256,7 @@ def _follows(condition: Expr, known: Facts) -> bool:
     """Whether a condition says less than one of these facts about the same things."""
     wanted = exactly(condition)
     return wanted is not None and all(
-        any(index.bounds(index.subtract(one, fact))[1] <= 0 for fact in known) for one in wanted
+        any(index.bounds(one - fact)[1] <= 0 for fact in known) for one in wanted
     )
 
 
@@ -267,6 +267,4 @@ def _are_refuted(known: Facts, refuted: Sequence[Expr]) -> bool:
 
 def _is_contradicted(facts: Facts, known: Facts) -> bool:
     """Whether one of these facts cannot be true where one of the known ones is."""
-    return any(
-        index.bounds(index.add(one, other))[0] > 0 for one in facts for other in (*known, *facts)
-    )
+    return any(index.bounds(one + other)[0] > 0 for one in facts for other in (*known, *facts))

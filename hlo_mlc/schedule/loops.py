@@ -126,7 +126,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
         for part in (stmt, within):
             require_kind("fuse", part, LoopKind.SERIAL, LoopKind.PARALLEL)
         size = require_constant("fuse", within)
-        total = index.multiply(stmt.extent, within.extent)
+        total = stmt.extent * within.extent
         kind = stmt.kind if stmt.kind is within.kind else LoopKind.SERIAL
         return (
             loop(
@@ -134,8 +134,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
                 total,
                 kind,
                 lambda both: substitute(
-                    within.body,
-                    {stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)},
+                    within.body, {stmt.var: both // size, within.var: both % size}
                 ),
             ),
         )
@@ -391,6 +390,6 @@ def _stores_the_same(
             None,
         )
         if own is not None and not i.free.isdisjoint(varying):
-            others = index.subtract(own, i)
-            value = build.substitute(value, {own: index.add(Var(f"place{number}", INDEX), others)})
+            others = own - i
+            value = build.substitute(value, {own: Var(f"place{number}", INDEX) + others})
     return value.free.isdisjoint(varying)

@@ -46,7 +46,7 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
             return None
 
         def iteration(block: Var, round_number: Var) -> Body:
-            at = index.add(index.multiply(round_number, blocks), block)
+            at = round_number * blocks + block
             body = substitute(stmt.body, {stmt.var: at})
             if extent % blocks == 0:
                 return body
@@ -116,8 +116,8 @@ def _two_at_once(stmt: For, trips: int, twins: Mapping[Buffer, Buffer]) -> Body:
         return redirect(body, twins) if is_odd else body
 
     def two(o: Var) -> Body:
-        first = index.multiply(o, 2)
-        second, third = (index.add(first, n) for n in (1, 2))
+        first = o * 2
+        second, third = (first + n for n in (1, 2))
         return (
             *at(fill, second, True),
             *at(use, first, False),

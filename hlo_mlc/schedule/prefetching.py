@@ -149,9 +149,9 @@ def _next(turns: list[For]) -> dict[Var, Expr]:
     """What the variables of nested loops are in the iteration after this one."""
     after, carry = {}, index.constant(1)
     for s in reversed(turns):
-        moved, count = index.add(s.var, carry), most_iterations("prefetch_next", s)
-        after[s.var] = moved if s is turns[0] else index.floormod(moved, count)
-        carry = index.floordiv(moved, count)
+        moved, count = s.var + carry, most_iterations("prefetch_next", s)
+        after[s.var] = moved if s is turns[0] else moved % count
+        carry = moved // count
     return after
 
 
@@ -164,14 +164,12 @@ def _line(
     steps, step = 1, index.constant(0)
     for s in counted:
         most = most_iterations("prefetch_next", s)
-        steps, step = steps * most, index.add(index.multiply(step, most), s.var)
-    number = index.floordiv(index.multiply(step, math.prod(lines)), steps)
+        steps, step = steps * most, step * most + s.var
+    number = step * math.prod(lines) // steps
     inside: list[Expr] = []
     for extent in reversed(lines[1:]):
-        inside.append(index.floormod(number, extent))
-        number = index.floordiv(number, extent)
+        inside.append(number % extent)
+        number = number // extent
     inside.append(number)
-    inside[0] = index.multiply(inside[0], line)
-    return tuple(
-        index.add(substitute(b, after), i) for b, i in zip(tile.base, reversed(inside), strict=True)
-    )
+    inside[0] = inside[0] * line
+    return tuple(substitute(b, after) + i for b, i in zip(tile.base, reversed(inside), strict=True))

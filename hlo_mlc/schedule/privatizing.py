@@ -166,7 +166,7 @@ def _by_halves(
     parts, result = tuple(partial.values()), ()
 
     def joined(n: Expr, half: int) -> Body:
-        other = place(index.add(n, half))
+        other = place(n + half)
         return (Accumulate(parts, place(n), merged, tuple(Load(p, other) for p in parts)),)
 
     while count > 1:

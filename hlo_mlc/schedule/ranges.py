@@ -35,7 +35,7 @@ def cut(program: LoopProgram, name: str, at: int) -> LoopProgram:
                 f"{name}.{suffix}",
                 high - low,
                 stmt.kind,
-                lambda i, low=low: substitute(stmt.body, {stmt.var: index.add(i, low)}),
+                lambda i, low=low: substitute(stmt.body, {stmt.var: i + low}),
             )
             for suffix, low, high in (("a", 0, at), ("b", at, extent))
         )
@@ -86,8 +86,8 @@ def _known(stmt: For, low: int, high: int) -> Body:
     """The body of a loop in iterations that are known to be in a range."""
     start = index.constant(low)
     near = Var(stmt.var.name, stmt.var.dtype, high - low)
-    placed = substitute(stmt.body, {stmt.var: index.add(near, start)})
-    return substitute(placed, {near: index.subtract(stmt.var, start)})
+    placed = substitute(stmt.body, {stmt.var: near + start})
+    return substitute(placed, {near: stmt.var - start})
 
 
 def renamed(statements: Body) -> Body:

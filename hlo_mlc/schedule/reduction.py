@@ -233,7 +233,7 @@ class _Plan:
         skipped = index.constant(0 if self.neutral else block)
 
         def main(outer: Var) -> Body:
-            base = index.add(index.multiply(outer, block), skipped)
+            base = outer * block + skipped
             return self._across(
                 self.count, "u", lambda u, v: self._body(self._position(u, v, base), u, v)
             )
@@ -307,7 +307,7 @@ class _Plan:
         return tuple(s for s in result if s is not None)
 
     def _position(self, u: Expr, v: Expr, base: Expr) -> Expr:
-        return index.add(base, index.add(index.multiply(u, self.lanes), v))
+        return base + (u * self.lanes + v)
 
     def _across(self, vectors: int, suffix: str, body: Callable[[Expr, Expr], Body]) -> Body:
         """`body` for every lane of some vectors."""

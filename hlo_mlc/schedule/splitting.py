@@ -155,20 +155,15 @@ def split(
 
 
 def _peeled(stmt: For, factor: int) -> Body:
-    blocks, rest = index.floordiv(stmt.extent, factor), index.floormod(stmt.extent, factor)
+    blocks, rest = stmt.extent // factor, stmt.extent % factor
     size = index.constant(factor)
     result: Body = ()
     if index.bounds(blocks)[1] > 0:
         result += (
-            loop(
-                f"{stmt.var.name}.o",
-                blocks,
-                stmt.kind,
-                lambda o: _block(stmt, index.multiply(o, size), size),
-            ),
+            loop(f"{stmt.var.name}.o", blocks, stmt.kind, lambda o: _block(stmt, o * size, size)),
         )
     if index.bounds(rest)[1] > 0:
-        result += _block(stmt, index.multiply(blocks, size), rest, "t")
+        result += _block(stmt, blocks * size, rest, "t")
     return result
 
 
@@ -183,14 +178,14 @@ def _with_whole_tail(stmt: For, factor: int) -> Body:
 def _shortened(stmt: For, factor: int) -> Body:
     def block(o: Var) -> Body:
         start = _start(o, factor)
-        return _block(stmt, start, index.minimum(factor, index.subtract(stmt.extent, start)))
+        return _block(stmt, start, index.minimum(factor, stmt.extent - start))
 
     return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
 
 
 def _start(o: Var, size: int) -> Expr:
     """The first iteration of a block of so many."""
-    return index.multiply(_number(o), size)
+    return _number(o) * size
 
 
 def _number(o: Var) -> Expr:
@@ -200,7 +195,7 @@ def _number(o: Var) -> Expr:
 
 def _blocks(stmt: For, factor: int) -> Expr:
     """How many blocks of so many iterations there are, with one that is not full."""
-    return index.floordiv(index.add(stmt.extent, factor - 1), factor)
+    return (stmt.extent + (factor - 1)) // factor
 
 
 def _lengthened(stmt: For, factor: int) -> Body:
@@ -209,8 +204,8 @@ def _lengthened(stmt: For, factor: int) -> Body:
     more = index.constant(extent - count * factor)
 
     def block(o: Var) -> Body:
-        is_last = index.floordiv(index.add(_number(o), 1), count)
-        return _block(stmt, _start(o, factor), index.add(factor, index.multiply(is_last, more)))
+        is_last = (_number(o) + 1) // count
+        return _block(stmt, _start(o, factor), factor + is_last * more)
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
@@ -233,7 +228,7 @@ def _in_whole_blocks(stmt: For, factor: int, body: Callable[[Expr], Body]) -> Bo
         f"{name}.o",
         _blocks(stmt, factor),
         stmt.kind,
-        lambda o: (serial(f"{name}.i", factor, lambda i: body(index.add(_start(o, factor), i))),),
+        lambda o: (serial(f"{name}.i", factor, lambda i: body(_start(o, factor) + i)),),
     )
     longer = next(
         (
@@ -289,7 +284,7 @@ def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
         serial(
             f"{stmt.var.name}.{suffix}",
             size,
-            lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)}),
+            lambda i: substitute(stmt.body, {stmt.var: start + i}),
         ),
     )
 
@@ -420,12 +415,7 @@ def _taken(stmt: For) -> Body:
         return max(starts, default=0)
 
     idle = max(0, min((first(a.guards) for a in accesses(stmt.body) if a.writes), default=0))
-    left = index.subtract(stmt.extent, idle)
+    left = stmt.extent - idle
     return (
-        loop(
-            stmt.var.name,
-            left,
-            stmt.kind,
-            lambda i: substitute(stmt.body, {stmt.var: index.add(i, idle)}),
-        ),
+        loop(stmt.var.name, left, stmt.kind, lambda i: substitute(stmt.body, {stmt.var: i + idle})),
     )

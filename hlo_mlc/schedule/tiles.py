@@ -29,17 +29,14 @@ class Tile:
     def place(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """Where in the tile the element at `indices` of the buffer is."""
         return tuple(
-            index.subtract(i, b)
-            for i, b, e in zip(indices, self.base, self.extents, strict=True)
-            if e > 1
+            i - b for i, b, e in zip(indices, self.base, self.extents, strict=True) if e > 1
         )
 
     def origin(self, inside: Iterable[Expr]) -> tuple[Expr, ...]:
         """Where in the buffer an element of the tile is."""
         position = iter(inside)
         return tuple(
-            index.add(b, next(position)) if e > 1 else b
-            for b, e in zip(self.base, self.extents, strict=True)
+            b + next(position) if e > 1 else b for b, e in zip(self.base, self.extents, strict=True)
         )
 
 
@@ -74,7 +71,7 @@ def _span(
         low, high = min(low, ends[0]), max(high, ends[1])
     if len(starts) > 1 or high - low + 1 >= size:
         return whole
-    return index.add(starts.pop(), int(low)), int(high - low) + 1
+    return starts.pop() + int(low), int(high - low) + 1
 
 
 def unstable_in(statements: Body) -> set[Buffer]:

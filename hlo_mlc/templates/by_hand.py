@@ -43,11 +43,11 @@ def _in_parts(
     whole, rest = divmod(count, size)
 
     def at(number: Expr) -> For:
-        first = index.multiply(number, size)
-        return loop(part, size, inner, lambda i: body(index.add(first, i)))
+        first = number * size
+        return loop(part, size, inner, lambda i: body(first + i))
 
     def behind(i: Var) -> tuple[Stmt, ...]:
-        return body(index.add(whole * size, i))
+        return body(whole * size + i)
 
     return (
         *((loop(of_parts, whole, outer, lambda number: (at(number),)),) if whole else ()),
@@ -76,11 +76,11 @@ def in_groups(
     may be smaller."""
 
     def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, size)
-        count = index.minimum(size, index.subtract(tasks, first))
+        first = g * size
+        count = index.minimum(size, tasks - first)
 
         def one(t: Var) -> tuple[Stmt, ...]:
-            return task(bounded(index.add(first, t), tasks), g)
+            return task(bounded(first + t, tasks), g)
 
         return (serial(f"{name}_task", count, one),)
 

@@ -200,8 +200,9 @@ class _Tiling:
         schedule = self._in_tiles(open_stage(self.stage))
         if self.in_parts:
             schedule = self._part_by_part(schedule)
-        elif self.finishes_apart:
-            schedule = self._finished_apart(schedule)
+        elif self.finishes_apart:  # the sums on the stack, their results in loops of their own
+            schedule = self._expanded(schedule, "stack").distribute(self.row, self.depth[0], "e")
+            schedule = schedule.promote(self.depth[0])
         elif self.stores_columns:
             schedule = (
                 self._expanded(schedule, "register")
@@ -340,14 +341,6 @@ class _Tiling:
             schedule.distribute(self.tile, f"{last}.o", "e")
             .distribute(self.tile, f"{last}.o")
             .reorder(f"{last}.o", self.tile, self.row, self.column)
-            .promote(self.depth[0])
-        )
-
-    def _finished_apart(self, schedule: Schedule) -> Schedule:
-        """The sums of a tile on the stack, and its results in loops of their own."""
-        return (
-            self._expanded(schedule, "stack")
-            .distribute(self.row, self.depth[0], "e")
             .promote(self.depth[0])
         )
 

@@ -88,7 +88,7 @@ def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
         return None
     whole, rest = divmod(found.points, size)
     block = Var(f"{found.stages[0].axes[0].name}_block", INDEX, whole)
-    first = index.multiply(block, size)
+    first = block * size
     blocks = _scheduled(loop, found.stages, (block,), first, size, target)
     blocks = blocks.reorder(block.name, loop.counter.name)
     if whole > 1 and loop.trip_count * sum(work(nest) for nest in loop.body) > SERIAL_WORK:
@@ -191,5 +191,5 @@ def _part(stage: Stage, number: int, first: Expr, count: int) -> Stage:
     """So many points of a stage, along an axis with a name of its own."""
     (axis,) = stage.axes
     within = Var(f"{axis.name}_{number}", INDEX, count)
-    at, memo = {axis: index.add(first, within)}, dict[Expr, Expr]()
+    at, memo = {axis: first + within}, dict[Expr, Expr]()
     return replace(map_expressions(stage, lambda e: substitute(e, at, memo)), axes=(within,))

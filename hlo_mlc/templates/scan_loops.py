@@ -90,13 +90,13 @@ def strips(
     name = stage.scan.axis.name
 
     def task(t: Expr) -> tuple[Stmt, ...]:
-        number = index.floormod(t, each)
-        at = decoded(layout.outer, index.floordiv(t, each))
+        number = t % each
+        at = decoded(layout.outer, t // each)
         short = _Strip(stage, last, layout, at, "rest", index.constant(whole), 1, 1, rest)
         if not whole:
             return short.loops()
-        first = index.multiply(bounded(number, count), vectors)
-        size = index.minimum(vectors, index.subtract(whole, first))
+        first = bounded(number, count) * vectors
+        size = index.minimum(vectors, whole - first)
         full = _Strip(
             stage, last, layout, at, "full", first, size, min(vectors, whole), layout.width, whole
         )
@@ -139,15 +139,15 @@ class _Strip:
             group = math.isqrt(blocks)
 
             def outer(s: Var) -> tuple[Stmt, ...]:
-                start = index.multiply(s, group)
-                size = index.minimum(group, index.subtract(blocks, start))
+                start = s * group
+                size = index.minimum(group, blocks - start)
                 return (
                     serial(
                         f"{self._axis}_block",
                         size,
                         lambda b: self._each(
                             lambda v: self._block(
-                                levels, v, bounded(index.add(start, b), blocks), self.layout.block
+                                levels, v, bounded(start + b, blocks), self.layout.block
                             )
                         ),
                     ),
@@ -214,18 +214,18 @@ class _Strip:
         return (vectorized(f"{self._axis}_{what}", self.live, body),)
 
     def _slot(self, v: Expr, lane: Expr) -> Expr:
-        return index.add(index.multiply(v, self.layout.width), lane)
+        return v * self.layout.width + lane
 
     def _lane(self, v: Expr, lane: Expr) -> Expr:
         """The position along the lanes' axis."""
-        vector = index.add(self.first, v)
+        vector = self.first + v
         return self._slot(bounded(vector, self.whole) if self.whole else vector, lane)
 
     def _point(self, v: Expr, lane: Expr, step: Expr) -> dict[Var, Expr]:
         """The axes at a step of the scan, counted from where it starts."""
         axis = self.stage.scan.axis
         if self.stage.scan.reverse:
-            step = index.subtract(axis.extent - 1, step)
+            step = axis.extent - 1 - step
         return {**self.at, self.layout.lane: self._lane(v, lane), axis: step}
 
     def _set(
@@ -266,7 +266,7 @@ class _Strip:
         prefix = self._registers("prefix") if inexact else ()
         base = self._registers("base") if inexact else ()
         result = self._registers("result") if inexact and stage.assigns else ()
-        begin = index.multiply(block, self.layout.block)
+        begin = block * self.layout.block
         square = self.layout.transposes and steps == width == self.live
         tiles = {
             a: Buffer(f"{stage.name}.{a.buffer.name}_tile", a.buffer.dtype, (width, width), "stack")
@@ -278,7 +278,7 @@ class _Strip:
             return self._lanes("l", lambda lane: at_lane(c, lane))
 
         def at_lane(c: Expr, lane: Expr) -> tuple[Stmt, ...]:
-            point = self._point(v, lane, index.add(begin, c))
+            point = self._point(v, lane, begin + c)
             terms = tuple(substitute(t, point) for t in stage.terms)
             if not inexact:
                 place = (self._slot(v, lane),)
@@ -315,13 +315,12 @@ class _Strip:
                         Store(
                             a.buffer,
                             tuple(
-                                substitute(i, self._point(v, r, index.add(begin, place)))
-                                for i in a.indices
+                                substitute(i, self._point(v, r, begin + place)) for i in a.indices
                             ),
                             load(tile, (place, r)),
                         )
                         for a, tile in tiles.items()
-                        for place in (index.subtract(width - 1, w) if stage.scan.reverse else w,)
+                        for place in (width - 1 - w if stage.scan.reverse else w,)
                     ),
                 ),
             )

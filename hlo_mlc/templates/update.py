@@ -122,4 +122,4 @@ def _walks_alone(indices: tuple[Expr, ...], axis: Var) -> bool:
 
 def _begins_at_one_place(indices: tuple[Expr, ...], axis: Var, axes: tuple[Var, ...]) -> bool:
     along = next(i for i in indices if index.coefficient(i, axis))
-    return index.subtract(along, axis).free.isdisjoint(axes)
+    return (along - axis).free.isdisjoint(axes)

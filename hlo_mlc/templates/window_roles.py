@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Apply, Const, Load, Var, loads, walk
 from hlo_mlc.templates.base import may_repeat
@@ -100,7 +99,7 @@ def in_groups(stage: Stage, width: int) -> Stage:
             ):
                 group = Var(f"{axis.name}_group", axis.dtype, axis.extent // size)
                 inside = Var(axis.name, axis.dtype, size)
-                whole = index.add(index.multiply(group, size), inside)
+                whole = group * size + inside
                 apart = map_expressions(
                     stage, lambda e, axis=axis, whole=whole: substitute(e, {axis: whole})
                 )

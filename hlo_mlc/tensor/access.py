@@ -113,8 +113,8 @@ def undilated(position: Expr, extent: int, dilation: int) -> tuple[Expr, Expr]:
     are `dilation` apart; the guard is false between elements and outside."""
     element, exact = position, None
     if dilation > 1:
-        exact = index.compare("eq", index.floormod(position, dilation), 0)
-        element = index.floordiv(position, dilation)
+        exact = index.compare("eq", position % dilation, 0)
+        element = position // dilation
     return element, conjunction(exact, inside(element, extent))
 
 
@@ -155,7 +155,7 @@ def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
     """The row-major position of `indices` in `shape`."""
     position: Expr = index.constant(0)
     for i, extent in zip(indices, shape, strict=True):
-        position = index.add(index.multiply(position, extent), i)
+        position = position * extent + i
     return position
 
 
@@ -164,8 +164,8 @@ def delinearize(position: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:
     indices: list[Expr] = []
     for axis in range(len(shape) - 1, -1, -1):
         # The first axis needs no remainder: the position is within the shape.
-        indices.append(index.floormod(position, shape[axis]) if axis else position)
-        position = index.floordiv(position, shape[axis])
+        indices.append(position % shape[axis] if axis else position)
+        position = position // shape[axis]
     return tuple(reversed(indices))
 
 

@@ -25,7 +25,7 @@ def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffe
     size = -(-long.extent // chunks)
     chunk = Var(f"{long.name}_c", long.dtype, chunks)
     within = Var(f"{long.name}_w", long.dtype, size)
-    row = index.add(index.multiply(chunk, size), within)
+    row = chunk * size + within
     shape = tuple(v.extent for v in stage.axes)
     partial = tuple(
         Buffer(f"{stage.name}_{v.name}_part", v.dtype, (chunks, *shape)) for v in stage.accumulators
@@ -86,7 +86,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         Var(f"{axis.name}_{part}", INDEX, extent)
         for part, extent in (("c", chunks), ("w", size), ("r", rest))
     )
-    start = index.multiply(chunk, size)
+    start = chunk * size
     if reverse:  # the rest, which comes last, is at the low end
         start = index.add(start, rest)
     position = stage.axes.index(axis)
@@ -121,7 +121,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         )
 
     parts, offsets = buffers("total", chunks), buffers("before", chunks + 1)
-    one, shifted = index.constant(1), index.add(start, within)
+    one, shifted = index.constant(1), start + within
     totals = at(shifted, stage.combiner.identity, within, axes(chunk, within))
     last = tuple(Assign(b, place(chunk), v) for b, v in zip(parts, stage.accumulators, strict=True))
     begin = Stage(
@@ -132,7 +132,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
             for b, e in zip(offsets, stage.initial, strict=True)
         ),
     )
-    before, after = index.add(chunk, one), chunk
+    before, after = chunk + one, chunk
     if not reverse:
         before, after = after, before
     through = Stage(
@@ -152,7 +152,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     ]
     if rest:
         end = index.constant(0 if reverse else chunks)
-        shifted = left if reverse else index.add(left, chunks * size)
+        shifted = left if reverse else left + chunks * size
         scans.append(at(shifted, tuple(load(b, place(end)) for b in offsets), left, axes(left)))
     return Cut(
         replace(totals, name=f"{stage.name}_totals", assigns=()),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.expr.ops import OPS
@@ -161,7 +161,7 @@ def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
     others = {v: Var(f"{v.name}'", INDEX, v.extent) for v in (*stage.axes, *stage.reduce_axes)}
     for i, j in zip(access.indices, assign.indices, strict=True):
         if not loads(i) and not loads(j):
-            low, high = index.bounds(index.subtract(i, substitute(j, others)))
+            low, high = index.bounds(i - substitute(j, others))
             if low > 0 or high < 0:
                 return True
     return False
@@ -204,7 +204,7 @@ def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Elements from the start of the buffer, as an index expression."""
     total: Expr = index.constant(0)
     for i, stride in zip(indices, buffer.element_strides, strict=True):
-        total = apply("add", total, apply("mul", i, index.constant(stride)))
+        total = total + i * stride
     return total
 
 

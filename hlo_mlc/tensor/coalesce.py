@@ -60,7 +60,7 @@ def _with_counted_apart(stage: Stage) -> Stage:
             continue
         outer = Var(axis.name, INDEX, axis.extent // count)
         inner = Var(f"{axis.name}_{count}", INDEX, count)
-        both = index.add(index.multiply(outer, count), inner)
+        both = outer * count + inner
         stage = map_expressions(stage, functools.partial(substitute, mapping={axis: both}, memo={}))
         stage = replace(
             stage,
@@ -134,8 +134,8 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
         joint: Expr = Var(run[0].name, INDEX, math.prod(v.extent for v in run))
         result.append(joint)
         for axis in reversed(run[1:]):
-            parts[axis] = index.floormod(joint, axis.extent)
-            joint = index.floordiv(joint, axis.extent)
+            parts[axis] = joint % axis.extent
+            joint = joint // axis.extent
         parts[run[0]] = joint
     if parts:
         stage = map_expressions(stage, functools.partial(substitute, mapping=parts, memo={}))

@@ -141,15 +141,10 @@ def skipping(combiner: Combiner) -> Combiner:
     lhs, rhs = combiner_variables([*(v.dtype for v in combiner.lhs), BOOL])
     mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs[:-1], *rhs[:-1]), strict=True))
     results = (
-        apply(
-            "select",
-            apply("and", lhs[-1], rhs[-1]),
-            substitute(r, mapping),
-            apply("select", lhs[-1], x, y),
-        )
+        apply("select", lhs[-1] & rhs[-1], substitute(r, mapping), apply("select", lhs[-1], x, y))
         for r, x, y in zip(combiner.results, lhs, rhs, strict=False)
     )
-    return Combiner(lhs, rhs, (*results, apply("or", lhs[-1], rhs[-1])), None)
+    return Combiner(lhs, rhs, (*results, lhs[-1] | rhs[-1]), None)
 
 
 def widened(combiner: Combiner) -> Combiner:

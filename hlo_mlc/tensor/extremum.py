@@ -72,11 +72,11 @@ def _extremum(combiner: Combiner) -> str | None:
     for op, comparison in (("max", "gt"), ("min", "lt")):
         keep = apply(comparison, left, right)
         if left.dtype.is_float:
-            keep = apply("or", keep, apply("ne", left, left))
-        earlier = apply("and", apply("eq", left, right), apply("lt", left_at, right_at))
+            keep = keep | apply("ne", left, left)
+        earlier = apply("eq", left, right) & apply("lt", left_at, right_at)
         wanted: tuple[Expr, ...] = (
             apply("select", keep, left, right),
-            apply("select", apply("or", keep, earlier), left_at, right_at),
+            apply("select", keep | earlier, left_at, right_at),
         )
         if combiner.lhs == (left, left_at) and combiner.results == wanted:
             return op

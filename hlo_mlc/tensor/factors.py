@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hlo_mlc.expr.build import apply, load
+from hlo_mlc.expr.build import load
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Assign, Stage
@@ -21,5 +21,5 @@ def with_factor_turned(stage: Stage) -> tuple[Stage, Stage, Buffer]:
     axes = (*roles.batch, *roles.rows, *roles.summed)
     factor = Buffer(f"{stage.name}_turned", roles.lhs.dtype, tuple(v.extent for v in axes))
     turned = Stage(f"{stage.name}_turn", axes, (Assign(factor, axes, roles.lhs),))
-    term = apply("mul", load(factor, axes), roles.rhs)
+    term = load(factor, axes) * roles.rhs
     return turned, replace(stage, terms=(term,)), factor

@@ -99,10 +99,7 @@ def _split(stage: Stage, s: _Spread) -> list[Stage]:
         window = Var(
             f"{s.window.name}_{phase}", s.window.dtype, _count(s.window.extent, first, s.step)
         )
-        place: dict[Var, Expr] = {
-            s.axis: index.add(index.multiply(axis, s.step), phase),
-            s.window: index.add(index.multiply(window, s.step), first),
-        }
+        place: dict[Var, Expr] = {s.axis: axis * s.step + phase, s.window: window * s.step + first}
         name = f"{stage.name}_{s.axis.name}_{phase}"
         if window.extent == 0:
             parts.append(_empty(stage, name, s.axis, axis, place))

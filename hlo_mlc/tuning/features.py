@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import astuple, dataclass, field, fields
+from collections.abc import Sequence, Set
+from dataclasses import astuple, dataclass, field, fields, replace
 
 import numpy as np
 
@@ -34,10 +34,10 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.rewrite import expressions
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
+from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
+from hlo_mlc.tuning.reach import UNKNOWN_TRIPS, Reach, Region, held
 
-UNKNOWN_TRIPS = 16  # of a loop that ends when its values say so
 _UNKNOWN_SHARE = 0.5  # of the runs in which a condition on values holds
 _DIVIDER = ("div", "rem", "sqrt", "rsqrt")
 
@@ -122,7 +122,7 @@ def features_of(program: LoopProgram, target: CpuTarget) -> Features:
         ("l3_bytes", target.l3_bytes, True),
     ):
         found[name] = sum(region.traffic(capacity, shared) for region in whole)
-    found["footprint"] = _held(reach for region in whole for reach in region.reaches)
+    found["footprint"] = held([reach for region in whole for reach in region.reaches])
     if found["footprint"] <= target.l3_bytes:
         found["l3_bytes"] = 0.0  # there since it was written
     found["scratch_bytes"] = program.scratch_bytes
@@ -199,13 +199,11 @@ class _Point:
         """The same inside of a loop."""
         level = _Level(loop.var, trips_of(loop.extent), loop.kind)
         if loop.kind is LoopKind.VECTORIZE:
-            return _Point(self.levels, self.share, self.speed, level, self.registers)
+            return replace(self, lanes=level)
         speed = self.speed
         if loop.kind is LoopKind.PARALLEL and speed == 1:
             speed = level.trips / math.ceil(level.trips / target.cores)
-        return _Point(
-            (*self.levels, level), self.share, max(1.0, speed), self.lanes, self.registers
-        )
+        return replace(self, levels=(*self.levels, level), speed=max(1.0, speed))
 
 
 def trips_of(extent: Expr) -> float:
@@ -230,97 +228,6 @@ def _share(condition: Expr) -> float:
 
 
 @dataclass(slots=True)
-class _Reach:
-    """The box of a buffer that an access touches in the loops that it was taken out of so far."""
-
-    buffer: Buffer
-    indices: Sequence[Expr]
-    extents: list[float]
-    trips: dict[Var, float]
-
-    @staticmethod
-    def at(buffer: Buffer, indices: Sequence[Expr]) -> _Reach:
-        """What is touched at one point."""
-        return _Reach(buffer, indices, [1.0] * len(indices), {})
-
-    def grow(self, level: _Level) -> None:
-        """Takes it out of a loop."""
-        self.trips[level.var] = level.trips
-        for axis, i in enumerate(self.indices):
-            if level.var in i.free:
-                self.extents[axis] = min(self.buffer.shape[axis], 1 + _moves(i, self.trips))
-
-    def step(self, lanes: Var) -> int | None:
-        """The elements between those of neighbouring lanes; None where that varies."""
-        total = 0
-        for i, stride in zip(self.indices, self.buffer.element_strides, strict=True):
-            for atom, step in index.affine(i)[0].items():
-                if atom is lanes:
-                    total += stride * step
-                elif lanes in atom.free:
-                    return None
-        return total
-
-    @property
-    def bytes(self) -> float:
-        """Those of the cache lines."""
-        axes = sorted(
-            (stride, extent)
-            for stride, extent, length in zip(
-                self.buffer.element_strides, self.extents, self.buffer.shape, strict=True
-            )
-            if length > 1
-        )
-        first, *others = [extent for _, extent in axes] or [1.0]
-        lines = max(first * self.buffer.dtype.bytes, CACHE_LINE_BYTES) * math.prod(others)
-        return min(lines, max(self.buffer.bytes, CACHE_LINE_BYTES))
-
-
-def _moves(i: Expr, trips: Mapping[Var, float]) -> float:
-    """How far an index goes while these variables run, the others standing still."""
-    return sum(abs(step) * _goes(atom, trips) for atom, step in index.affine(i)[0].items())
-
-
-def _goes(atom: Expr, trips: Mapping[Var, float]) -> float:
-    if isinstance(atom, Var):
-        return max(0.0, trips.get(atom, 1.0) - 1)
-    if trips.keys().isdisjoint(atom.free):
-        return 0.0
-    low, high = index.bounds(atom)
-    if isinstance(atom, Apply) and atom.op in ("floordiv", "floormod", "min", "max"):
-        inner, other = (_moves(arg, trips) for arg in atom.args)
-        divisor = atom.args[1].value if atom.op == "floordiv" else 1
-        return min(high - low, max(inner / divisor, other))
-    return high - low if math.isfinite(high - low) else UNKNOWN_TRIPS
-
-
-def _held(reaches: Iterator[_Reach]) -> float:
-    """The bytes of several boxes, those of one buffer lying inside of the largest."""
-    most: dict[str, float] = {}
-    for reach in reaches:
-        most[reach.buffer.name] = max(most.get(reach.buffer.name, 0.0), reach.bytes)
-    return sum(most.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Region:
-    """A statement that is executed so many times and touches so many bytes each time."""
-
-    times: float
-    speed: float
-    bytes: float
-    parts: Sequence[_Region]
-    reaches: Sequence[_Reach]
-
-    def traffic(self, capacity: float, shared: bool) -> float:
-        """The bytes that come into a cache, where what fits is read once and nothing stays from
-        one execution to the next."""
-        if self.bytes <= capacity or not self.parts:
-            return self.times * self.bytes / (1.0 if shared else self.speed)
-        return sum(part.traffic(capacity, shared) for part in self.parts)
-
-
-@dataclass(slots=True)
 class _Survey:
     target: CpuTarget
     found: Counter[str] = field(default_factory=Counter)
@@ -329,11 +236,11 @@ class _Survey:
     scalar: float = 0.0  # those outside of vectors
     idle: float = 0.0  # in operations, what vectors have no lanes for
 
-    def over(self, statements: Sequence[Stmt], point: _Point) -> list[_Region]:
+    def over(self, statements: Sequence[Stmt], point: _Point) -> list[Region]:
         """Counts what statements do."""
         return [self._statement(stmt, point) for stmt in statements]
 
-    def _statement(self, stmt: Stmt, point: _Point) -> _Region:
+    def _statement(self, stmt: Stmt, point: _Point) -> Region:
         if isinstance(stmt, For):
             return self._loop(stmt, point)
         if isinstance(stmt, If):
@@ -342,27 +249,22 @@ class _Survey:
             parts = [
                 region
                 for body, part in zip(bodies(stmt), (share, 1 - share), strict=True)
-                for region in self.over(
-                    body,
-                    _Point(
-                        point.levels, point.share * part, point.speed, point.lanes, point.registers
-                    ),
-                )
+                for region in self.over(body, replace(point, share=point.share * part))
             ]
-            return _around(parts, point)
+            return Region.around(parts, point.times, point.speed)
         if isinstance(stmt, While):
             counter = _Level(Var("trip", INDEX, None), UNKNOWN_TRIPS, LoopKind.SERIAL)
-            inner = _Point(
-                (*point.levels, counter), point.share, point.speed, point.lanes, point.registers
-            )
-            return _around(self.over(stmt.body, inner), point)
+            inner = replace(point, levels=(*point.levels, counter))
+            return Region.around(self.over(stmt.body, inner), point.times, point.speed)
         if isinstance(stmt, Allocate):
-            return _around(self.over(stmt.body, self._allocated(stmt.buffer, point)), point)
+            return Region.around(
+                self.over(stmt.body, self._allocated(stmt.buffer, point)), point.times, point.speed
+            )
         if isinstance(stmt, Call):
-            return _around(self.over(stmt.program.body, point), point)
+            return Region.around(self.over(stmt.program.body, point), point.times, point.speed)
         return self._leaf(stmt, point)
 
-    def _loop(self, loop: For, point: _Point) -> _Region:
+    def _loop(self, loop: For, point: _Point) -> Region:
         inner = point.within(loop, self.target)
         if loop.kind is LoopKind.PARALLEL:
             self.found["forks"] += point.times
@@ -371,20 +273,20 @@ class _Survey:
             self.found["entered"] += point.times / point.speed
             self.found["iterations"] += inner.times / point.speed
         parts = self.over(loop.body, inner)
-        level = _Level(loop.var, trips_of(loop.extent), loop.kind)
+        trips = trips_of(loop.extent)
         for part in parts:
             for reach in part.reaches:
-                reach.grow(level)
-        return _around(parts, point)
+                reach.grow(loop.var, trips)
+        return Region.around(parts, point.times, point.speed)
 
     def _allocated(self, buffer: Buffer, point: _Point) -> _Point:
         if buffer.scope != "register":
             return point
         registers = point.registers + math.ceil(buffer.bytes / self.target.vector_bytes)
         self.found["registers"] = max(self.found["registers"], registers)
-        return _Point(point.levels, point.share, point.speed, point.lanes, registers)
+        return replace(point, registers=registers)
 
-    def _leaf(self, stmt: Store | Accumulate | Prefetch, point: _Point) -> _Region:
+    def _leaf(self, stmt: Store | Accumulate | Prefetch, point: _Point) -> Region:
         found, roots = self.found, expressions(stmt)
         written_out = math.prod(
             level.trips for level in point.levels if level.kind is LoopKind.UNROLL
@@ -392,24 +294,24 @@ class _Survey:
         found["written"] += written_out
         if isinstance(stmt, Prefetch):
             found["prefetches"] += point.times / point.speed
-            return _Region(point.times, point.speed, 0.0, (), ())
+            return Region(point.times, point.speed, 0.0, (), ())
         reaches = []
         for node in walk(*roots):
             if isinstance(node, Apply):
                 found["written"] += written_out * (node.dtype is not INDEX)
                 self._operation(node, point)
             elif isinstance(node, Load) and node.source.scope != "register":
-                reaches.append(reach := _Reach.at(node.source, node.indices))
+                reaches.append(reach := Reach.at(node.source, node.indices))
                 self._access(reach, "loads", node.guard, point.times_of(node.free), point)
         if isinstance(stmt, Accumulate):
             self._combined(stmt, point)
         for buffer in stmt.buffers:
             if buffer.scope != "register":
-                reaches.append(reach := _Reach.at(buffer, stmt.indices))
+                reaches.append(reach := Reach.at(buffer, stmt.indices))
                 self._access(reach, "stores", stmt.guard, point.times, point)
                 if isinstance(stmt, Store) and stmt.streaming:
                     found["streaming_stores"] += point.times / point.speed
-        return _Region(point.times, point.speed, _held(iter(reaches)), (), reaches)
+        return Region(point.times, point.speed, held(reaches), (), reaches)
 
     def _operation(self, node: Apply, point: _Point) -> None:
         times = point.times_of(node.free)
@@ -482,7 +384,7 @@ class _Survey:
             self.idle += times * operations * (1 - used / held)
 
     def _access(
-        self, reach: _Reach, kind: str, guard: Expr | None, times: float, point: _Point
+        self, reach: Reach, kind: str, guard: Expr | None, times: float, point: _Point
     ) -> None:
         step = 0 if point.lanes is None else reach.step(point.lanes.var)
         if step == 0:
@@ -496,7 +398,7 @@ class _Survey:
             name = f"apart_{kind}"
             times *= point.lanes.trips
         if point.lanes is not None:
-            reach.grow(point.lanes)
+            reach.grow(point.lanes.var, point.lanes.trips)
         self.found[name] += times / point.speed
         if guard is not None:
             self.found["guarded"] += times / point.speed
@@ -511,8 +413,3 @@ class _Survey:
 def _width(dtype: DType) -> int:
     """Bytes of a lane: narrow floats are computed in 32 bits."""
     return 4 if dtype.is_narrow_float else dtype.bytes
-
-
-def _around(parts: Sequence[_Region], point: _Point) -> _Region:
-    reaches = [reach for part in parts for reach in part.reaches]
-    return _Region(point.times, point.speed, _held(iter(reaches)), parts, reaches)

@@ -45,8 +45,9 @@ from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
 from hlo_mlc.tuning.bench import CandidateSource
-from hlo_mlc.tuning.features import UNKNOWN_TRIPS, trips_of
+from hlo_mlc.tuning.features import trips_of
 from hlo_mlc.tuning.gpu_bench import Unpacker
+from hlo_mlc.tuning.reach import UNKNOWN_TRIPS
 
 # Of a multiprocessor.  Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per
 # Compute Capability", 8.0 and 9.0.

@@ -49,7 +49,7 @@ def test_programs_run_through_every_backend_for_cpus(backend: Backend) -> None:
     made = compiled(backend)
     assert made.report.coverage == 1 and not made.faults, made.report.explain()
     register_handler("cpu")
-    results = compat.compile_for("cpu", made.module)(ARGS)
+    results = compat.compile_for(made.module)(ARGS)
     for ours, theirs in zip(results, jax.tree.leaves(jax.jit(network)(*ARGS)), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 

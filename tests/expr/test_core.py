@@ -13,8 +13,8 @@ import pytest
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, apply, const, load, substitute, transform, variable
-from hlo_mlc.expr.core import Apply, Buffer, Const, Load, Var, loads, text, walk
-from hlo_mlc.expr.dtypes import F32, F64, I32, INDEX
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, text, walk
+from hlo_mlc.expr.dtypes import F32, F64, I32, INDEX, U32
 
 X, Y = Var("x", F32), Var("y", F32)
 ROW = Buffer("row", F32, (8,))
@@ -173,3 +173,31 @@ def test_text_is_equal_for_equal_and_differs_for_different():
 def test_expressions_are_not_pickled():
     with pytest.raises(TypeError, match="text"):
         pickle.dumps(X)
+
+
+N, K, U = Var("n", I32), Var("i", INDEX, 64), Var("u", U32)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (X + Y, ("add", X, Y)),
+        (1.5 + X, ("add", const(1.5, F32), X)),
+        (1.5 - X, ("sub", const(1.5, F32), X)),
+        (X * 2.5, ("mul", X, const(2.5, F32))),
+        (1.0 / X, ("div", const(1.0, F32), X)),
+        (-X, ("neg", X)),
+        ((N & 6) | 1, ("or", apply("and", N, const(6, I32)), const(1, I32))),
+        (~N ^ N, ("xor", apply("not", N), N)),
+        (N << 3, ("shl", N, const(3, I32))),
+        (N >> 3, ("shr_arithmetic", N, const(3, I32))),
+        (U >> 3, ("shr_logical", U, const(3, U32))),
+        (K // 8, ("floordiv", K, const(8, INDEX))),
+        (K % 8, ("floormod", K, const(8, INDEX))),
+        (5 - K * 4, ("sub", const(5, INDEX), apply("mul", K, const(4, INDEX)))),
+        (-K, ("neg", K)),
+    ],
+    ids=str,
+)
+def test_operators_are_ops(written: Expr, meant: tuple[str | Expr, ...]) -> None:
+    assert written is apply(*meant)

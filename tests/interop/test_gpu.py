@@ -86,8 +86,8 @@ def test_what_is_measured_on_a_gpu_is_kept(monkeypatch, tmp_path, ours: bool, ch
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(devices, "first_gpu", Gpu)
     compile_for, place_on = compat.compile_for, compat.place_on
-    monkeypatch.setattr(compat, "compile_for", lambda platform, module: compile_for("cpu", module))
-    monkeypatch.setattr(compat, "place_on", lambda platform, array: place_on("cpu", array))
+    monkeypatch.setattr(compat, "compile_for", lambda module, platform: compile_for(module))
+    monkeypatch.setattr(compat, "place_on", lambda array, platform: place_on(array))
     xla_us = 20.0 if ours else 5.0
     monkeypatch.setattr(
         measuring,

@@ -148,7 +148,7 @@ def test_all_is_computed_in_f64() -> None:
     arguments = X, X * np.complex64(1 + 2j), X.astype(ml_dtypes.bfloat16)
     wide = widened(jax.jit(all_kinds).lower(*arguments).compiler_ir())
     assert not any(narrow in str(wide) for narrow in ("f32", "bf16", "f16"))
-    results = compat.compile_for_cpu(wide)([widened_array(one) for one in arguments])
+    results = compat.compile_for(wide)([widened_array(one) for one in arguments])
     expected = jax.jit(all_kinds)(*arguments)
     with jax.enable_x64(True):
         exact = jax.jit(all_kinds)(*(widened_array(one) for one in arguments))
@@ -177,7 +177,7 @@ def test_what_is_of_one_type_stays_so(function: Callable[..., Any]) -> None:
     before = str(module)
     wide = widened(module)
     assert str(module) == before
-    (result,) = compat.compile_for_cpu(wide)([np.asarray(key), widened_array(X)])
+    (result,) = compat.compile_for(wide)([np.asarray(key), widened_array(X)])
     expected = np.asarray(jax.jit(function)(key, X))
     assert result.dtype == widened_array(expected).dtype
     np.testing.assert_allclose(result, expected, rtol=1e-5)
@@ -186,5 +186,5 @@ def test_what_is_of_one_type_stays_so(function: Callable[..., Any]) -> None:
 def test_products_in_other_types_are_exact() -> None:
     a = RNG.standard_normal((20, 30)).astype(np.float32)
     module = jax.jit(lambda x: jax.lax.dot(x, x.T, precision="BF16_BF16_F32")).lower(a)
-    (result,) = compat.compile_for_cpu(widened(module.compiler_ir()))([widened_array(a)])
+    (result,) = compat.compile_for(widened(module.compiler_ir()))([widened_array(a)])
     np.testing.assert_allclose(result, widened_array(a) @ widened_array(a).T, rtol=1e-12)

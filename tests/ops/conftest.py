@@ -25,7 +25,7 @@ from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.interop.compat import compile_for_cpu
+from hlo_mlc.interop.compat import compile_for
 from hlo_mlc.ops.definition import (
     Fold,
     Indices,
@@ -339,7 +339,7 @@ class Examples:
                 passmanager.PassManager.parse(
                     "builtin.module(func.func(chlo-legalize-to-stablehlo))"
                 ).run(module.operation)
-        return [np.asarray(result) for result in compile_for_cpu(module)(arrays)]
+        return [np.asarray(result) for result in compile_for(module)(arrays)]
 
 
 @pytest.fixture(scope="session")

@@ -168,7 +168,7 @@ def run(module, args: Sequence[np.ndarray], platform: str) -> tuple[list[np.ndar
         module, Options(choose="ours"), entry="main", platform=platform
     )
     assert made is not None, str(report)
-    return [np.asarray(r) for r in compat.compile_for_cpu(made)(args)], report
+    return [np.asarray(r) for r in compat.compile_for(made)(args)], report
 
 
 def arguments(shapes: Sequence[tuple[int, ...]], rows: int) -> list[np.ndarray]:

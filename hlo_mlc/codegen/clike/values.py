@@ -53,7 +53,7 @@ def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
     """Elements from the start of a buffer's memory."""
     total: Expr = index.constant(0)
     for i, stride in list(zip(indices, buffer.element_strides, strict=True))[place.owned :]:
-        total = index.add(total, index.multiply(i, stride))
+        total = total + i * stride
     return total
 
 

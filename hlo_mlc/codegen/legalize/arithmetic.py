@@ -9,37 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, const, literals
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import DType
 
 Operand = Expr | int | float
 
 
-def _lift(operands: Sequence[Operand]) -> list[Expr]:
-    dtype = next(x.dtype for x in operands if isinstance(x, Expr))
-    return [x if isinstance(x, Expr) else const(x, dtype) for x in operands]
-
-
-def add(x: Operand, y: Operand) -> Expr:
-    return apply("add", *_lift((x, y)))
-
-
-def sub(x: Operand, y: Operand) -> Expr:
-    return apply("sub", *_lift((x, y)))
-
-
-def mul(x: Operand, y: Operand) -> Expr:
-    return apply("mul", *_lift((x, y)))
-
-
-def div(x: Operand, y: Operand) -> Expr:
-    return apply("div", *_lift((x, y)))
-
-
 def fma(x: Operand, y: Operand, z: Operand) -> Expr:
     """x * y + z, rounded once where the target has the instruction."""
-    return apply("fma", *_lift((x, y, z)))
+    return apply("fma", *literals(x, y, z))
 
 
 def ldexp(x: Expr, exponent: Expr) -> Expr:
@@ -49,11 +28,7 @@ def ldexp(x: Expr, exponent: Expr) -> Expr:
 
 def pick(x: Expr, table: Sequence[float]) -> Expr:
     """The one of 16 numbers that the last four bits of an f32 say; for AVX-512 only."""
-    return apply("pick", x, *_lift((x, *table))[1:])
-
-
-def neg(x: Expr) -> Expr:
-    return apply("neg", x)
+    return apply("pick", x, *literals(x, *table)[1:])
 
 
 def absolute(x: Expr) -> Expr:
@@ -74,41 +49,16 @@ def sqrt(x: Expr) -> Expr:
 
 def compare(relation: str, x: Operand, y: Operand) -> Expr:
     """relation: eq, ne, lt, le, gt, ge; false where an operand is NaN, but `ne`."""
-    return apply(relation, *_lift((x, y)))
-
-
-def both(x: Operand, y: Operand) -> Expr:
-    return apply("and", *_lift((x, y)))
-
-
-def either(x: Operand, y: Operand) -> Expr:
-    return apply("or", *_lift((x, y)))
-
-
-def xor(x: Operand, y: Operand) -> Expr:
-    return apply("xor", *_lift((x, y)))
-
-
-def negation(x: Expr) -> Expr:
-    return apply("not", x)
-
-
-def shift_left(x: Expr, amount: Operand) -> Expr:
-    return apply("shl", *_lift((x, amount)))
-
-
-def shift_right(x: Expr, amount: Operand) -> Expr:
-    """Arithmetic where `x` is signed, logical where it is not."""
-    return apply("shr_arithmetic" if x.dtype.is_signed else "shr_logical", *_lift((x, amount)))
+    return apply(relation, *literals(x, y))
 
 
 def select(condition: Expr, on_true: Operand, on_false: Operand) -> Expr:
-    return apply("select", condition, *_lift((on_true, on_false)))
+    return apply("select", condition, *literals(on_true, on_false))
 
 
 def unlikely(condition: Expr, slow: Operand, fast: Expr) -> Expr:
     """`slow` where a condition holds that almost never does."""
-    return apply("select_unlikely", condition, *_lift((slow, fast)))
+    return apply("select_unlikely", condition, *literals(slow, fast))
 
 
 def convert(x: Expr, dtype: DType) -> Expr:
@@ -150,12 +100,12 @@ def at_least(x: Expr, limit: float) -> Expr:
 
 def sign_of(x: Expr) -> Expr:
     """The bits of a float with all but the sign cleared."""
-    return both(bits(x), format_of(x).sign_bit)
+    return bits(x) & format_of(x).sign_bit
 
 
 def with_sign_of(magnitude: Expr, x: Expr) -> Expr:
     """`magnitude` negated where x is negative or -0 (three logic ops, one or two on AVX-512)."""
-    return from_bits(xor(bits(magnitude), sign_of(x)))
+    return from_bits(bits(magnitude) ^ sign_of(x))
 
 
 def rounding_bias(x: Expr) -> float:
@@ -166,13 +116,13 @@ def rounding_bias(x: Expr) -> float:
 
 def power_of_two(biased: Expr) -> Expr:
     """2**n from n + rounding_bias: 0 for n = -127, infinity for n = 128 (in f32)."""
-    return from_bits(shift_left(bits(biased), format_of(biased).fraction_bits))
+    return from_bits(bits(biased) << format_of(biased).fraction_bits)
 
 
 def outside_normal(raw: Expr) -> Expr:
     """True where a float with these bits is not positive, normal and finite: two operations."""
     form = format_of(raw)
-    return compare("ge", unsigned(sub(raw, form.hidden_bit)), form.infinity_bits - form.hidden_bit)
+    return compare("ge", unsigned(raw - form.hidden_bit), form.infinity_bits - form.hidden_bit)
 
 
 def polynomial(x: Expr, coefficients: Sequence[Operand]) -> Expr:
@@ -190,28 +140,28 @@ def balanced(x: Expr, coefficients: Sequence[Operand]) -> Expr:
     pairs: list[Operand] = [
         fma(high, x, low) for low, high in zip(coefficients[::2], coefficients[1::2], strict=False)
     ]
-    return balanced(mul(x, x), (*pairs, *coefficients[2 * len(pairs) :]))
+    return balanced(x * x, (*pairs, *coefficients[2 * len(pairs) :]))
 
 
 def two_sum(large: Expr, small: Expr) -> tuple[Expr, Expr]:
     """The sum and its rounding error, for |large| >= |small| or large = 0 (three operations)."""
-    total = add(large, small)
-    return total, sub(small, sub(total, large))
+    total = large + small
+    return total, small - (total - large)
 
 
 def two_product(x: Expr, y: Operand, has_fma: bool) -> tuple[Expr, Expr]:
     """The product and its rounding error: two operations, or 16 without fma (Dekker)."""
-    x, y = _lift((x, y))
-    product = mul(x, y)
+    x, y = literals(x, y)
+    product = x * y
     if has_fma:
-        return product, fma(x, y, neg(product))
+        return product, fma(x, y, -product)
     (x_high, x_low), (y_high, y_low) = _halves(x), _halves(y)
-    error = sub(mul(x_high, y_high), product)
-    error = add(add(error, mul(x_high, y_low)), mul(x_low, y_high))
-    return product, add(error, mul(x_low, y_low))
+    error = x_high * y_high - product
+    error = error + x_high * y_low + x_low * y_high
+    return product, error + x_low * y_low
 
 
 def _halves(x: Expr) -> tuple[Expr, Expr]:
     """x as a sum of two floats of half the digits each, so that products of halves are exact."""
-    high = from_bits(both(bits(x), -1 << (format_of(x).fraction_bits // 2 + 1)))
-    return high, sub(x, high)
+    high = from_bits(bits(x) & (-1 << (format_of(x).fraction_bits // 2 + 1)))
+    return high, x - high

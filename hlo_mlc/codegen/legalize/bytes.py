@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import absolute, add, both, compare, mul, select
+from hlo_mlc.codegen.legalize.arithmetic import absolute, compare, select
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import (
@@ -69,11 +69,11 @@ def widened(x: Expr) -> Expr:
     """The number as an f32, which has all of them."""
     layout = _LAYOUTS[x.dtype]
     raw = apply("convert", apply("bitcast", x, dtype=U8), dtype=U32)
-    size = both(raw, _SIGN - 1)
+    size = raw & (_SIGN - 1)
     shift = _FRACTION_BITS - layout.fraction_bits
-    normal = add(_left(size, shift), (_BIAS - layout.bias) << _FRACTION_BITS)
+    normal = _left(size, shift) + ((_BIAS - layout.bias) << _FRACTION_BITS)
     unit = 2.0 ** (layout.smallest_normal_exponent - layout.fraction_bits)
-    small = mul(apply("convert", size, dtype=F32), unit)
+    small = apply("convert", size, dtype=F32) * unit
     found = select(compare("lt", size, 1 << layout.fraction_bits), _bits(small), normal)
     if layout.signed_zero:
         if layout.overflow < layout.nan:
@@ -84,7 +84,7 @@ def widened(x: Expr) -> Expr:
     else:
         beyond = compare("eq", raw, layout.nan)
     found = select(beyond, const(_INFINITY | 1 << (_FRACTION_BITS - 1), U32), found)
-    return _float(apply("or", found, _left(both(raw, _SIGN), 24)))
+    return _float(found | _left(raw & _SIGN, 24))
 
 
 def narrowed(x: Expr, dtype: DType) -> Expr:
@@ -93,25 +93,25 @@ def narrowed(x: Expr, dtype: DType) -> Expr:
     raw = _bits(x)
     size = _bits(absolute(x))
     shift = _FRACTION_BITS - layout.fraction_bits
-    last = both(_right(size, shift), 1)
-    rounded = _right(add(add(size, last), (1 << (shift - 1)) - 1), shift)
-    normal = apply("sub", rounded, const((_BIAS - layout.bias) << layout.fraction_bits, U32))
+    last = _right(size, shift) & 1
+    rounded = _right(size + last + ((1 << (shift - 1)) - 1), shift)
+    normal = rounded - const((_BIAS - layout.bias) << layout.fraction_bits, U32)
     # A sum with this leaves the digits down to the smallest number, and rounds them.
     exponent = layout.smallest_normal_exponent
     step = const(2.0 ** (exponent - layout.fraction_bits + _FRACTION_BITS), F32)
-    small = apply("sub", _bits(add(absolute(x), step)), _bits(step))
+    small = _bits(absolute(x) + step) - _bits(step)
     is_small = compare("lt", size, (exponent + _BIAS) << _FRACTION_BITS)
     found = select(is_small, small, normal)
-    too_large = apply("and", apply("not", is_small), compare("gt", normal, layout.largest))
-    sign = both(_right(raw, 24), _SIGN)
+    too_large = ~is_small & compare("gt", normal, layout.largest)
+    sign = _right(raw, 24) & _SIGN
     if layout.signed_zero:
         found = select(too_large, const(layout.overflow, U32), found)
         found = select(compare("gt", size, _INFINITY), const(layout.nan, U32), found)
-        found = apply("or", found, sign)
+        found = found | sign
     else:
         zero = compare("eq", found, 0)
-        found = select(zero, found, apply("or", found, sign))
-        nan = apply("or", too_large, compare("gt", size, _INFINITY))
+        found = select(zero, found, found | sign)
+        nan = too_large | compare("gt", size, _INFINITY)
         found = select(nan, const(layout.nan, U32), found)
     return apply("bitcast", apply("convert", found, dtype=U8), dtype=dtype)
 
@@ -125,7 +125,7 @@ def _float(x: Expr) -> Expr:
 
 
 def _left(x: Expr, amount: int) -> Expr:
-    return apply("shl", x, const(amount, U32))
+    return x << const(amount, U32)
 
 
 def _right(x: Expr, amount: int) -> Expr:

@@ -11,18 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import (
-    absolute,
-    bits,
-    compare,
-    div,
-    fma,
-    from_bits,
-    mul,
-    neg,
-    select,
-    sub,
-)
+from hlo_mlc.codegen.legalize.arithmetic import absolute, bits, compare, fma, from_bits, select
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
@@ -52,28 +41,28 @@ def reciprocal(y: Expr, scale: float, *, divides: bool) -> Expr:
     """scale / y for y from 1 to 2**126 (f32) or 2**1022 and a power of two: the division, or 8
     operations in f32, less than 1 ULP off."""
     if divides:
-        return div(const(scale, y.dtype), y)
-    return mul(_refined(y, _ESTIMATE[y.dtype].refinements), scale)
+        return const(scale, y.dtype) / y
+    return _refined(y, _ESTIMATE[y.dtype].refinements) * scale
 
 
 def quotient(x: Expr, y: Expr, *, divides: bool) -> Expr:
     """x / y for such y where neither it nor |x y| overflows: the division, or 8 operations in f32,
     less than 1 ULP off where no remainder underflows (|x| above 2^-100, in f64 2^-968)."""
     if divides:
-        return div(x, y)
+        return x / y
     inverse = _refined(y, _ESTIMATE[y.dtype].refinements - 1)
-    first = mul(x, inverse)
-    excess = fma(first, y, neg(x))  # not its negative: that would turn a quotient of -0 into +0
-    return fma(neg(excess), inverse, first)
+    first = x * inverse
+    excess = fma(first, y, -x)  # not its negative: that would turn a quotient of -0 into +0
+    return fma(-excess, inverse, first)
 
 
 def _refined(y: Expr, refinements: int) -> Expr:
     estimate = _ESTIMATE[y.dtype]
-    r = from_bits(sub(estimate.bits, bits(y)))
-    e = fma(neg(y), r, 1.0)
-    r = fma(fma(e, e, e), mul(r, estimate.gain), r)
+    r = from_bits(estimate.bits - bits(y))
+    e = fma(-y, r, 1.0)
+    r = fma(fma(e, e, e), r * estimate.gain, r)
     for _ in range(refinements):
-        r = fma(fma(neg(y), r, 1.0), r, r)
+        r = fma(fma(-y, r, 1.0), r, r)
     return r
 
 
@@ -88,19 +77,19 @@ def div_common(x: Expr, y: Expr, *, has_fma: bool) -> Expr:
     Source: P. Markstein, IA-64 and Elementary Functions, chapter 8.
     """
     if not has_fma:
-        return div(x, y)
+        return x / y
     size = absolute(y)
     # The reciprocal of a larger divisor would underflow.
     scale = select(
         compare("gt", size, math.ldexp(1.0, format_of(x).bias - 3)), const(0.25, x.dtype), 1.0
     )
     # The quotient takes its sign from the factor, so that the correction cannot turn -0 into +0.
-    factor = select(compare("lt", bits(y), 0), neg(scale), scale)
-    divisor = mul(size, scale)
-    reciprocal = div(const(1.0, x.dtype), divisor)
-    dividend = mul(x, factor)
-    quotient = mul(dividend, reciprocal)
-    excess = fma(quotient, divisor, neg(dividend))
+    factor = select(compare("lt", bits(y), 0), -scale, scale)
+    divisor = size * scale
+    reciprocal = const(1.0, x.dtype) / divisor
+    dividend = x * factor
+    quotient = dividend * reciprocal
+    excess = fma(quotient, divisor, -dividend)
     # Where anything is infinite, zero divides, or nothing is a number, the quotient is right.
-    corrected = fma(neg(excess), reciprocal, quotient)
+    corrected = fma(-excess, reciprocal, quotient)
     return select(apply("is_finite", excess), corrected, quotient)

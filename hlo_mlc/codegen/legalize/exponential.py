@@ -13,22 +13,17 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     at_least,
     at_most,
     compare,
-    div,
     floor,
     fma,
     ldexp,
-    mul,
-    neg,
     pick,
     polynomial,
     power_of_two,
     rounding_bias,
     select,
-    sub,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.division import quotient, reciprocal
@@ -76,13 +71,7 @@ _CONSTANTS = {
         quotient_exponent=32,
         # errors 2.1e-9, 1.4e-8, 2.4e-8
         exp=(
-            1.0,
-            0.999999821,
-            0.500005543,
-            0.166611701,
-            0.0419110395,
-            0.00779686775,
-            0.00194676581,
+            1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775, 0.00194676581,
         ),
         expm1=(0.49999997, 0.166665465, 0.041667439, 0.00836625695, 0.00138703163),
         sinh=(0.166667163, 0.00833027065, 0.000203733405),
@@ -101,42 +90,23 @@ _CONSTANTS = {
         quotient_exponent=64,
         # errors 3.2e-18, 2.1e-17, 2.5e-19
         exp=(
-            1.0,
-            1.0000000000000009,
-            0.4999999999999224,
-            0.16666666666900556,
-            0.04166666663172944,
-            0.008333333634938192,
-            0.0013888872597216271,
-            0.00019841843480595048,
-            2.478823197060165e-05,
-            2.7760664416425847e-06,
-            2.5622653019669643e-07,
+            1.0, 1.0000000000000009, 0.4999999999999224, 0.16666666666900556, 0.04166666663172944,
+            0.008333333634938192, 0.0013888872597216271, 0.00019841843480595048,
+            2.478823197060165e-05, 2.7760664416425847e-06, 2.5622653019669643e-07,
             3.5295843263221226e-08,
         ),
         expm1=(
-            0.5000000000000007,
-            0.16666666666666696,
-            0.041666666666560645,
-            0.008333333333297931,
-            0.0013888888936270927,
-            0.00019841269952137526,
-            2.4801500311376125e-05,
-            2.755718404834765e-06,
-            2.7627771434833653e-07,
-            2.5125760172428822e-08,
+            0.5000000000000007, 0.16666666666666696, 0.041666666666560645, 0.008333333333297931,
+            0.0013888888936270927, 0.00019841269952137526, 2.4801500311376125e-05,
+            2.755718404834765e-06, 2.7627771434833653e-07, 2.5125760172428822e-08,
         ),
         sinh=(
-            0.16666666666666669,
-            0.008333333333332912,
-            0.0001984126984159341,
-            2.7557319106756304e-06,
-            2.5052130998905673e-08,
-            1.6056659134674806e-10,
+            0.16666666666666669, 0.008333333333332912, 0.0001984126984159341,
+            2.7557319106756304e-06, 2.5052130998905673e-08, 1.6056659134674806e-10,
             7.776602161175906e-13,
         ),
     ),
-}
+}  # fmt: skip
 
 
 # 2**(n / 16), and (e**r - 1) / r in f32 for r on [-ln 2 / 32, ln 2 / 32]: error 1.6e-9.
@@ -164,7 +134,7 @@ def exp_by_ldexp(x: Expr) -> Expr:
     c = _CONSTANTS[x.dtype]
     clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
     shifted, r = _reduce(clamped)
-    return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), sub(shifted, rounding_bias(x)))
+    return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), shifted - rounding_bias(x))
 
 
 def exp_by_pick(x: Expr) -> Expr:
@@ -173,19 +143,19 @@ def exp_by_pick(x: Expr) -> Expr:
     clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
     bias = format_of(x).rounding / len(_ROOTS)  # what is added rounds to multiples of 1 / 16
     shifted = fma(clamped, LOG2_E, bias)
-    n = sub(shifted, bias)
+    n = shifted - bias
     r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, clamped))
     root = pick(shifted, _ROOTS)
-    return ldexp(fma(mul(r, polynomial(r, _SHORT_EXPM1)), root, root), n)
+    return ldexp(fma(r * polynomial(r, _SHORT_EXPM1), root, root), n)
 
 
 def _exp_in_range(x: Expr, exponent: int = 0) -> Expr:
     """2**exponent * e**x where the result's exponent is at most one out of range."""
     c = _CONSTANTS[x.dtype]
-    n = floor(mul(x, c.log2_e_below))
+    n = floor(x * c.log2_e_below)
     r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, x))
-    scale = power_of_two(add(n, rounding_bias(x) + exponent))
-    return mul(polynomial(r, c.exp), scale)
+    scale = power_of_two(n + (rounding_bias(x) + exponent))
+    return polynomial(r, c.exp) * scale
 
 
 def _reduce(
@@ -198,7 +168,7 @@ def _reduce(
     c = _CONSTANTS[x.dtype]
     bias = rounding_bias(x) + exponent
     shifted = fma(x, LOG2_E * factor, bias)
-    n = sub(shifted, bias)
+    n = shifted - bias
     if in_one_step:
         return shifted, fma(n, -math.log(2) / factor, x)
     return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
@@ -214,9 +184,9 @@ def expm1_parts(
     c = _CONSTANTS[x.dtype]
     shifted, r = _reduce(x, factor, exponent)
     if low is not None:
-        r = add(r, low)
+        r = r + low
     quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
-    return power_of_two(shifted), fma(mul(r, r), quotient, r)
+    return power_of_two(shifted), fma(r * r, quotient, r)
 
 
 def expm1(x: Expr) -> Expr:
@@ -225,9 +195,9 @@ def expm1(x: Expr) -> Expr:
     clamped = at_most(at_least(x, c.expm1_is_minus_one), c.exp_is_infinite)
     # Half of the result, so that 2**n stays finite up to the largest result.
     scale, p = expm1_parts(clamped, 1.0, exponent=-1)
-    half = fma(scale, p, sub(scale, 0.5))
+    half = fma(scale, p, scale - 0.5)
     # Half of the smallest numbers is subnormal, which counts as 0; so does -0 as +0.
-    return select(compare("eq", half, 0.0), x, add(half, half))
+    return select(compare("eq", half, 0.0), x, half + half)
 
 
 def tanh(x: Expr, divides: bool) -> Expr:
@@ -239,11 +209,11 @@ def tanh(x: Expr, divides: bool) -> Expr:
     shifted, r = _reduce(clamped, 2.0, raised, in_one_step=True)
     scale = power_of_two(shifted)
     # (1 - e**2r) / 2, then e: as differences, in which -0 stays what it is.
-    p = fma(mul(r, r), polynomial(r, [-2 * a for a in _scaled(c.expm1, 2.0)]), neg(r))
-    e = fma(neg(scale), p, neg(fma(scale, -0.5, 2.0 ** (raised - 1))))
+    p = fma(r * r, polynomial(r, [-2 * a for a in _scaled(c.expm1, 2.0)]), -r)
+    e = fma(-scale, p, -fma(scale, -0.5, 2.0 ** (raised - 1)))
     if divides:
-        return quotient(e, add(e, 1.0), divides=True)
-    return mul(quotient(e, fma(e, 2.0**-raised, 1.0), divides=False), 2.0**-raised)
+        return quotient(e, e + 1.0, divides=True)
+    return quotient(e, fma(e, 2.0**-raised, 1.0), divides=False) * 2.0**-raised
 
 
 def logistic(x: Expr, divides: bool) -> Expr:
@@ -257,16 +227,16 @@ def logistic(x: Expr, divides: bool) -> Expr:
 
 def sinh(x: Expr) -> Expr:
     magnitude = absolute(x)
-    square = mul(x, x)
-    small = fma(mul(magnitude, square), polynomial(square, _CONSTANTS[x.dtype].sinh), magnitude)
+    square = x * x
+    small = fma(magnitude * square, polynomial(square, _CONSTANTS[x.dtype].sinh), magnitude)
     half = _half_exp(magnitude)
-    large = sub(half, div(0.25, half))
+    large = half - 0.25 / half
     return with_sign_of(select(compare("lt", magnitude, 1.0), small, large), x)
 
 
 def cosh(x: Expr) -> Expr:
     half = _half_exp(absolute(x))
-    return add(half, div(0.25, half))
+    return half + 0.25 / half
 
 
 def _half_exp(magnitude: Expr) -> Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hlo_mlc.codegen.legalize.arithmetic import both, compare, mul, select
+from hlo_mlc.codegen.legalize.arithmetic import compare, select
 from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Const, Expr
 
@@ -22,9 +22,9 @@ def pow(x: Expr, y: Expr) -> Expr:
     result, square = const(1, x.dtype), x
     exponent_bits = x.dtype.bits - x.dtype.is_signed
     for i in range(exponent_bits):
-        bit = compare("ne", both(y, 1 << i), 0)
-        result = select(bit, mul(result, square), result)
-        square = mul(square, square)
+        bit = compare("ne", y & (1 << i), 0)
+        result = select(bit, result * square, result)
+        square = square * square
     if not x.dtype.is_signed:
         return result
     return select(compare("lt", y, 0), _inverse_power(x, y), result)
@@ -35,13 +35,13 @@ def _power(x: Expr, exponent: int) -> Expr:
     square = x
     while exponent:
         if exponent & 1:
-            result = mul(square, result)
-        square, exponent = mul(square, square), exponent >> 1
+            result = square * result
+        square, exponent = square * square, exponent >> 1
     return result
 
 
 def _inverse_power(x: Expr, y: Expr) -> Expr:
     """1, -1 or 0: x**y for y < 0 (and 0**y = 0)."""
     one = const(1, x.dtype)
-    of_minus_one = select(compare("eq", both(y, 1), 0), one, -1)
+    of_minus_one = select(compare("eq", y & 1, 0), one, -1)
     return select(compare("eq", x, 1), one, select(compare("eq", x, -1), of_minus_one, 0))

@@ -6,21 +6,15 @@ import math
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     bits,
-    both,
     compare,
     convert,
-    div,
     fma,
     from_bits,
     invalid,
-    mul,
     outside_normal,
     polynomial,
     select,
-    shift_right,
-    sub,
     unlikely,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
@@ -32,46 +26,35 @@ _SQRT_HALF_BITS = {F32: 0x3F3504F3, F64: 0x3FE6A09E667F3BCD}
 
 # (log(1 + f) - f) / f**2: the whole has error 3.0e-8.
 _LOG_F32 = (
-    -0.499999911,
-    0.333339453,
-    -0.250017762,
-    0.199622408,
-    -0.165703192,
-    0.14916341,
-    -0.143076479,
+    -0.499999911, 0.333339453, -0.250017762, 0.199622408, -0.165703192, 0.14916341, -0.143076479,
     0.0873873085,
-)
+)  # fmt: skip
 # (log(1 + f) - 2 s) / s**3 in s**2, s = f / (2 + f): the whole has error 1.2e-18.  One division
 # is as fast as the ten more terms that a polynomial in f would take.
 _LOG_F64 = (
-    0.6666666666666734,
-    0.39999999999417013,
-    0.2857142874190515,
-    0.22222198619904784,
-    0.18183562014961469,
-    0.15314107147541045,
-    0.14795405569812867,
-)
+    0.6666666666666734, 0.39999999999417013, 0.2857142874190515, 0.22222198619904784,
+    0.18183562014961469, 0.15314107147541045, 0.14795405569812867,
+)  # fmt: skip
 
 
 def split(x: Expr) -> tuple[Expr, Expr]:
     """(n, n in the place of an exponent), as integers, such that 2**-n x is in
     [sqrt 1/2, sqrt 2), for normal x > 0."""
     form = format_of(x)
-    offset = sub(bits(x), _SQRT_HALF_BITS[x.dtype])
-    return shift_right(offset, form.fraction_bits), both(offset, -form.hidden_bit)
+    offset = bits(x) - _SQRT_HALF_BITS[x.dtype]
+    return offset >> form.fraction_bits, offset & -form.hidden_bit
 
 
 def _log_of(f: Expr, n: Expr) -> Expr:
     """n ln 2 + log(1 + f)."""
     if f.dtype is F32:
-        log = fma(mul(f, f), polynomial(f, _LOG_F32), f)
+        log = fma(f * f, polynomial(f, _LOG_F32), f)
     else:
-        s = div(f, add(f, 2.0))
-        square = mul(s, s)
-        half = mul(mul(f, f), 0.5)
+        s = f / (f + 2.0)
+        square = s * s
+        half = f * f * 0.5
         # log(1 + f) = f - f**2 / 2 + s (f**2 / 2 + s**2 p(s**2)), the leading terms exact
-        log = sub(f, sub(half, mul(s, fma(square, polynomial(square, _LOG_F64), half))))
+        log = f - (half - s * fma(square, polynomial(square, _LOG_F64), half))
     return fma(convert(n, f.dtype), LN2, log)
 
 
@@ -83,7 +66,7 @@ def _log_at_ends(x: Expr) -> Expr:
 
 def log(x: Expr) -> Expr:
     n, exponent = split(x)
-    f = sub(from_bits(sub(bits(x), exponent)), 1.0)
+    f = from_bits(bits(x) - exponent) - 1.0
     return unlikely(outside_normal(bits(x)), _log_at_ends(x), _log_of(f, n))
 
 
@@ -91,11 +74,11 @@ def log1p(x: Expr) -> Expr:
     """log(1 + x): n comes from the rounded 1 + x, then f = 2**-n x + (2**-n - 1) is exact but
     for one rounding."""
     form = format_of(x)
-    total = add(x, 1.0)
+    total = x + 1.0
     n, exponent = split(total)
     # 2**(2-n) and x/4, because 2**-n is subnormal for the largest x.
-    scale = from_bits(sub((form.bias + 2) << form.fraction_bits, exponent))
-    f = fma(mul(x, 0.25), scale, fma(scale, 0.25, -1.0))
+    scale = from_bits(((form.bias + 2) << form.fraction_bits) - exponent)
+    f = fma(x * 0.25, scale, fma(scale, 0.25, -1.0))
     inside = unlikely(outside_normal(bits(total)), _log_at_ends(total), _log_of(f, n))
     is_itself = compare("lt", absolute(x), 0.5 / form.hidden_bit)
     return select(is_itself, x, inside)

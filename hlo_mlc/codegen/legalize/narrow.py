@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize import bytes as of_a_byte
-from hlo_mlc.codegen.legalize.arithmetic import both, convert, xor
+from hlo_mlc.codegen.legalize.arithmetic import convert
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL, F32, FLOATS_OF_A_BYTE, U8, U16, DType
@@ -34,9 +34,9 @@ def expand(
         case "convert" | "convert_in_range":
             return _convert(op, args[0], dtype)
         case "neg" if _changes_sign_in_bits(dtype):
-            return _on_bits(lambda x, sign: xor(x, sign), args[0])
+            return _on_bits(lambda x, sign: x ^ sign, args[0])
         case "abs" if _changes_sign_in_bits(dtype):
-            return _on_bits(lambda x, sign: both(x, sign - 1), args[0])
+            return _on_bits(lambda x, sign: x & (sign - 1), args[0])
     result = in_f32(*(_widened(a) for a in args))
     return result if dtype is BOOL else _narrowed(result, dtype)
 

@@ -7,32 +7,23 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     balanced,
     bits,
-    both,
     compare,
     convert,
-    div,
-    either,
     floor,
     fma,
     from_bits,
     invalid,
-    mul,
-    negation,
     outside_normal,
     polynomial,
     power_of_two,
     rounding_bias,
     select,
-    shift_left,
     sign_of,
-    sub,
     two_product,
     two_sum,
     unlikely,
-    xor,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.logarithm import split
@@ -63,12 +54,7 @@ _CONSTANTS = {
         # errors 6.0e-13, 3.1e-9
         log2=(0.961796701, 0.577069342, 0.415239424),
         exp2=(
-            1.0,
-            0.693147182,
-            0.240226507,
-            0.0555035956,
-            0.00961806253,
-            0.0013390989,
+            1.0, 0.693147182, 0.240226507, 0.0555035956, 0.00961806253, 0.0013390989,
             0.000154628826,
         ),
     ),
@@ -79,56 +65,30 @@ _CONSTANTS = {
         upper_log=(0.3575520046179008, 1.82872716976671e-13),
         # errors 1.5e-21, 1.9e-17
         log2=(
-            0.9617966939259756,
-            0.5770780163557689,
-            0.4121985828908757,
-            0.3205990178557783,
-            0.2622759242285089,
-            0.2260717192812291,
+            0.9617966939259756, 0.5770780163557689, 0.4121985828908757, 0.3205990178557783,
+            0.2622759242285089, 0.2260717192812291,
         ),
         exp2=(
-            1.0,
-            0.6931471805599457,
-            0.240226506959101,
-            0.05550410866478794,
-            0.009618129107606191,
-            0.0013333558153950076,
-            0.00015403530442177434,
-            1.5252726933244864e-05,
-            1.3215442578296204e-06,
-            1.0180827023609966e-07,
-            7.072558795711261e-09,
+            1.0, 0.6931471805599457, 0.240226506959101, 0.05550410866478794, 0.009618129107606191,
+            0.0013333558153950076, 0.00015403530442177434, 1.5252726933244864e-05,
+            1.3215442578296204e-06, 1.0180827023609966e-07, 7.072558795711261e-09,
             4.051887883974643e-10,
         ),
     ),
-}
+}  # fmt: skip
 
 
 # Of f32 in f64: log2(1 + f) / f for 1 + f in [sqrt 1/2, sqrt 2), error 1.0e-10, and 2**r on
 # [-0.5, 0.5], exactly 1 at 0, error 2.0e-9.
 _LOG2 = (
-    1.4426950409393455,
-    -0.7213475252132003,
-    0.48089832072960303,
-    -0.3606728005489737,
-    0.28854064354149833,
-    -0.24050417401547985,
-    0.20609625681918878,
-    -0.17904695445217414,
-    0.15900149083814638,
-    -0.1569822428822267,
-    0.15485755369047366,
-    -0.08634605557536447,
-)
+    1.4426950409393455, -0.7213475252132003, 0.48089832072960303, -0.3606728005489737,
+    0.28854064354149833, -0.24050417401547985, 0.20609625681918878, -0.17904695445217414,
+    0.15900149083814638, -0.1569822428822267, 0.15485755369047366, -0.08634605557536447,
+)  # fmt: skip
 _EXP2 = (
-    1.0,
-    0.6931472028550439,
-    0.24022647913631592,
-    0.05550332471161177,
-    0.009618437357506926,
-    0.0013398874403017559,
-    0.00015353361927443462,
-)
+    1.0, 0.6931472028550439, 0.24022647913631592, 0.05550332471161177, 0.009618437357506926,
+    0.0013398874403017559, 0.00015353361927443462,
+)  # fmt: skip
 
 
 def pow(x: Expr, y: Expr, has_fma: bool) -> Expr:
@@ -145,8 +105,8 @@ def pow_in_f64(x: Expr, y: Expr) -> Expr:
 def _product(x: Expr, y: Expr) -> Expr | None:
     if not isinstance(y, Const) or y.value not in (2.0, 3.0):
         return None
-    square = mul(x, x)
-    return square if y.value == 2.0 else mul(square, x)
+    square = x * x
+    return square if y.value == 2.0 else square * x
 
 
 def _with_sign(magnitude: Expr, x: Expr, y: Expr) -> Expr:
@@ -158,19 +118,17 @@ def _magnitude_in_f64(x: Expr, y: Expr) -> Expr:
     base = absolute(x)
     n, shifted_n = split(base)
     n, wide = convert(n, F64), convert(y, F64)
-    f = convert(sub(from_bits(sub(bits(base), shifted_n)), 1.0), F64)
+    f = convert(from_bits(bits(base) - shifted_n) - 1.0, F64)
     log = balanced(f, _LOG2)
-    exponent = fma(mul(wide, f), log, mul(wide, n))
-    shifted = add(exponent, rounding_bias(exponent))
-    r = sub(exponent, sub(shifted, rounding_bias(exponent)))
-    result = convert(mul(balanced(r, _EXP2), power_of_two(shifted)), x.dtype)
+    exponent = fma(wide * f, log, wide * n)
+    shifted = exponent + rounding_bias(exponent)
+    r = exponent - (shifted - rounding_bias(exponent))
+    result = convert(balanced(r, _EXP2) * power_of_two(shifted), x.dtype)
     # False for NaN; within these bounds the power of two is a normal number.
     in_range = compare("lt", absolute(exponent), 1000.0)
-    ordinary = both(
-        in_range, negation(either(outside_normal(bits(base)), outside_normal(bits(result))))
-    )
+    ordinary = in_range & ~(outside_normal(bits(base)) | outside_normal(bits(result)))
     at_end = _at_ends(x, y, convert(fma(f, log, n), x.dtype))
-    return unlikely(negation(ordinary), at_end, result)
+    return unlikely(~ordinary, at_end, result)
 
 
 def _magnitude(x: Expr, y: Expr, has_fma: bool) -> Expr:
@@ -180,8 +138,8 @@ def _magnitude(x: Expr, y: Expr, has_fma: bool) -> Expr:
     exponent, result, log = _power_of_normal(base, y, has_fma)
     # False for NaN; within these bounds the result does not wrap back into the normal range.
     in_range = compare("lt", absolute(exponent), form.bias + 24.0)
-    ordinary = both(in_range, negation(either(outside_normal(bits(base)), outside_normal(result))))
-    return unlikely(negation(ordinary), _at_ends(x, y, log), from_bits(result))
+    ordinary = in_range & ~(outside_normal(bits(base)) | outside_normal(result))
+    return unlikely(~ordinary, _at_ends(x, y, log), from_bits(result))
 
 
 def power_of_positive(x: Expr, y: Expr, has_fma: bool) -> Expr:
@@ -198,11 +156,11 @@ def _power_of_normal(x: Expr, y: Expr, has_fma: bool) -> tuple[Expr, Expr, Expr]
     log_high, log_low = _log2(x, has_fma)
     high, low = two_product(y, log_high, has_fma)
     low = fma(y, log_low, low)
-    exponent = add(high, low)
-    shifted = add(exponent, form.rounding)
-    r = add(sub(high, sub(shifted, form.rounding)), low)
-    n = shift_left(bits(shifted), form.fraction_bits)
-    return exponent, add(bits(polynomial(r, _CONSTANTS[x.dtype].exp2)), n), log_high
+    exponent = high + low
+    shifted = exponent + form.rounding
+    r = high - (shifted - form.rounding) + low
+    n = bits(shifted) << form.fraction_bits
+    return exponent, bits(polynomial(r, _CONSTANTS[x.dtype].exp2)) + n, log_high
 
 
 def _log2(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
@@ -212,7 +170,7 @@ def _log2(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
     """
     c = _CONSTANTS[x.dtype]
     n, shifted_n = split(x)
-    m = from_bits(sub(bits(x), shifted_n))
+    m = from_bits(bits(x) - shifted_n)
     is_lower, is_upper = compare("lt", m, 0.88), compare("gt", m, 1.14)
     centre, log_high, log_low = (
         select(is_lower, const(lower, x.dtype), select(is_upper, const(upper, x.dtype), middle))
@@ -220,19 +178,19 @@ def _log2(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
             (0.78125, *c.lower_log), (1.0, 0.0, 0.0), (1.28125, *c.upper_log), strict=True
         )
     )
-    numerator, denominator = sub(m, centre), add(m, centre)
-    denominator_low = sub(m, sub(denominator, centre))
-    reciprocal = div(1.0, denominator)
-    s = mul(numerator, reciprocal)
+    numerator, denominator = m - centre, m + centre
+    denominator_low = m - (denominator - centre)
+    reciprocal = 1.0 / denominator
+    s = numerator * reciprocal
     product, product_low = two_product(s, denominator, has_fma)
-    remainder = sub(sub(numerator, product), fma(s, denominator_low, product_low))
+    remainder = numerator - product - fma(s, denominator_low, product_low)
     head, tail = two_product(s, c.first_high, has_fma)
-    square = mul(s, s)
+    square = s * s
     slope = fma(square, 3 * c.log2[0], c.first_high)  # of the series, for the error of s
-    tail = fma(mul(remainder, reciprocal), slope, fma(s, c.first_low, tail))
-    tail = fma(mul(s, square), polynomial(square, c.log2), tail)
-    high, low = two_sum(add(convert(n, x.dtype), log_high), head)
-    return high, add(low, add(tail, log_low))
+    tail = fma(remainder * reciprocal, slope, fma(s, c.first_low, tail))
+    tail = fma(s * square, polynomial(square, c.log2), tail)
+    high, low = two_sum(convert(n, x.dtype) + log_high, head)
+    return high, low + (tail + log_low)
 
 
 def _at_ends(x: Expr, y: Expr, log_of_normal: Expr) -> Expr:
@@ -240,18 +198,18 @@ def _at_ends(x: Expr, y: Expr, log_of_normal: Expr) -> Expr:
     base = absolute(x)
     log = select(compare("eq", base, math.inf), math.inf, log_of_normal)
     log = select(compare("lt", base, format_of(x).smallest_normal), -math.inf, log)
-    result = select(compare("gt", mul(y, log), 0.0), const(math.inf, x.dtype), 0.0)
-    is_nan = either(compare("ne", x, x), compare("ne", y, y))
-    minus_one_to_infinity = both(compare("eq", base, 1.0), compare("eq", absolute(y), math.inf))
-    is_one = either(either(compare("eq", y, 0.0), compare("eq", x, 1.0)), minus_one_to_infinity)
+    result = select(compare("gt", y * log, 0.0), const(math.inf, x.dtype), 0.0)
+    is_nan = compare("ne", x, x) | compare("ne", y, y)
+    minus_one_to_infinity = compare("eq", base, 1.0) & compare("eq", absolute(y), math.inf)
+    is_one = compare("eq", y, 0.0) | compare("eq", x, 1.0) | minus_one_to_infinity
     return select(is_one, 1.0, select(is_nan, math.nan, result))
 
 
 def _for_negative_base(magnitude: Expr, x: Expr, y: Expr) -> Expr:
     """The sign for odd y, and NaN for finite x and y that is no integer."""
-    half = mul(y, 0.5)
+    half = y * 0.5
     is_integer = compare("eq", floor(y), y)
-    is_odd = both(is_integer, compare("ne", floor(half), half))
-    signed = from_bits(xor(bits(magnitude), select(is_odd, sign_of(x), 0)))
-    real = either(is_integer, either(compare("eq", x, 0.0), compare("eq", x, -math.inf)))
+    is_odd = is_integer & compare("ne", floor(half), half)
+    signed = from_bits(bits(magnitude) ^ select(is_odd, sign_of(x), 0))
+    real = is_integer | (compare("eq", x, 0.0) | compare("eq", x, -math.inf))
     return select(real, signed, invalid(x))

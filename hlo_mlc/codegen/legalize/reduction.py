@@ -15,19 +15,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import (
-    add,
-    both,
-    compare,
-    convert,
-    either,
-    mul,
-    select,
-    shift_left,
-    shift_right,
-    sub,
-    unsigned,
-)
+from hlo_mlc.codegen.legalize.arithmetic import compare, convert, select, unsigned
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
@@ -70,27 +58,24 @@ def by_digits(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     for finite magnitude >= 2**10."""
     form = format_of(magnitude)
     raw = unsigned(magnitude)
-    field = shift_right(raw, form.fraction_bits)
-    mantissa = either(both(raw, form.hidden_bit - 1), form.hidden_bit)
+    field = raw >> form.fraction_bits
+    mantissa = (raw & (form.hidden_bit - 1)) | form.hidden_bit
     # The first digit that matters has weight 2**(1-e) with e = field - bias - fraction_bits.
-    place = sub(field, form.bias + form.fraction_bits + 2 - _WORD)
+    place = field - (form.bias + form.fraction_bits + 2 - _WORD)
     n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(convert(mantissa, U64), place, grid)
     return convert(n, form.signed), convert(r, magnitude.dtype)
 
 
 def _window(place: Expr, largest_place: int, count: int) -> list[Expr]:
     """`count` words of digits from `place` of the table on, as u64."""
-    offset = convert(both(place, _WORD - 1), U64)
-    index = shift_right(place, 6)
+    offset = convert(place & (_WORD - 1), U64)
+    index = place >> 6
     words = [_word(i) for i in range(count + 1)]
     for first in range(1, largest_place // _WORD + 1):
         chosen = compare("eq", index, first)
         words = [select(chosen, _word(first + i), word) for i, word in enumerate(words)]
-    rest = sub(const(_WORD, U64), offset)  # shifts by a whole word give 0
-    return [
-        either(shift_left(word, offset), shift_right(following, rest))
-        for word, following in itertools.pairwise(words)
-    ]
+    rest = const(_WORD, U64) - offset  # shifts by a whole word give 0
+    return [(word << offset) | (following >> rest) for word, following in itertools.pairwise(words)]
 
 
 @functools.cache
@@ -102,25 +87,25 @@ def _word(number: int) -> Expr:
 
 def _counted_from_shift(product: Expr, grid: Grid) -> Expr:
     """Of a product whose 2**64 are a whole turn: how far it is above what n = 0 stands for."""
-    return sub(product, int(grid.shift * 2.0 ** (_WORD - grid.bits))) if grid.shift else product
+    return product - int(grid.shift * 2.0 ** (_WORD - grid.bits)) if grid.shift else product
 
 
 def _rounded(product: Expr, grid: Grid) -> Expr:
     """n, the fraction being rounded to the nearest integer."""
-    return shift_right(add(product, 1 << (_WORD - 1 - grid.bits)), _WORD - grid.bits)
+    return (product + (1 << (_WORD - 1 - grid.bits))) >> (_WORD - grid.bits)
 
 
 def _radians(fraction: Expr, grid: Grid) -> Expr:
     """Of a fraction of the spacing in units of 2**-64."""
-    return mul(fraction, 2.0**-_WORD / grid.per_radian)
+    return fraction * (2.0**-_WORD / grid.per_radian)
 
 
 def _from_f32(mantissa: Expr, place: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """96 digits times 24: the upper 64 bits of the product modulo 2**96."""
     first, second = _window(place, 254 - 88, count=2)
-    below = shift_right(mul(mantissa, shift_right(second, 32)), 32)
-    product = _counted_from_shift(add(mul(mantissa, first), below), grid)
-    fraction = apply("bitcast", shift_left(product, grid.bits), dtype=I64)
+    below = (mantissa * (second >> 32)) >> 32
+    product = _counted_from_shift(mantissa * first + below, grid)
+    fraction = apply("bitcast", product << grid.bits, dtype=I64)
     return _rounded(product, grid), _radians(convert(fraction, F64), grid)
 
 
@@ -128,12 +113,12 @@ def _from_f64(mantissa: Expr, place: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """192 digits times 53: the upper 128 bits of the product modulo 2**192."""
     first, second, third = _window(place, 2046 - 1013, count=3)
     carried = apply("mul_high", mantissa, third)
-    low = add(mul(mantissa, second), carried)
+    low = mantissa * second + carried
     carry = convert(compare("lt", low, carried), U64)
-    high = add(add(mul(mantissa, first), apply("mul_high", mantissa, second)), carry)
+    high = mantissa * first + apply("mul_high", mantissa, second) + carry
     high = _counted_from_shift(high, grid)
     # Both words are shifted to the left by the bits of n.
-    upper = either(shift_left(high, grid.bits), shift_right(low, _WORD - grid.bits))
+    upper = (high << grid.bits) | (low >> (_WORD - grid.bits))
     upper = convert(apply("bitcast", upper, dtype=I64), F64)
-    lower = mul(convert(shift_left(low, grid.bits), F64), 2.0**-64)
-    return _rounded(high, grid), _radians(add(upper, lower), grid)
+    lower = convert(low << grid.bits, F64) * 2.0**-64
+    return _rounded(high, grid), _radians(upper + lower, grid)

@@ -6,26 +6,16 @@ import math
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     bits,
-    both,
     compare,
     convert,
-    div,
-    either,
     fma,
     from_bits,
     invalid,
-    mul,
-    neg,
-    negation,
     outside_normal,
     polynomial,
     select,
-    shift_left,
-    shift_right,
     sqrt,
-    sub,
     trunc,
     two_product,
     unlikely,
@@ -57,11 +47,11 @@ def round_away(x: Expr) -> Expr:
     rounds up to an integer exactly where the fraction is at least one half.
     """
     below_half = const(0.5 - 0.25 / format_of(x).hidden_bit, x.dtype)
-    return trunc(add(x, with_sign_of(below_half, x)))
+    return trunc(x + with_sign_of(below_half, x))
 
 
 def rsqrt(x: Expr) -> Expr:
-    return div(1.0, sqrt(x))
+    return 1.0 / sqrt(x)
 
 
 def cbrt(x: Expr, has_fma: bool) -> Expr:
@@ -74,29 +64,29 @@ def cbrt(x: Expr, has_fma: bool) -> Expr:
     guess = fma(convert(bits(a), x.dtype), -1 / 3, float(_CUBE_ROOT_BITS[x.dtype]))
     y = from_bits(apply("convert_in_range", guess, dtype=format_of(x).signed))
     for _ in range(_CUBE_ROOT_STEPS[x.dtype]):
-        h = fma(neg(mul(a, y)), mul(y, y), 1.0)
-        y = fma(mul(y, h), polynomial(h, (1 / 3, 2 / 9, 14 / 81)), y)
+        h = fma(-(a * y), y * y, 1.0)
+        y = fma(y * h, polynomial(h, (1 / 3, 2 / 9, 14 / 81)), y)
     root = _cube_root_by_rests(a, y) if has_fma else _cube_root(a, y)
     # 0, infinity and NaN are their own roots; so are subnormals here, where they count as 0.
     return with_sign_of(select(outside_normal(bits(a)), a, root), x)
 
 
 def _cube_root(a: Expr, y: Expr) -> Expr:
-    scaled = mul(a, y)
-    h = fma(neg(scaled), mul(y, y), 1.0)
-    root = mul(scaled, y)
-    return fma(mul(root, h), fma(h, 5 / 9, 2 / 3), root)
+    scaled = a * y
+    h = fma(-scaled, y * y, 1.0)
+    root = scaled * y
+    return fma(root * h, fma(h, 5 / 9, 2 / 3), root)
 
 
 def _cube_root_by_rests(a: Expr, y: Expr) -> Expr:
     """The same with the errors of the products, so that cubes give their roots exactly."""
     scaled, scaled_rest = two_product(a, y, has_fma=True)
     square, square_rest = two_product(y, y, has_fma=True)
-    h = fma(neg(scaled_rest), square, fma(neg(scaled), square, 1.0))
-    h = fma(neg(scaled), square_rest, h)
+    h = fma(-scaled_rest, square, fma(-scaled, square, 1.0))
+    h = fma(-scaled, square_rest, h)
     root, root_rest = two_product(scaled, y, has_fma=True)
     rest = fma(scaled_rest, y, root_rest)
-    return add(root, fma(mul(root, h), fma(h, 5 / 9, 2 / 3), rest))
+    return root + fma(root * h, fma(h, 5 / 9, 2 / 3), rest)
 
 
 def remainder(x: Expr, y: Expr, has_fma: bool) -> Expr:
@@ -107,27 +97,27 @@ def remainder(x: Expr, y: Expr, has_fma: bool) -> Expr:
     """
     form = format_of(x)
     dividend, divisor = absolute(x), absolute(y)
-    quotient = div(dividend, divisor)
+    quotient = dividend / divisor
     whole = trunc(quotient)
     if has_fma:
-        rest = fma(neg(whole), divisor, dividend)
+        rest = fma(-whole, divisor, dividend)
     else:  # the error of a tiny product would be subnormal
         up, down = 2.0 ** (form.bias // 2), 2.0 ** -(form.bias // 2)
         scale = select(compare("lt", divisor, down), const(up, x.dtype), 1.0)
-        rest = _less_multiple(mul(dividend, scale), whole, mul(divisor, scale), has_fma)
-        rest = mul(rest, select(compare("lt", divisor, down), const(down, x.dtype), 1.0))
-    rest = select(compare("lt", rest, 0.0), add(rest, divisor), rest)
-    small = both(compare("lt", quotient, 0.5 * form.hidden_bit), compare("lt", divisor, math.inf))
+        rest = _less_multiple(dividend * scale, whole, divisor * scale, has_fma)
+        rest = rest * select(compare("lt", divisor, down), const(down, x.dtype), 1.0)
+    rest = select(compare("lt", rest, 0.0), rest + divisor, rest)
+    small = compare("lt", quotient, 0.5 * form.hidden_bit) & compare("lt", divisor, math.inf)
     rare = _rare_remainder(dividend, divisor, has_fma)
-    return with_sign_of(unlikely(negation(small), rare, rest), x)
+    return with_sign_of(unlikely(~small, rare, rest), x)
 
 
 def _less_multiple(x: Expr, count: Expr, y: Expr, has_fma: bool) -> Expr:
     """x - count * y where that is representable and count * y is 0 or near x."""
     if has_fma:
-        return fma(neg(count), y, x)
+        return fma(-count, y, x)
     product, error = two_product(count, y, has_fma)
-    return sub(sub(x, product), error)
+    return x - product - error
 
 
 def _rare_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
@@ -135,10 +125,8 @@ def _rare_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
     result = select(
         compare("eq", divisor, math.inf), dividend, _modular_remainder(dividend, divisor, has_fma)
     )
-    defined = both(
-        compare("lt", dividend, math.inf),
-        compare("ge", divisor, format_of(divisor).smallest_normal),
-    )
+    is_normal = compare("ge", divisor, format_of(divisor).smallest_normal)
+    defined = compare("lt", dividend, math.inf) & is_normal
     return select(defined, result, invalid(dividend))
 
 
@@ -155,21 +143,21 @@ def _modular_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
     b, j = _integer_and_exponent(divisor)
 
     def modulo(x: Expr) -> Expr:
-        return _less_multiple(x, apply("round_even", div(x, b)), b, has_fma)
+        return _less_multiple(x, apply("round_even", x / b), b, has_fma)
 
     def product(x: Expr, y: Expr, factor: Expr | float) -> Expr:
         high, low = two_product(x, y, has_fma)
-        return modulo(mul(add(modulo(high), low), factor))
+        return modulo((modulo(high) + low) * factor)
 
-    shift = sub(i, j)  # 0 to 2 * bias
-    power = from_bits(shift_left(add(shift_right(shift, squarings), form.bias), form.fraction_bits))
+    shift = i - j  # 0 to 2 * bias
+    power = from_bits(((shift >> squarings) + form.bias) << form.fraction_bits)
     for bit in reversed(range(squarings)):
-        is_set = compare("ne", both(shift, 1 << bit), 0)
+        is_set = compare("ne", shift & (1 << bit), 0)
         power = product(power, power, select(is_set, const(2.0, divisor.dtype), 1.0))
     rest = product(power, modulo(a), 1.0)
-    rest = select(compare("lt", rest, 0.0), add(rest, b), rest)
-    scale = from_bits(shift_left(j, form.fraction_bits))  # 2**(j - bias)
-    return mul(mul(rest, 1 / form.hidden_bit), scale)
+    rest = select(compare("lt", rest, 0.0), rest + b, rest)
+    scale = from_bits(j << form.fraction_bits)  # 2**(j - bias)
+    return rest * (1 / form.hidden_bit) * scale
 
 
 def _integer_and_exponent(x: Expr) -> tuple[Expr, Expr]:
@@ -177,5 +165,5 @@ def _integer_and_exponent(x: Expr) -> tuple[Expr, Expr]:
     x > 0."""
     form = format_of(x)
     exponent_of_unit = (form.bias + form.fraction_bits) << form.fraction_bits
-    fraction = both(bits(x), form.hidden_bit - 1)
-    return from_bits(either(fraction, exponent_of_unit)), shift_right(bits(x), form.fraction_bits)
+    fraction = bits(x) & (form.hidden_bit - 1)
+    return from_bits(fraction | exponent_of_unit), bits(x) >> form.fraction_bits

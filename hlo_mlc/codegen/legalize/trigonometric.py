@@ -19,24 +19,15 @@ from dataclasses import dataclass
 from hlo_mlc.codegen.legalize import reduction
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    add,
     bits,
-    both,
     compare,
     convert,
-    div,
     fma,
     from_bits,
-    mul,
-    neg,
-    negation,
     polynomial,
     select,
-    shift_left,
-    sub,
     two_sum,
     unlikely,
-    xor,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.reduction import BETWEEN_HALF_TURNS, HALF_TURNS, QUARTER_TURNS, Grid
@@ -67,25 +58,15 @@ _CONSTANTS = {
         limit=2.0**20,
         # errors 3.7e-18, 5.7e-20
         sin=(
-            -0.1666666666666663,
-            0.00833333333332184,
-            -0.00019841269829358476,
-            2.7557313538479374e-06,
-            -2.5050734381381357e-08,
-            1.5895432703154084e-10,
+            -0.1666666666666663, 0.00833333333332184, -0.00019841269829358476,
+            2.7557313538479374e-06, -2.5050734381381357e-08, 1.5895432703154084e-10,
         ),
         cos=(
-            1.0,
-            -0.5,
-            0.041666666666666595,
-            -0.0013888888888873342,
-            2.4801587289002103e-05,
-            -2.755731421705314e-07,
-            2.0875705398861324e-09,
-            -1.1358749424646485e-11,
+            1.0, -0.5, 0.041666666666666595, -0.0013888888888873342, 2.4801587289002103e-05,
+            -2.755731421705314e-07, 2.0875705398861324e-09, -1.1358749424646485e-11,
         ),
     ),
-}
+}  # fmt: skip
 # (sin(r) - r) / r**3 in r**2 for f32 on [0, pi/2] and a little beyond; error 1.8e-8.  Chosen among
 # their neighbours: with them, no f32 has a sine above 1, with fma and without.
 _WIDE_SIN = (-0.16666657, 0.008333025, -0.00019806885, 2.5995046e-06)
@@ -101,7 +82,7 @@ def sin(x: Expr, has_fma: bool) -> Expr:
         return sin_and_cos(x, has_fma)[0]
 
     def finish(n: Expr, r: Expr) -> tuple[Expr]:
-        return (_with_sign(_wide_sine(r), xor(_to_sign(n, bit=0), bits(x))),)
+        return (_with_sign(_wide_sine(r), _to_sign(n, bit=0) ^ bits(x)),)
 
     return _reduced(absolute(x), HALF_TURNS, finish, has_fma)[0]
 
@@ -112,7 +93,7 @@ def cos(x: Expr, has_fma: bool) -> Expr:
 
     def finish(n: Expr, r: Expr) -> tuple[Expr]:
         """-sin(r) for n = 0, as x is r more than an odd multiple of pi/2."""
-        return (_with_sign(_wide_sine(r), negation(_to_sign(n, bit=0))),)
+        return (_with_sign(_wide_sine(r), ~_to_sign(n, bit=0)),)
 
     return _reduced(absolute(x), BETWEEN_HALF_TURNS, finish, has_fma)[0]
 
@@ -124,8 +105,8 @@ def sin_and_cos(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
     def finish(n: Expr, r: Expr) -> tuple[Expr, Expr]:
         (sine, cosine), odd = sine_and_cosine(r), _is_odd(n)
         return (
-            _with_sign(select(odd, cosine, sine), xor(_to_sign(n, bit=1), bits(x))),
-            _with_sign(select(odd, sine, cosine), _to_sign(add(n, 1), bit=1)),
+            _with_sign(select(odd, cosine, sine), _to_sign(n, bit=1) ^ bits(x)),
+            _with_sign(select(odd, sine, cosine), _to_sign(n + 1, bit=1)),
         )
 
     sine, cosine = _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)
@@ -137,48 +118,46 @@ def tan(x: Expr, has_fma: bool) -> Expr:
         """tan(r), or -1 / tan(r) for odd n."""
         sine, cosine = sine_and_cosine(r)
         odd = _is_odd(n)
-        quotient = div(select(odd, cosine, sine), select(odd, sine, cosine))
-        return (_with_sign(quotient, xor(_to_sign(n, bit=0), bits(x))),)
+        quotient = select(odd, cosine, sine) / select(odd, sine, cosine)
+        return (_with_sign(quotient, _to_sign(n, bit=0) ^ bits(x)),)
 
     return _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)[0]
 
 
 def _to_sign(n: Expr, bit: int) -> Expr:
     """One bit of an integer in the place of the sign."""
-    return shift_left(n, n.dtype.bits - 1 - bit)
+    return n << (n.dtype.bits - 1 - bit)
 
 
 def _with_sign(value: Expr, sign: Expr) -> Expr:
     """`value` negated where the uppermost bit of `sign` is set."""
-    return from_bits(xor(bits(value), both(sign, format_of(value).sign_bit)))
+    return from_bits(bits(value) ^ (sign & format_of(value).sign_bit))
 
 
 def _is_odd(n: Expr) -> Expr:
-    return compare("ne", both(n, 1), 0)
+    return compare("ne", n & 1, 0)
 
 
 def _wide_sine(r: Expr) -> Expr:
     """In f32, for |r| at most a little over pi/2."""
-    square = mul(r, r)
-    return fma(mul(r, square), polynomial(square, _WIDE_SIN), r)
+    square = r * r
+    return fma(r * square, polynomial(square, _WIDE_SIN), r)
 
 
 def sine_and_cosine(r: Expr) -> tuple[Expr, Expr]:
     """Both, for |r| at most a little over pi/4."""
     c = _CONSTANTS[r.dtype]
-    square = mul(r, r)
-    return fma(mul(r, square), polynomial(square, c.sin), r), polynomial(square, c.cos)
+    square = r * r
+    return fma(r * square, polynomial(square, c.sin), r), polynomial(square, c.cos)
 
 
 def sine_and_cosine_in_parts(r: Expr, rest: Expr) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
     """Both of r + rest, each as a number and what its rounding leaves."""
     c = _CONSTANTS[r.dtype]
-    square = mul(r, r)
-    sine, sine_low = two_sum(r, mul(mul(r, square), polynomial(square, c.sin)))
-    cosine, cosine_low = two_sum(
-        const(c.cos[0], r.dtype), mul(square, polynomial(square, c.cos[1:]))
-    )
-    return (sine, fma(rest, cosine, sine_low)), (cosine, fma(neg(rest), sine, cosine_low))
+    square = r * r
+    sine, sine_low = two_sum(r, r * square * polynomial(square, c.sin))
+    cosine, cosine_low = two_sum(const(c.cos[0], r.dtype), square * polynomial(square, c.cos[1:]))
+    return (sine, fma(rest, cosine, sine_low)), (cosine, fma(-rest, sine, cosine_low))
 
 
 def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> tuple[Expr, ...]:
@@ -189,13 +168,10 @@ def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> tupl
     """
     fast = finish(*(_cody_waite if has_fma else _cody_waite_in_f64)(magnitude, grid))
     slow = finish(*reduction.by_digits(magnitude, grid))
-    invalid = sub(magnitude, magnitude)  # an invalid operation for infinity, else 0
+    invalid = magnitude - magnitude  # an invalid operation for infinity, else 0
     is_huge = compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit)
     return tuple(
-        [
-            unlikely(is_huge, add(rare, invalid), usual)
-            for rare, usual in zip(slow, fast, strict=True)
-        ]
+        [unlikely(is_huge, rare + invalid, usual) for rare, usual in zip(slow, fast, strict=True)]
     )
 
 
@@ -204,11 +180,11 @@ def _cody_waite(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     last place that the difference has."""
     rounding = format_of(magnitude).rounding
     if grid.shift:
-        shifted = add(fma(magnitude, grid.per_radian, -grid.shift), rounding)
-        n = add(sub(shifted, rounding), grid.shift)
+        shifted = fma(magnitude, grid.per_radian, -grid.shift) + rounding
+        n = shifted - rounding + grid.shift
     else:
         shifted = fma(magnitude, grid.per_radian, rounding)
-        n = sub(shifted, rounding)
+        n = shifted - rounding
     r = magnitude
     for part in _CONSTANTS[magnitude.dtype].half_pi:
         r = fma(n, -part * grid.spacing, r)
@@ -218,9 +194,9 @@ def _cody_waite(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
 def _cody_waite_in_f64(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """Without fma: products that f64 holds exactly."""
     wide = convert(magnitude, F64)
-    n = apply("round_even", sub(mul(wide, grid.per_radian), grid.shift))
+    n = apply("round_even", wide * grid.per_radian - grid.shift)
     r = wide
     for part in _SHORT_HALF_PI:
-        r = sub(r, mul(add(n, grid.shift), part * grid.spacing))
+        r = r - (n + grid.shift) * (part * grid.spacing)
     whole = apply("convert_in_range", n, dtype=I32)
     return convert(whole, format_of(magnitude).signed), convert(r, magnitude.dtype)

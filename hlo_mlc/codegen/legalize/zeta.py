@@ -9,19 +9,12 @@ import math
 from typing import NamedTuple
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    add,
     at_most,
-    both,
     compare,
     convert,
-    div,
     floor,
     fma,
-    mul,
-    neg,
-    negation,
     select,
-    sub,
     two_sum,
     unlikely,
 )
@@ -34,17 +27,9 @@ from hlo_mlc.expr.dtypes import F32, F64
 
 # B(2 j) / (2 j)! from j = 1 on, B being Bernoulli's numbers.
 _CORRECTIONS = (
-    1 / 12,
-    -1 / 720,
-    1 / 30240,
-    -1 / 1209600,
-    1 / 47900160,
-    -691 / 1307674368000,
-    1 / 74724249600,
-    -3617 / 10670622842880000,
-    43867 / 5109094217170944000,
-    -174611 / 802857662698291200000,
-)
+    1 / 12, -1 / 720, 1 / 30240, -1 / 1209600, 1 / 47900160, -691 / 1307674368000, 1 / 74724249600,
+    -3617 / 10670622842880000, 43867 / 5109094217170944000, -174611 / 802857662698291200000,
+)  # fmt: skip
 # Where s is larger, all but the first terms are 0 beside them.
 _LARGE = 1100.0
 # Like infinity, with products that are finite.
@@ -70,9 +55,9 @@ def zeta(s: Expr, q: Expr, has_fma: bool) -> Expr:
 def polygamma(n: Expr, x: Expr, has_fma: bool) -> Expr:
     """The n-th derivative of digamma: (-1)**(n + 1) n! zeta(n + 1, x); NaN unless n is natural."""
     order, at = convert(n, F64), convert(x, F64)
-    size = mul(_factorial(order, has_fma), _zeta(add(order, 1.0), at, _EFFORT[x.dtype], has_fma))
-    natural = both(compare("ge", order, 0.0), _is_integer(order))
-    value = select(natural, select(_is_even(order), neg(size), size), math.nan)
+    size = _factorial(order, has_fma) * _zeta(order + 1.0, at, _EFFORT[x.dtype], has_fma)
+    natural = compare("ge", order, 0.0) & _is_integer(order)
+    value = select(natural, select(_is_even(order), -size, size), math.nan)
     value = unlikely(compare("eq", order, 0.0), digamma(at, has_fma=has_fma), value)
     return convert(value, x.dtype)
 
@@ -83,18 +68,18 @@ def _zeta(s: Expr, q: Expr, effort: _Effort, has_fma: bool) -> Expr:
     def of_positive(q: Expr) -> Expr:
         return _of_positive(s, q, effort, has_fma)
 
-    direct = of_positive(select(compare("gt", q, 0.0), q, sub(1.0, q)))
+    direct = of_positive(select(compare("gt", q, 0.0), q, 1.0 - q))
     # Terms below 0 are what those of 1 - q, with the sign of (-1)**s, lack to those of all integers
     # beside q: both sides of these are sums of positive terms.
     below, even = floor(q), _is_even(s)
-    before = sub(of_positive(sub(apply("ceil", q), q)), direct)
-    reflected = add(of_positive(sub(q, below)), select(even, before, neg(before)))
+    before = of_positive(apply("ceil", q) - q) - direct
+    reflected = of_positive(q - below) + select(even, before, -before)
     pole = select(even, const(math.inf, F64), math.nan)
     reflected = select(compare("eq", below, q), pole, reflected)
     reflected = select(_is_integer(s), reflected, math.nan)
-    value = unlikely(negation(compare("gt", q, 0.0)), reflected, direct)
+    value = unlikely(~compare("gt", q, 0.0), reflected, direct)
     value = select(compare("eq", q, math.inf), 0.0, value)
-    ends = select(both(compare("eq", s, 1.0), compare("eq", q, q)), const(math.inf, F64), math.nan)
+    ends = select(compare("eq", s, 1.0) & compare("eq", q, q), const(math.inf, F64), math.nan)
     return select(compare("gt", s, 1.0), value, ends)
 
 
@@ -102,28 +87,28 @@ def _of_positive(s: Expr, q: Expr, effort: _Effort, has_fma: bool) -> Expr:
     """The smallest first; the integral by a**(1 - s), which is a number where a**-s is 0, and
     which the rounding of a would count in s times."""
     a, a_low = two_sum(q, const(effort.terms, F64))
-    inverse = div(1.0, a)
-    square = mul(inverse, inverse)
+    inverse = 1.0 / a
+    square = inverse * inverse
     bounded = at_most(s, _LARGE)
     series: Expr = const(_CORRECTIONS[effort.corrections - 1], F64)
     for j in range(effort.corrections - 1, 0, -1):
-        rising = mul(add(bounded, 2.0 * j - 1.0), add(bounded, 2.0 * j))
-        series = fma(series, mul(rising, square), _CORRECTIONS[j - 1])
-    correction = fma(mul(bounded, inverse), series, 0.5)
-    rest = fma(correction, inverse, div(1.0, sub(s, 1.0)))
-    exponent = sub(1.0, s)
+        rising = (bounded + (2.0 * j - 1.0)) * (bounded + 2.0 * j)
+        series = fma(series, rising * square, _CORRECTIONS[j - 1])
+    correction = fma(bounded * inverse, series, 0.5)
+    rest = fma(correction, inverse, 1.0 / (s - 1.0))
+    exponent = 1.0 - s
     power = _power(a, exponent, has_fma)
-    power = fma(mul(power, mul(exponent, a_low)), inverse, power)
-    total = mul(power, rest)
+    power = fma(power * (exponent * a_low), inverse, power)
+    total = power * rest
     for k in reversed(range(effort.terms)):
-        total = add(total, _power(add(q, float(k)), neg(s), has_fma))
+        total = total + _power(q + float(k), -s, has_fma)
     return total
 
 
 def _power(a: Expr, exponent: Expr, has_fma: bool) -> Expr:
     """a**exponent for a > 0 and exponent < 0."""
     if isinstance(exponent, Const) and exponent.value in range(-_BY_PRODUCTS, 0):
-        return div(1.0, _product(a, -int(exponent.value)))
+        return 1.0 / _product(a, -int(exponent.value))
     return power_of_positive(a, exponent, has_fma)
 
 
@@ -131,15 +116,15 @@ def _product(a: Expr, count: int) -> Expr:
     if count == 1:
         return a
     half = _product(a, count // 2)
-    square = mul(half, half)
-    return mul(square, a) if count % 2 else square
+    square = half * half
+    return square * a if count % 2 else square
 
 
 def _factorial(n: Expr, has_fma: bool) -> Expr:
     """Exact up to 16!, where what the logarithm lacks is rounded away."""
     if isinstance(n, Const) and n.value in range(171):
         return const(float(math.factorial(int(n.value))), F64)
-    return apply("round_even", exp(lgamma(add(n, 1.0), has_fma=has_fma)))
+    return apply("round_even", exp(lgamma(n + 1.0, has_fma=has_fma)))
 
 
 def _is_integer(x: Expr) -> Expr:
@@ -147,4 +132,4 @@ def _is_integer(x: Expr) -> Expr:
 
 
 def _is_even(x: Expr) -> Expr:
-    return _is_integer(mul(x, 0.5))
+    return _is_integer(x * 0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
@@ -68,7 +67,7 @@ def lower_branch(node: Node, outer: StageLowering) -> list[Step]:
     for number, side in reversed(list(enumerate(sides))):
         chosen = outer.read(choice, ())
         wanted = (
-            apply("not", chosen)
+            ~chosen
             if choice.type.dtype is BOOL
             else apply("eq", chosen, const(number, choice.type.dtype))
         )
@@ -218,9 +217,8 @@ class _WhileLoop:
 
 
 def _counted(progression: Progression, iteration: Var, value: Value) -> Expr:
-    scaled = apply("mul", iteration, index.constant(progression.step))
-    shifted = apply("add", scaled, index.constant(progression.start))
-    return apply("convert", shifted, dtype=value.type.dtype)
+    number = iteration * progression.step + progression.start
+    return apply("convert", number, dtype=value.type.dtype)
 
 
 def _literal(value: Value, outer: StageLowering) -> int | None:

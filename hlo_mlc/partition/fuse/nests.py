@@ -176,7 +176,7 @@ def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Ex
         for axis, coefficient in sorted(terms.items(), key=lambda term: term[1]):
             if axis not in axes or axis in result or coefficient != step:
                 return None
-            result[axis] = index.floormod(index.floordiv(written, step), axis.extent)
+            result[axis] = written // step % axis.extent
             step *= axis.extent
         if offset or step != written.extent:
             return None

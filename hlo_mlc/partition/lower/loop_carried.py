@@ -247,8 +247,8 @@ def alternating(
     """A loop over pairs of iterations, the first writing the twins and the second reading them."""
     pairs = Var(outer.fresh("n"), INDEX, trip_count // 2)
     swap = {**twins, **{second: first for first, second in twins.items()}}
-    even = index.multiply(pairs, 2)
-    odd = index.add(even, 1)
+    even = pairs * 2
+    odd = even + 1
     first = _at(body, iteration, even)
     second = _at([replace_buffers(s, swap) for s in body], iteration, odd)
     fill = [

@@ -3,8 +3,6 @@ expressions of its users."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +12,7 @@ import numpy as np
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
 from hlo_mlc.expr.combiner import NOTHING
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.ops.definition import (
@@ -32,12 +30,13 @@ from hlo_mlc.ops.definition import (
 )
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.costs import Costs
+from hlo_mlc.partition.lower.parts import axes_of, stages_of_parts
 from hlo_mlc.partition.lower.picks import Pick, picks
-from hlo_mlc.partition.lower.storing import EXPRESSION_LIMIT, Storing
+from hlo_mlc.partition.lower.storing import Storing
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.access import at_axes
-from hlo_mlc.tensor.classify import CROSSING_LEAST, cost, stride, walks_columns
+from hlo_mlc.tensor.classify import CROSSING_LEAST, stride, walks_columns
 from hlo_mlc.tensor.coalesce import in_memory_order
 from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Assign, Stage
@@ -47,11 +46,6 @@ from hlo_mlc.tensor.extremum import in_one_pass
 # squares, up to so many bytes: a larger one would take memory that XLA does without.  Shorter rows
 # lie in the cache lines of their neighbours (layernorm, argmax and rays of the bench).
 CROSSED_LIMIT, SHORTEST_ROW = 8 << 20, 16
-# Parts of what is joined that one loop may store: as many lines at equal distances as the first
-# cache has ways.  Up to so many, each part more took less time than a loop of its own (8 of 64 x
-# 4096 f32 0.5 of it); 64 of 4096 in one loop took 3 to 7 times as long as apart, 16 of 2^18 1.4
-# times (frequencies).
-PARTS_ABREAST = 8
 
 
 @dataclass(slots=True)
@@ -175,7 +169,7 @@ class StageLowering:
         terms = 1
         if isinstance(lowered, Fold) and (math.prod(lowered.extents) == 1 or node in self._short):
             terms = math.prod(lowered.extents)
-            lowered = self._lowered[node] = _as_terms(lowered)
+            lowered = self._lowered[node] = lowered.as_terms()
         if isinstance(lowered, Pointwise):
             if node.op == "stablehlo.constant":
                 return
@@ -208,7 +202,7 @@ class StageLowering:
         see."""
         if not value.type.dtype.is_integer or value in self.wanted:
             return False
-        axes, point = self._axes(value.type.shape)
+        axes, point = axes_of(value.type.shape, self.fresh)
         if axes and node.op != "stablehlo.iota" and self._counted.isdisjoint(node.operands):
             return False
         e = self.read(value, point)
@@ -236,7 +230,7 @@ class StageLowering:
                 or value.type.bytes > CROSSED_LIMIT
             ):
                 continue
-            axes, indices = self._axes(value.type.shape)
+            axes, indices = axes_of(value.type.shape, self.fresh)
             element = self.read(value, indices)
             rows = [v for v in axes if v.extent >= SHORTEST_ROW]
             along = {
@@ -251,29 +245,8 @@ class StageLowering:
                 self.store(node, value, self.lowered(node).elements[position])
 
     def _store_parts(self, node: Node, value: Value) -> None:
-        """Give what is joined a buffer, each operand a stage that fills its part of it; neighbours
-        that read the same elements at the same points have one in common.
-
-            join(x * c - y * s, y * c + x * s)
-                ->   for k: z[k] = x[k] * c[k] - y[k] * s[k];  z[k + n] = y[k] * c[k] + x[k] * s[k]
-        """
-        buffer, axis, start = self.define(value), node.attributes["dimension"], 0
-        stages: list[Stage] = []
-        axes, point = (), ()
-        for number, part in enumerate(node.operands):
-            if not number or part.type.shape != node.operands[number - 1].type.shape:
-                axes, point = self._axes(part.type.shape)
-            place = (*point[:axis], index.add(point[axis], start), *point[axis + 1 :])
-            stage = Stage(self.fresh("s"), axes, (Assign(buffer, place, self.read(part, point)),))
-            if (
-                stages
-                and len(stages[-1].assigns) < PARTS_ABREAST
-                and _read_the_same(stages[-1], stage)
-            ):
-                stages[-1] = replace(stages[-1], assigns=stages[-1].assigns + stage.assigns)
-            else:
-                stages.append(stage)
-            start += part.type.shape[axis]
+        """Give what is joined a buffer, that stages fill part by part."""
+        stages = stages_of_parts(node, self.define(value), self.read, self.fresh)
         for number, stage in enumerate(stages):
             self._emit(node, stage, update=number > 0)
 
@@ -282,7 +255,7 @@ class StageLowering:
         parts = ((),)
         if node.op == "stablehlo.complex":
             parts = tuple((index.constant(k),) for k in range(buffer.shape[-1]))
-        axes, point = self._axes(buffer.shape[: len(buffer.shape) - len(parts[0])])
+        axes, point = axes_of(buffer.shape[: len(buffer.shape) - len(parts[0])], self.fresh)
         assigns = tuple(Assign(buffer, (*point, *part), element((*point, *part))) for part in parts)
         self.items.append(Item(Stage(self.fresh("s"), axes, assigns), node, closed=closed))
 
@@ -292,12 +265,12 @@ class StageLowering:
     def _fold_into(
         self, node: Node, fold: Fold, buffers: tuple[Buffer, ...], inner: bool = False
     ) -> None:
-        axes, indices = self._axes(buffers[0].shape)
-        reduce_axes, reduce_indices = self._axes(fold.extents)
+        axes, indices = axes_of(buffers[0].shape, self.fresh)
+        reduce_axes, reduce_indices = axes_of(fold.extents, self.fresh)
         if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
             assigns = tuple(
                 Assign(buffer, indices, element(indices))
-                for buffer, element in zip(buffers, _as_terms(fold).elements, strict=True)
+                for buffer, element in zip(buffers, fold.as_terms().elements, strict=True)
             )
             self._emit(node, Stage(self.fresh("s"), axes, assigns), inner=inner)
             return
@@ -334,7 +307,7 @@ class StageLowering:
 
     def unrolled(self, node: Node, unrolled: Unrolled, results: Sequence[Value]) -> None:
         """One stage that stores every element of `results`, which are written out."""
-        axes, point = self._axes(unrolled.extents)
+        axes, point = axes_of(unrolled.extents, self.fresh)
         found = unrolled.elements(point)
         buffers = [self.define(value) for value in results]
         assigns = tuple(
@@ -346,11 +319,11 @@ class StageLowering:
 
     def _stepwise(self, node: Node, stepwise: Stepwise) -> None:
         """One stage that goes through a procedure at every point."""
-        axes, point = self._axes(stepwise.extents)
+        axes, point = axes_of(stepwise.extents, self.fresh)
         tables = tuple(map(self._table, stepwise.tables))
         along, inner = [], ()
         for value, array in zip(node.results, stepwise.results, strict=True):
-            own, place = self._axes(array.shape)
+            own, place = axes_of(array.shape, self.fresh)
             inner += own
             at = stepwise.place(point, place)
             along.append(Assign(self.define(value), at, load(array, place)))
@@ -388,7 +361,7 @@ class StageLowering:
         return lambda indices: load(buffer, indices)
 
     def _scan(self, node: Node, scan: Scan) -> None:
-        axes, indices = self._axes(node.results[0].type.shape)
+        axes, indices = axes_of(node.results[0].type.shape, self.fresh)
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in scan.initial)
         finished = scan.finish(accumulators) if scan.finish else accumulators
         assigns = tuple(
@@ -411,7 +384,7 @@ class StageLowering:
         )
 
     def _sorted(self, node: Node, order: Sorted) -> None:
-        axes, indices = self._axes(node.results[0].type.shape)
+        axes, indices = axes_of(node.results[0].type.shape, self.fresh)
         place = indices[order.axis]
         if not isinstance(place, Var):  # the first alone is an axis of one place
             place = variable(self.fresh("i"), 1)
@@ -473,7 +446,7 @@ class StageLowering:
         sort, same = self._picks[node]
         if node.results[0] in self.buffers:
             return
-        axes, indices = self._axes(node.results[0].type.shape)
+        axes, indices = axes_of(node.results[0].type.shape, self.fresh)
         element = lookup(node.op).lower(node, [self.reader(v) for v in node.operands])
         assert isinstance(element, Pointwise)
         picked, order = element.elements[0](indices), self.lowered(sort)
@@ -492,7 +465,7 @@ class StageLowering:
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]
         target = node.operands[update.target]
-        axes, indices = self._axes(value.type.shape)
+        axes, indices = axes_of(value.type.shape, self.fresh)
         source = self.read(target, indices)
         buffer = self.define(value)
         self._emit(node, Stage(self.fresh("s"), axes, (Assign(buffer, indices, source),)))
@@ -500,7 +473,7 @@ class StageLowering:
 
     def emit_update(self, node: Node, update: Update, buffer: Buffer) -> None:
         """Write the changed elements of `update` into `buffer`, which holds the others already."""
-        axes, point = self._axes(update.extents)
+        axes, point = axes_of(update.extents, self.fresh)
         place, element = update.place(point), update.element(point)
         if update.combiner is not None:
             combiner = update.combiner
@@ -513,46 +486,5 @@ class StageLowering:
         stage = Stage(self.fresh("u"), axes, (assign,))
         self._emit(node, stage, update=True)
 
-    def _axes(self, shape: tuple[int, ...]) -> tuple[tuple[Var, ...], Indices]:
-        """One variable for each axis longer than one, and the index of every axis."""
-        axes, indices = [], []
-        for extent in shape:
-            if extent == 1:
-                indices.append(index.constant(0))
-            else:
-                axes.append(variable(self.fresh("i"), extent))
-                indices.append(axes[-1])
-        return tuple(axes), tuple(indices)
-
     def _emit(self, node: Node, stage: Stage, update: bool = False, inner: bool = False) -> None:
         self.items.append(Item(stage, node, update, inner=inner))
-
-
-def _read_the_same(one: Stage, other: Stage) -> bool:
-    """Whether two maps that go through the same points read some element of each of them both, and
-    are not too much for one loop."""
-    if one.axes != other.axes:
-        return False
-    read, again = ({*loads_in(*stage.expressions)} for stage in (one, other))
-    last = set(one.axes[-1:])
-    return any(last <= node.free for node in read & again) and (
-        cost(*one.expressions, *other.expressions) <= EXPRESSION_LIMIT
-    )
-
-
-def _as_terms(fold: Fold) -> Pointwise:
-    """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
-
-    def element(position: int, indices: Indices) -> Expr:
-        values = fold.initial
-        for point in itertools.product(*map(range, fold.extents)):
-            at = tuple(index.constant(i) for i in point)
-            both = zip(
-                fold.combiner.lhs + fold.combiner.rhs, values + fold.terms(indices, at), strict=True
-            )
-            pair = dict(both)
-            values = tuple(substitute(e, pair) for e in fold.combiner.results)
-        return fold.finished(values)[position]
-
-    results = len(fold.finished(fold.initial))
-    return Pointwise(tuple(functools.partial(element, k) for k in range(results)))

@@ -1,0 +1,33 @@
+"""How scripts begin: their words, their help, and what they do not take."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hlo_mlc_bench.script import arguments
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch):
+    return lambda *words: monkeypatch.setattr(sys, "argv", ["scripts/some.py", *words])
+
+
+def test_words_are_what_a_script_is_called_with(called) -> None:
+    called("one", "two")
+    assert arguments("about") == arguments("about", most=2) == ["one", "two"]
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_what_a_script_is_about(called, capsys: pytest.CaptureFixture[str], word) -> None:
+    called("one", word)
+    with pytest.raises(SystemExit) as ended:
+        arguments("\nWrites a page.\n")
+    assert ended.value.code is None and capsys.readouterr().out == "Writes a page.\n"
+
+
+def test_more_words_are_refused(called) -> None:
+    called("one", "two")
+    with pytest.raises(SystemExit, match="expected no 'two'"):
+        arguments("about", most=1)
