@@ -21,6 +21,7 @@ from hlo_mlc.kernel_objects import BegunObject, begin_object, has_checks, record
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.promises import TURN_S, Kept, KernelKey, keep_later, store_later, was_broken
 from hlo_mlc.runtime import variants
+from hlo_mlc.runtime.cache import object_cache
 from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.faults import Contained, Fault
@@ -106,6 +107,31 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     return fresh
 
 
+def recalled_kernels(
+    kernels: Mapping[str, tuple[Kernel, str]], options: Options, backend: Backend
+) -> Mapping[str, BuiltKernel] | None:
+    """Kernels whose objects are in the cache, each by its fingerprint with the object's key, so
+    that they can be called; None where one is missing."""
+    variants.release_unused()
+    objects, found = object_cache(options), {}
+    with _building, short_turns(TURN_S):
+        for fingerprint, (kernel, object_key) in kernels.items():
+            key = _key(kernel, options, backend)
+            built = _built.get(key)
+            if built is None:
+                packed = objects.get(object_key)
+                if packed is None:
+                    return None
+                built = backend.load(kernel, KernelObject.unpack(packed))
+            elif was_broken(key):
+                return None
+            built.publish()  # others may have come since
+            found[fingerprint] = _built[key] = built
+    for kept in tuple(_keepers):
+        kept += found.values()
+    return found
+
+
 def build_kernels(
     kernels: Iterable[Kernel],
     options: Options,
@@ -131,7 +157,7 @@ def build_kernels(
     may_promise = (
         options.choose == "auto" and not has_checks(options, backend) and record.folder is None
     )
-    with _building, short_turns(TURN_S), _assemblers(wait=not may_promise) as assembler:
+    with _building, short_turns(TURN_S), assemblers(wait=not may_promise) as assembler:
         batch = _Batch(options, backend, record, assembler, may_promise, most_lines, most_lines)
         try:
             for kernel in wanted.values():
@@ -241,7 +267,7 @@ class _Batch:
 
 
 @contextlib.contextmanager
-def _assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
+def assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
     """Threads that assemble; they end when they are done, which is waited for or not."""
     assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc", work_for, (users_line(),))
     try:

@@ -9,7 +9,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
@@ -19,12 +19,15 @@ from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import build_kernels
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
+from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
+from hlo_mlc.kept_programs import KeptProgram
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.choose.predictions import by_gain, saved_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
+from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Plan, without
 from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.packed_integers import in_bytes
@@ -34,7 +37,7 @@ from hlo_mlc.reporting import report_on, say_outcome
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.dumps import Recorder
-from hlo_mlc.support.faults import Fault
+from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
 
@@ -73,12 +76,26 @@ def compile_module(
     backend = backend or cpu_backend(options)
     with Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
+        kept = KeptProgram.of(module, options, entry, backend)
+        found, faults = None, list[Fault]()
+        if kept is not None:
+            with Contained(options.choose, faults.append):
+                found = kept.recall(module, _made_again(kept))
+        if found is not None:
+            record.stage("recall", "99-stablehlo.mlir", lambda: str(found.module or module))
+            report = replace(
+                found.report,
+                seconds=time.perf_counter() - began,
+                stage_seconds=record.seconds_by_stage(),
+            )
+            say_outcome(entry, report, found.built, options, backend)
+            return CompiledModule(found.module or module, report)
         graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
         donated = read_donations(module, entry)
         graph = _simplified(graph, options, backend)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
-        plan, built, failed = _plan_and_build(graph, donated, options, backend, record)
+        plan, built, failed = _plan_and_build(graph, donated, options, backend, record, kept)
         emitted = (
             module
             if not plan.taken
@@ -92,8 +109,27 @@ def compile_module(
     report = replace(report, for_other_rows=_for_other_rows(plan, built, options, backend))
     if failed:
         report = replace(report, advice=FAULT_ADVICE)
+    elif kept is not None:
+        kernels = [one.kernel for one in built.values()]
+        kept.keep(None if emitted is module else emitted, report, kernels)
     say_outcome(entry, report, built, options, backend)
-    return CompiledModule(emitted, report, tuple(failed.values()))
+    return CompiledModule(emitted, report, (*faults, *failed.values()))
+
+
+def _made_again(kept: KeptProgram) -> Callable[[], Mapping[str, Kernel]]:
+    """What finds the kernels of a program by their fingerprints, by doing again what was done."""
+
+    @functools.cache
+    def kernels() -> Mapping[str, Kernel]:
+        module = parse_module(kept.bytecode)
+        _, plan = clusters_of(module, kept.options, entry=kept.entry, backend=kept.backend)
+        return {
+            kernel.fingerprint: kernel
+            for cluster, _ in (*plan.taken, *plan.rejected)
+            for kernel, _, _ in cluster.kernels
+        }
+
+    return kernels
 
 
 # Lines of LLVM IR for a program, for each of its operations, for each that sums, and for each that
@@ -133,9 +169,16 @@ def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
 
 
 def _drawn(
-    graph: Graph, donated: Sequence[tuple[int, int]], options: Options, backend: Backend
+    graph: Graph,
+    donated: Sequence[tuple[int, int]],
+    options: Options,
+    backend: Backend,
+    kept: KeptProgram | None = None,
 ) -> Plan:
-    return partition(graph, backend.chooser(options), backend.costs, donated, backend.limits)
+    chooser = backend.chooser(options)
+    if kept is not None:
+        chooser = kept.noting(chooser)
+    return partition(graph, chooser, backend.costs, donated, backend.limits)
 
 
 def _plan_and_build(
@@ -144,12 +187,13 @@ def _plan_and_build(
     options: Options,
     backend: Backend,
     record: Recorder,
+    kept: KeptProgram | None,
 ) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
     """The plan, its kernels, and why others could not be built: their clusters stay with XLA."""
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
     is_bounded = backend.is_bounded and options.choose != "ours"
-    drawn = _drawn(graph, donated, options, backend)
+    drawn = _drawn(graph, donated, options, backend, kept)
     most_lines = most_lines_for(graph, saved_us(drawn)) if is_bounded else sys.maxsize
     while True:
         plan = without(drawn, graph, refused)
@@ -158,7 +202,10 @@ def _plan_and_build(
         plan = backend.divided(plan, graph, refused)
         record.attach(PLAN_FILE, functools.partial(plan_json, graph, plan))
         record.stage("partition", "30-plan.txt", functools.partial(_plan_text, plan))
-        result = build_kernels(by_gain(plan), options, backend, record, most_lines)
+        kernels = by_gain(plan)
+        if kept is not None:
+            kept.note(kernels)
+        result = build_kernels(kernels, options, backend, record, most_lines)
         if not result.failed and not result.refused:
             if options.check and backend.has_checks:
                 _describe([cluster for cluster, _ in plan.taken], backend.variant)

@@ -20,9 +20,9 @@ from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import object_cache
-from hlo_mlc.runtime.generators import generators_digest
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.runtime.sources import generators_digest
 from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.options import Options

@@ -70,7 +70,7 @@ def keep_later(
             if not isinstance(error, Exception):
                 raise
 
-    _later(keep, assembler)
+    do_later(keep, assembler)
     return begun, object_
 
 
@@ -93,12 +93,12 @@ def store_later(
         count_proofs(tally, options)
 
     if kept:
-        _later(store, assembler)
+        do_later(store, assembler)
     else:
         store()
 
 
-def _later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
+def do_later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
     """Has the assembler do what nobody waits for, or does it here where it has no thread."""
     first = threading.Lock()
 

@@ -24,6 +24,7 @@ import pytest
 from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
+from hlo_mlc import kept_programs
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.backends.cuda import limits_of, stays_complex
 from hlo_mlc.codegen.c.printer import print_file
@@ -146,6 +147,14 @@ def _idle() -> Iterator[None]:
     """The machine counts as idle: what else runs decides nothing, not even other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(busyness, "read_clocks", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_kept() -> Iterator[None]:
+    """No program is known from before: tests watch the compiler at work, and change it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_programs, "_LARGEST_BYTES", 0)
         yield
 
 

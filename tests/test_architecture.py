@@ -39,6 +39,7 @@ FLOORS = (
     "kernel_objects",
     "promises",
     "building",
+    "kept_programs",
     "reporting",
     "compiler",
     "page",

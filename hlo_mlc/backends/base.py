@@ -200,6 +200,11 @@ class Backend(Protocol):
     def identity(self) -> str:
         """All that the machine code of a kernel depends on, but for our own sources."""
 
+    @property
+    def decides(self) -> str | None:
+        """All that what is decided of a program depends on, but for our own sources, settings and
+        records; None where what becomes of programs is not kept for other processes."""
+
     def require(self) -> None:
         """Raises: CodegenError where what assembles its kernels is missing, with what to do."""
 

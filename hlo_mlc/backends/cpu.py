@@ -128,6 +128,10 @@ class CpuBackend:
     def identity(self) -> str:
         return str(self.target)
 
+    @property
+    def decides(self) -> str | None:  # kernels for any rows serve more than one program
+        return None if self.any_rows else f"{self}\n{self.target.rates}\n{self.identity}"
+
     def require(self) -> None:
         pass
 
@@ -230,6 +234,7 @@ class ShardedCpuBackend(CpuBackend):
     into parts as well."""
 
     limits = replace(LIMITS, takes_layouts=False)  # parts lie row by row
+    decides = None  # how devices share kernels is asked of their programs
 
     def chooser(self, options: Options) -> Chooser:
         rule = CpuBackend.chooser(self, options)

@@ -213,6 +213,7 @@ class CudaBackend:
     refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
     has_checks = is_bounded = False
     suffixes = ("cu", "resources.txt")
+    decides = None  # what a first call takes there is XLA's and the CUDA compiler's
 
     @property
     def variant(self) -> str:

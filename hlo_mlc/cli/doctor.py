@@ -99,7 +99,7 @@ def _cache(options: Options) -> Facts:
     objects.check_writable()
     entries = objects.entries()
     yield "folder", str(objects.folder)
-    yield "kernels", str(len(entries))
+    yield "kernels and programs", str(len(entries))
     size = sum(entry.size_bytes for entry in entries)
     yield "size", f"{size / (1 << 20):.1f} of {options.cache_limit_mib} MiB"
     proofs = proofs_here(options)

@@ -16,7 +16,7 @@ from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.report import Comparison
 from hlo_mlc.runtime.notes import read_note, write_note
-from hlo_mlc.runtime.records import find_record
+from hlo_mlc.runtime.records import recorded_digests
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
@@ -62,9 +62,7 @@ def recorded(
     kernels: Iterable[str], options: Options, platform: str = devices.CPU
 ) -> dict[str, str]:
     """What is recorded of each kernel now: a choice holds as long as it was made among these."""
-    target = BACKENDS[platform](options).target.key
-    known = {kernel: find_record(kernel, target, options) for kernel in sorted(kernels)}
-    return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
+    return recorded_digests(sorted(kernels), BACKENDS[platform](options).target.key, options)
 
 
 def remembered(path: Path, options: Options, platform: str = devices.CPU) -> Choice | None:

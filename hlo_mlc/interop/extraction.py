@@ -32,9 +32,9 @@ def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
     while pending:
         symbol = pending.pop()
         copy = symbols[symbol].operation.clone(ip=end)
-        callees = _callees(copy) - seen
+        callees = [callee for callee in _callees(copy) if callee not in seen]
         pending += callees
-        seen |= callees
+        seen.update(callees)
     with module.context:
         function_named(extracted, name).attributes["sym_visibility"] = ir.StringAttr.get("public")
     return extracted
@@ -127,20 +127,20 @@ def splice(module: ir.Module, symbols: ir.SymbolTable, name: str, compiled: ir.M
         operation.operation.erase()
 
 
-def _callees(function: ir.Operation) -> set[str]:
-    """The functions that the operations of a function refer to."""
-    names: set[str] = set()
-
+def _callees(function: ir.Operation) -> tuple[str, ...]:
+    """The functions that the operations of a function refer to, each once, in the order that every
+    process has them in."""
+    names: list[str] = []
     for operation in operations(function):
         attributes = operation.attributes
         match operation.name:
             case "func.call":
-                names.add(attributes["callee"].value)
+                names.append(attributes["callee"].value)
             case "stablehlo.composite":
-                names.add(attributes["decomposition"].value)
+                names.append(attributes["decomposition"].value)
             case "stablehlo.custom_call" if "called_computations" in attributes:
-                names.update(symbol.value for symbol in attributes["called_computations"])
-    return names
+                names.extend(symbol.value for symbol in attributes["called_computations"])
+    return tuple(dict.fromkeys(names))
 
 
 def rename(module: ir.Module, name: str, to: str) -> None:

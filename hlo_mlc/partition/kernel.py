@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
@@ -26,6 +26,29 @@ class Kernel:
     inputs: tuple[Buffer, ...]  # the graph's buffers, in calling order
     outputs: tuple[Buffer, ...]
     name: str
+
+
+class RecalledKernel(Kernel):
+    """A kernel of a program that was compiled by another process: known by its fingerprint and by
+    what people call it, and made again where somebody asks for more."""
+
+    __slots__ = ("_again",)
+
+    def __init__(self, fingerprint: str, name: str, again: Callable[[], Kernel]) -> None:
+        for attribute, value in (("fingerprint", fingerprint), ("name", name), ("_again", again)):
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def program(self) -> TensorProgram:  # type: ignore[override]
+        return self._again().program
+
+    @property
+    def inputs(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        return self._again().inputs
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:  # type: ignore[override]
+        return self._again().outputs
 
 
 def make_kernel(

@@ -17,7 +17,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -281,6 +281,15 @@ def find_record(kernel: str, target: str, options: Options) -> Record | None:
     if options.records is None:
         return open_records(options).get(kernel, target)
     return pinned_records(options.records).get((kernel, target))
+
+
+def recorded_digests(kernels: Iterable[str], target: str, options: Options) -> dict[str, str]:
+    """What is recorded of each kernel now, "" of those of which nothing is.
+
+    Raises: ConfigurationError for a file that cannot be followed.
+    """
+    known = {kernel: find_record(kernel, target, options) for kernel in kernels}
+    return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
 
 
 def pinned_records(path: Path) -> Mapping[tuple[str, str], Record]:

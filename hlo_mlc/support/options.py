@@ -112,12 +112,13 @@ class Options:
     cache_dir: Path = field(
         default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _path("folder"))
     )
-    """Where compiled kernels and best schedules are kept."""
+    """Where compiled kernels and programs, and best schedules, are kept."""
 
     cache_limit_mib: int = field(
         default=1024, metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1))
     )
-    """How much room compiled kernels may take there; those used least recently go first."""
+    """How much room compiled kernels and programs may take there; those used least recently go
+    first."""
 
     records: Path | None = field(default=None, metadata=_from("HLO_MLC_RECORDS", _path("file")))
     """A file of `hlo-mlc records export` by which kernels are built: nothing else that was tuned or
