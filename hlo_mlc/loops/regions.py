@@ -43,21 +43,26 @@ class Boxes:
 
 class Points:
     """The values of some variables at many points, and intervals of whatever depends on them and on
-    the variables of loops inside, whose extents are given."""
+    the variables of loops inside, whose extents are given.
+
+    Arrays of values are spread over each other, as NumPy does it: what depends on a few of many
+    variables is computed for the values of these alone.
+    """
 
     def __init__(self, values: Mapping[Var, np.ndarray], extents: Mapping[Var, Expr]) -> None:
-        self.count = len(next(iter(values.values()))) if values else 1
-        if self.count > MOST_POINTS:
+        self.shape = np.broadcast_shapes((1,), *(x.shape for x in values.values()))
+        if math.prod(self.shape) > MOST_POINTS:
             raise Unknown
         self._extents = extents
         self._known: dict[Expr, Interval] = {v: (x, x) for v, x in values.items()}
-        self.exist = np.ones(self.count, bool)
+        self.exist = np.ones(1, bool)
         for v, x in values.items():
             if v in extents:
-                self.exist &= x < self.interval(extents[v])[1]
+                self.exist = self.exist & (x < self.interval(extents[v])[1])
 
     def interval(self, e: Expr) -> Interval:
-        """The smallest and largest value of an index expression at each point."""
+        """The smallest and largest value of an index expression at each point: one array where they
+        are the same because of what it consists of."""
         known = self._known.get(e)
         if known is None:
             known = self._known[e] = self._interval(e)
@@ -71,17 +76,25 @@ class Points:
             low = high = np.int64(offset)
             for atom, k in terms.items():
                 ends = self.interval(atom)
-                low, high = low + k * ends[k < 0], high + k * ends[k > 0]
+                if low is high and ends[0] is ends[1]:
+                    low = high = low + k * ends[0]
+                else:
+                    low, high = low + k * ends[k < 0], high + k * ends[k > 0]
             return low, high
         if isinstance(e, Apply) and e.op in ("min", "max"):
             (a, b), (c, d) = map(self.interval, e.args)
             smaller = np.minimum if e.op == "min" else np.maximum
-            return smaller(a, c), smaller(b, d)
+            low = smaller(a, c)
+            return low, low if a is b and c is d else smaller(b, d)
         if isinstance(e, Apply) and e.op in ("floordiv", "floormod"):
             (low, high), by = self.interval(e.args[0]), e.args[1].value
-            first, last = low // by, high // by
+            first = low // by
+            last = first if low is high else high // by
             if e.op == "floordiv":
                 return first, last
+            if first is last:
+                rest = low - first * by
+                return rest, rest
             same = first == last
             return np.where(same, low - first * by, 0), np.where(same, high - last * by, by - 1)
         low, high = index.bounds(e)
@@ -117,9 +130,21 @@ class Points:
             exist = exist & (low <= high)
             lows.append(low)
             highs.append(high)
-        where = np.flatnonzero(np.broadcast_to(exist, self.count))
-        spread = [[np.broadcast_to(x, self.count)[where] for x in side] for side in (lows, highs)]
-        return Boxes(tuple(spread[0]), tuple(spread[1]), owners[where])
+        return self.where(exist, lows, highs, owners)
+
+    def where(
+        self,
+        exist: np.ndarray,
+        lows: Sequence[np.ndarray],
+        highs: Sequence[np.ndarray],
+        owners: np.ndarray,
+    ) -> Boxes:
+        """Boxes at those points that exist."""
+        there = np.broadcast_to(exist, self.shape)
+        low, high = (
+            tuple(np.broadcast_to(x, self.shape)[there] for x in ends) for ends in (lows, highs)
+        )
+        return Boxes(low, high, np.broadcast_to(owners, self.shape)[there])
 
 
 def _factors(e: Expr, fact: Expr) -> set[int]:
@@ -151,20 +176,18 @@ def joined(parts: Sequence[Boxes]) -> Boxes:
 
 
 def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
-    """All combinations of values of some variables below their bounds.
+    """All combinations of values of some variables below their bounds, each variable along an axis
+    of its own.
 
     Raises: Unknown where there are too many.
     """
-    total = 1
-    for extent in variables.values():
-        total *= extent
-    if total > MOST_POINTS:
+    if math.prod(variables.values()) > MOST_POINTS:
         raise Unknown
-    numbers, step, values = np.arange(total), total, {}
-    for variable, extent in variables.items():
-        step //= max(1, extent)
-        values[variable] = numbers // max(1, step) % max(1, extent)
-    return values
+    count = len(variables)
+    return {
+        v: np.arange(extent).reshape([-1 if axis == n else 1 for axis in range(count)])
+        for n, (v, extent) in enumerate(variables.items())
+    }
 
 
 def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, Expr]) -> bool:
@@ -175,8 +198,7 @@ def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, 
         return False
     try:
         values = enumerated({v: v.extent for v in used})
-        count = len(next(iter(values.values()))) if values else 1
-        boxes = Points(values, extents).boxes((i,), related, np.zeros(count, np.int64))
+        boxes = Points(values, extents).boxes((i,), related, np.zeros(1, np.int64))
     except Unknown:
         return False
     return bool(np.all(boxes.low[0] >= 0) and np.all(boxes.high[0] < extent))

@@ -292,8 +292,7 @@ class _Sides:
         if not ranges and not self.facts and not any(loads(i) for i in self.indices):
             return box(self._side(axis) for axis in range(len(self.indices)))
         values = enumerated(ranges)
-        count = len(next(iter(values.values()))) if values else 1
-        points = Points({**values, **{v: np.zeros(count, np.int64) for v in walking}}, {})
+        points = Points({**values, **walking}, {})
         exist, lows, highs = np.ones(1, bool), [], []
         for v, x in values.items():
             exist = exist & (x < _exact(points, self.extents[v]))
@@ -313,11 +312,7 @@ class _Sides:
                 exist = exist & (_exact(points, fact) <= 0)
         for low, high in zip(lows, highs, strict=True):
             exist = exist & (low <= high)
-        where = np.flatnonzero(np.broadcast_to(exist, count))
-        low, high = (
-            tuple(np.broadcast_to(x, count)[where] for x in ends) for ends in (lows, highs)
-        )
-        return Boxes(low, high, np.zeros(len(where), np.int64))
+        return points.where(exist, lows, highs, np.zeros(1, np.int64))
 
     def _put_in(self, walking: Mapping[Var, np.ndarray]) -> dict[Var, int]:
         """The other variables that anything depends on, extents included, below their bounds."""
@@ -347,6 +342,6 @@ class _Sides:
 
 def _exact(points: Points, e: Expr) -> np.ndarray:
     low, high = points.interval(e)
-    if np.any(low != high):
+    if low is not high and np.any(low != high):
         raise Unknown
     return low
