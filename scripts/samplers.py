@@ -2,6 +2,7 @@
 
     python scripts/samplers.py record spaces.jsonl CASE...    # times all schedules of each kernel
     python scripts/samplers.py replay spaces.jsonl [NAME...]  # searches among them, untimed
+    python scripts/samplers.py again spaces.jsonl [CASE...]   # tunings, measured badly, untimed
 
 The cases are those of the benchmarks; of each, the costliest kernel that can be timed on made-up
 operands. Of large spaces, every other value of the parameters with the most is left out until at
@@ -30,10 +31,12 @@ import optuna
 from rich.progress import track
 from search_model import costliest
 
+from hlo_mlc.interop.tuning_session import LEAST_GAIN
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import MlcError, TuningError
 from hlo_mlc.target.cpu import host
 from hlo_mlc.tuning.features import Description, description_of
+from hlo_mlc.tuning.final import Final
 from hlo_mlc.tuning.messages import Build, Failed, Timed
 from hlo_mlc.tuning.model import WORST
 from hlo_mlc.tuning.placed import Placed
@@ -41,8 +44,9 @@ from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.study import KernelStudy, quiet
 from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc.tuning.tuner import finalists_of
 from hlo_mlc_bench.script import arguments
-from hlo_mlc_bench.searches import Timings, timings
+from hlo_mlc_bench.searches import SHORT, Timings, timings
 
 MOST = 500
 TRIAL_S = 0.05
@@ -50,6 +54,12 @@ STEPS = (4, 8, 16, 32)  # after how many trials searches are looked at
 SEEDS = 4
 AT_RANDOM = 4  # trials before the process over parameters is asked
 REPEATS = 8  # of what is known that a sampler may propose before one at random is taken
+
+
+TUNINGS, WITHIN = 10, math.log(1.02)
+# What measurements are off by, standard deviations of logarithms, and the share of those that are
+# off by more, since others used the machine.
+NOISE, SPELL_NOISE, SPELLS = 0.01, 0.06, 0.1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,6 +81,8 @@ def main(arguments: Sequence[str]) -> None:
     what, path, *cases = arguments
     if what == "record":
         record(Path(path), cases)
+    elif what == "again":
+        again([one for one in recorded(Path(path)) if not cases or one.case in cases])
     else:
         replay(
             recorded(Path(path)),
@@ -315,6 +327,42 @@ def _curves(search: Search, kernels: Sequence[Recorded]) -> np.ndarray:
             log for key, log in kernel.logs.items() if key != key_of(kernel.space.default)
         )
     return result
+
+
+def again(kernels: Sequence[Recorded]) -> None:
+    """Prints how far apart the winners of tunings of each kernel are, in which every measurement is
+    off by some noise."""
+    near = 0
+    for kernel in kernels:
+        gains = sorted(_tuned(kernel, random.Random(seed)) for seed in range(TUNINGS))
+        near += gains[-1] - gains[0] <= WITHIN
+        print(f"{kernel.case:24}" + "".join(f"{math.exp(gain):7.3f}" for gain in gains), flush=True)
+    print(f"winners are within {math.expm1(WITHIN):.0%} in {near} of {len(kernels)}")
+
+
+def _tuned(kernel: Recorded, rng: random.Random) -> float:
+    """By which logarithm the winner of a tuning is faster than the default."""
+
+    def measured(configuration: Configuration) -> float:
+        noise = rng.gauss(0, NOISE if rng.random() >= SPELLS else SPELL_NOISE)
+        return noise - kernel.logs[key_of(configuration)]
+
+    known, space = described(kernel), kernel.space
+    pool = Pool(host(), space.default, lambda some: [known[key_of(one)] for one in some])
+    study = KernelStudy(optuna.storages.InMemoryStorage(), kernel.case, space)
+    while len(study.tried) < SHORT and (trials := study.batch(2, pool, LEAST_GAIN)):
+        for trial in trials:
+            gain = measured(trial.configuration)
+            is_right = kernel.logs[key_of(trial.configuration)] < WORST
+            outcome = Timed(1.0, math.exp(-gain), math.exp(gain)) if is_right else Failed("slow")
+            study.tell(trial, outcome, repr(key_of(trial.configuration)))
+    finalists = finalists_of(study.tried, space)
+    final = Final(len(finalists))
+    while left := final.next_round():
+        for number in left:
+            final.tell(number, measured(finalists[number]))
+    winners = [finalists[number] for number in final.winners]
+    return -kernel.logs[key_of(min(winners, default=space.default, key=key_of))]
 
 
 if __name__ == "__main__":

@@ -81,9 +81,8 @@ def compared(
     short = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(again):
-            study = KernelStudy(
-                open_storage(Path(folder, f"{number}.log")), f"{case}{number}", space
-            )
+            # By the same name, as whoever tunes it twice, each time knowing nothing.
+            study = KernelStudy(open_storage(Path(folder, f"{number}.log")), case, space)
             begin = time.monotonic()
             winner = tune_kernel(
                 task, study, space, Budget(SHORT, None, LEAST_GAIN), helpers=others

@@ -11,11 +11,12 @@ const duration = us => us < 999.5 ? [us.toPrecision(3), "µs"] : us < 999500 ? [
 const share = of => `${Math.round(100 * Math.min(1, of))} %`;
 const taken = {ours: "our kernel", xla: "XLA's code", modelled: "nothing yet", "": "too near to tell"};
 
-// The best of the trials so far, over their numbers; grey is the default's speed.
+// The best of the trials so far, over their numbers; grey is the default's speed, in the middle. What
+// is slower than the scale reaches stands at its foot.
 function curve(trials) {
   if (!trials.length) return "";
   const w = 120, h = 26, most = Math.max(1.05, ...trials.map(t => t[1])), last = Math.max(1, trials.at(-1)[0]);
-  const X = n => (w - 4) * n / last + 2, Y = v => h - 2 - (h - 4) * v / most;
+  const X = n => (w - 4) * n / last + 2, Y = v => 2 + (h - 4) * Math.min(1, (most - v) / (2 * (most - 1)));
   let best = 0, path = "";
   for (const [n, speedup] of trials) {
     if (speedup <= best) continue;
@@ -38,7 +39,35 @@ function winner(row) {
   return `${row.is_default ? `<span class="quiet">the default: </span>` : ""}${schedule}${apart}`;
 }
 
+// What its kernels together are to each function, by their shares of its time.
+function functionsOf(rows) {
+  const found = new Map();
+  for (const row of rows) for (const [name, share] of Object.entries(row.shares)) {
+    if (!found.has(name)) found.set(name, {name, kernels: [], whole: 0, last: ""});
+    const one = found.get(name);
+    one.kernels.push({...row, share});
+    one.whole += share;
+    if (row.last > one.last) one.last = row.last;
+  }
+  const mean = (one, key) => one.kernels.every(k => k[key]) ? one.kernels.reduce((sum, k) => sum + k.share * k[key], 0) / one.whole : 0;
+  return [...found.values()].map(one => ({...one, over_default: mean(one, "over_default"), over_xla: mean(one, "over_xla"), of_limit: mean(one, "of_limit")}))
+    .sort((a, b) => b.last.localeCompare(a.last));
+}
+
+// Kernels that are being tuned, then those of the function that was tuned last, the costliest first.
+function inOrder(rows, functions) {
+  const place = row => functions.findIndex(one => one.name in row.shares) >>> 0, cost = row => row.shares[functions[place(row)]?.name] ?? 0;
+  return [...rows].sort((a, b) => !!b.running - !!a.running || place(a) - place(b) || cost(b) - cost(a));
+}
+
 function draw(rows) {
+  const functions = functionsOf(rows);
+  rows = inOrder(rows, functions);
+  $("functions").parentElement.hidden = !functions.length;
+  const heads = [["function", ""], ["kernels", "n"], ["than by default", "n"], ["than XLA", "n"], ["of the limit", "n"], ["last trial", "n"]];
+  $("functions").innerHTML = `<thead><tr>${heads.map(([title, kind]) => `<th class="${kind}">${title}</th>`).join("")}</tr></thead><tbody>${functions.map(one =>
+    `<tr><td><code>${escaped(one.name)}</code></td><td class="n">${one.kernels.length}</td><td class="n">${speed(one.over_default)}</td><td class="n">${speed(one.over_xla)}</td>
+      <td class="n">${one.of_limit ? share(one.of_limit) : "–"}</td><td class="n quiet">${one.last}</td></tr>`).join("")}</tbody>`;
   const recorded = rows.filter(row => row.recorded && row.over_default > 0);
   const mean = recorded.length ? Math.exp(recorded.reduce((sum, row) => sum + Math.log(row.over_default), 0) / recorded.length) : 0;
   const trials = rows.reduce((sum, row) => sum + row.trials.length, 0), running = rows.filter(row => row.running).length;

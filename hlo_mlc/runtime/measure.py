@@ -119,6 +119,14 @@ class Timing:
     spread_us: float
     best_us: float = 0.0
 
+    def beside(self, other: Timing) -> Timing:
+        """That of as many more runs, about."""
+        return Timing(
+            (self.median_us + other.median_us) / 2,
+            max(self.spread_us, other.spread_us),
+            min(self.best_us, other.best_us),
+        )
+
     def per_call(self, calls: int) -> Timing:
         """What one call took, where each run was so many."""
         return Timing(self.median_us / calls, self.spread_us / calls, self.best_us / calls)
@@ -156,6 +164,16 @@ class PairedTimes:
             return max(1.0, min(self.speedup, best))
         return min(1.0, max(self.speedup, best))
 
+    def crossed_with(self, other: PairedTimes) -> PairedTimes:
+        """Both together, between which the sides have changed places: what a place is worth is in
+        one ratio as often as it is not in the other."""
+        return PairedTimes(
+            self.a.beside(other.a),
+            self.b.beside(other.b),
+            math.sqrt(self.speedup * other.speedup),
+            max(self.speedup_spread, other.speedup_spread),
+        )
+
     def per_call(self, calls: int) -> PairedTimes:
         """What one call took, where each run was so many."""
         return replace(self, a=self.a.per_call(calls), b=self.b.per_call(calls))
@@ -188,16 +206,19 @@ def time_paired(
 
 
 def time_in_turns(
-    run_a: Callable[[], object], run_b: Callable[[], object], seconds: float
+    run_a: Callable[[], object],
+    run_b: Callable[[], object],
+    seconds: float,
+    fewest_rounds: int = _FEWEST_ROUNDS,
 ) -> PairedTimes:
-    """Times one call of each, in as many rounds as fit into `seconds`. Short ones are called
-    several times in a row, so that the clock and the scheduler do not show."""
+    """Times one call of each, in as many rounds as fit into `seconds`, or more. Short ones are
+    called several times in a row, so that the clock and the scheduler do not show."""
     began = time.perf_counter()
     run_a()
     run_b()
     pair_s = max(time.perf_counter() - began, 1e-6)
     calls = max(1, round(2 * _ONE_SIDE_S / pair_s))
-    rounds = min(max(int(seconds / (calls * pair_s)), _FEWEST_ROUNDS), _MOST_ROUNDS)
+    rounds = min(max(int(seconds / (calls * pair_s)), fewest_rounds), _MOST_ROUNDS)
     return time_paired(repeated(run_a, calls), repeated(run_b, calls), rounds).per_call(calls)
 
 

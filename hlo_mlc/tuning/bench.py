@@ -17,6 +17,8 @@ from hlo_mlc.target.cpu import CpuTarget
 UNTOUCHED = 0x5A
 """The byte that results consist of before a kernel writes them."""
 
+_FEWEST_ROUNDS = 3  # of either half of a measurement
+
 
 @dataclass(frozen=True, slots=True)
 class CandidateSource:
@@ -35,13 +37,13 @@ class CandidateSource:
 
 
 class Candidate(Protocol):
-    """A kernel that can be run, with memory of its own for results."""
+    """A kernel that can be run."""
 
     def run(self) -> None:
         """Runs it once, to the end."""
 
     def results(self) -> list[np.ndarray]:
-        """What its last run has written."""
+        """What its last run has written, until another one is loaded or run."""
 
 
 class Bench(Protocol):
@@ -64,27 +66,40 @@ class CpuBench:
         self, target: CpuTarget, operands: Sequence[np.ndarray], results: Sequence[np.ndarray]
     ) -> None:
         """`results` are arrays like those that a kernel computes."""
-        self._target, self._like = target, results
+        self._target = target
         self._operands = list(map(aligned, operands))
+        self._sides = [[aligned_empty(r.shape, r.dtype) for r in results] for _ in range(2)]
 
     def load(self, source: CandidateSource, code: bytes) -> Candidate:
         """An object file, mapped into this process."""
         entry = load_object(code, source.symbol, source.scratch_bytes)
-        results = [aligned_empty(array.shape, array.dtype) for array in self._like]
-        for array in results:
+        here, there = self._sides
+        for array in here:
             array.reshape(-1).view(np.uint8)[...] = UNTOUCHED  # scalars have no other view
-        return _OnCpu(
-            bind_kernel(entry, self._operands, results, threads=self._target.cores), results
+        bound = (
+            bind_kernel(entry, self._operands, side, threads=self._target.cores)
+            for side in (here, there)
         )
+        return _OnCpu(*bound, here)
 
-    def time(self, a: Candidate, b: Candidate, seconds: float) -> PairedTimes:
-        """By the clock."""
-        return time_in_turns(a.run, b.run, seconds)
+    def time(self, a: _OnCpu, b: _OnCpu, seconds: float) -> PairedTimes:
+        """By the clock. Half of the time each writes where the other does else: where pages lie is
+        worth some percent to caches, and says nothing of a kernel."""
+        crossed = time_in_turns(a.run, b.run_elsewhere, seconds / 2, _FEWEST_ROUNDS)
+        return crossed.crossed_with(
+            time_in_turns(a.run_elsewhere, b.run, seconds / 2, _FEWEST_ROUNDS)
+        )
 
 
 class _OnCpu:
-    def __init__(self, run: Callable[[], None], results: list[np.ndarray]) -> None:
-        self.run, self._results = run, results
+    def __init__(
+        self,
+        run: Callable[[], None],
+        run_elsewhere: Callable[[], None],
+        results: Sequence[np.ndarray],
+    ) -> None:
+        """`results` are those that `run` writes."""
+        self.run, self.run_elsewhere, self._results = run, run_elsewhere, results
 
     def results(self) -> list[np.ndarray]:
-        return self._results
+        return [array.copy() for array in self._results]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from functools import partial
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
 from hlo_mlc.tuning.features import Description
+from hlo_mlc.tuning.final import MOST_ROUNDS, Final
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Outcome, Task, Timed
 from hlo_mlc.tuning.model import Forest
 from hlo_mlc.tuning.pool import Pool
@@ -20,15 +23,15 @@ from hlo_mlc.tuning.study import KernelStudy, Tried
 from hlo_mlc.tuning.supervisor import Supervisor
 from hlo_mlc.tuning.workers import Worker
 
-# Seconds of timing for each candidate, and for each of those that may win.
-TRIAL_S, FINAL_S = 0.1, 0.4
-FINALISTS = 4
-# How much faster than the default a winner has to be, and what counts as equally fast: runs in
-# turns tell no less apart. On a busy machine they tell less: a quarter of the noise is added, up
-# to what no noise has been seen to feign.
-WORTH_IT, SURELY_WORTH_IT = 1.02, 1.2
-EQUALLY_FAST = 1.01
-SHARE_OF_NOISE = 0.25
+# Seconds of timing for each candidate, and in each round of the final for each that may still win.
+TRIAL_S, ROUND_S = 0.1, 0.1
+FINALISTS = 6
+# What the rounds of a final take at most, and one measurement, in times of the default: five rounds
+# in each of two looks, half of them of the candidate.
+FINAL_S, _CALLS = 8.0, 30
+# A candidate that was slower than the fastest by more than this logarithm is no finalist: on a busy
+# machine a trial is off by about as much.
+_NEAR = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,44 +194,52 @@ def _timed(
 def _final(
     supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None, moment: Moment
 ) -> Winner:
-    """Measures the best again, each in turns with the default, and picks the fastest."""
+    """Measures the best again, in rounds and each in turns with the default, and picks the fastest:
+    of those that are as fast what stands in the records, else the first in order."""
     tried = study.tried
     failed = sum(isinstance(t.outcome, Failed) for t in tried)
     standing = known and space.configuration(known.schedules)
-    finalists = _finalists(tried, space, standing)
+    finalists = finalists_of(tried, space, standing)
     built = _built(supervisor, [space.schedules(one) for one in finalists], frozenset(), moment)
-    best: list[tuple[Configuration, Timed]] = []
-    for configuration, one in zip(finalists, built, strict=True):
-        outcome, _ = _timed(supervisor, one, None, FINAL_S, moment)
-        if isinstance(outcome, Timed):
-            best.append((configuration, outcome))
-    fastest = max((timed.speedup for _, timed in best), default=0.0)
-    noise = max((timed.noise for _, timed in best), default=1.0)
-    needed = min(max(WORTH_IT, 1 + SHARE_OF_NOISE * (noise - 1)), SURELY_WORTH_IT)
-    if fastest < needed:
+    round_s = len(built) * max(ROUND_S, _CALLS * supervisor.default_us / 1e6)
+    final = Final(len(built), min(MOST_ROUNDS, max(1, int(FINAL_S / max(round_s, ROUND_S)))))
+    timed: list[list[Timed]] = [[] for _ in built]
+    while left := final.next_round():
+        for number in left:
+            outcome, _ = _timed(supervisor, built[number], None, ROUND_S, moment)
+            if isinstance(outcome, Timed):
+                timed[number].append(outcome)
+                final.tell(number, math.log(outcome.speedup))
+            else:
+                final.tell(number, None)
+    noise = statistics.median([one.noise for some in timed for one in some] or [1.0])
+    if not (winners := final.winners):
         us = supervisor.default_us
         return Winner({}, Measured(us, us, 1.0), len(tried), failed, noise)
-    # Of those that are equally fast the first in order: which one wins is not left to noise.
-    equal = [pair for pair in best if pair[1].speedup * EQUALLY_FAST >= fastest]
-    configuration, timed = min(equal, key=lambda pair: sorted(pair[0].items()))
+    number = min(winners, key=lambda n: (finalists[n] != standing, sorted(finalists[n].items())))
     return Winner(
-        space.schedules(configuration),
-        Measured(timed.default_us, timed.us, timed.speedup),
+        space.schedules(finalists[number]),
+        Measured(
+            statistics.median(one.default_us for one in timed[number]),
+            statistics.median(one.us for one in timed[number]),
+            math.exp(final.gain(number)),
+        ),
         len(tried),
         failed,
         noise,
     )
 
 
-def _finalists(
-    tried: Sequence[Tried], space: Space, standing: Configuration | None
+def finalists_of(
+    tried: Sequence[Tried], space: Space, standing: Configuration | None = None
 ) -> list[Configuration]:
     """The fastest configurations of different code, and the one that stands in the records."""
     timed = [t for t in tried if isinstance(t.outcome, Timed)]
     default = {t.digest for t in timed if t.configuration == space.default}
+    least = max((t.outcome.speedup for t in timed), default=1.0) * math.exp(-_NEAR)
     chosen: dict[str, Configuration] = {}
     for one in sorted(timed, key=lambda t: (-t.outcome.speedup, t.number)):
-        if len(chosen) < FINALISTS and one.digest not in default:
+        if len(chosen) < FINALISTS and one.outcome.speedup >= least and one.digest not in default:
             chosen.setdefault(one.digest, one.configuration)
     result = list(chosen.values())
     if standing is not None and standing not in result and standing != space.default:

@@ -158,6 +158,7 @@ def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
         "the fastest trial had shown 1.50x",
         "1 failed",
         'href="dashboard/studies/0"',
+        "<td><code>train</code></td>",
     ):
         assert part in shown
 

@@ -240,12 +240,12 @@ def test_a_batch_is_chosen_as_if_those_before_took_what_is_expected() -> None:
 def test_a_batch_ends_where_nothing_is_expected() -> None:
     pool, study = pool_of(TARGET, SPACE.default, describe), in_memory()
     sizes = []
-    while trials := study.batch(8, pool, least_gain=0.002):
+    while trials := study.batch(7, pool, least_gain=0.002):
         sizes.append(len(trials))
         for trial in trials:
             time = 1.0 if trial.configuration == SPACE.default else math.exp(0.5)
             study.tell(trial, Timed(1.0, time, 1 / time), "")
-    assert sizes[:2] == [8, 8] and sum(sizes) < 60 and sizes[-1] < 8
+    assert sizes[:2] == [7, 7] and sum(sizes) < 60 and sizes[-1] < 7
 
 
 def test_the_last_batch_of_a_space_is_smaller() -> None:
