@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Var
+from hlo_mlc.loops.core import For, LoopKind
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
@@ -306,9 +307,13 @@ def _early(schedule: Schedule, name: str, width: int) -> Schedule:
 
 
 def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
-    """Make the outermost loop parallel, in blocks that are worth a task each."""
-    name = schedule.loop_names[0]
-    extent = constant_extent(schedule.loops(name)[0])
+    """Make the outermost loop parallel, in blocks that are worth a task each; of several, as an
+    axis that is cut at its borders has, the one with the most iterations."""
+    serial = [s for s in schedule.program.body if isinstance(s, For) and s.kind is LoopKind.SERIAL]
+    if not serial:
+        return schedule
+    longest = max(serial, key=_iterations)
+    name, extent = longest.var.name, constant_extent(longest)
     if extent < 2:
         return schedule
     each = max(1, total // extent)
@@ -316,3 +321,9 @@ def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
     if block == 1:
         return schedule.parallel(name)
     return schedule.split(name, block, "shorten").parallel(f"{name}.o")
+
+
+def _iterations(loop: For) -> int:
+    """Of a loop and those in it."""
+    inner = sum(_iterations(s) for s in loop.body if isinstance(s, For))
+    return (constant_extent(loop) or 1) * max(1, inner)

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fuzzing import arrays, control, elementwise, folds, matrices, transformed
+from fuzzing import (
+    arrays,
+    carried,
+    contracted,
+    control,
+    elementwise,
+    folds,
+    indexed,
+    joined,
+    matrices,
+    transformed,
+)
 from fuzzing.draws import Again, Draws
 from fuzzing.program import Operand, Program, Text, types_of
 
@@ -28,10 +39,10 @@ FAMILIES: Mapping[str, Family] = {
     "convert": Family(elementwise.convert, 4),
     "four_bits": Family(elementwise.four_bits, 1),
     "invert": Family(elementwise.invert, 1),
-    "classify": Family(elementwise.classify, 1),
+    "classify": Family(elementwise.classify, 2),
     "bitcast": Family(elementwise.bitcast, 1),
     "random_bits": Family(elementwise.random_bits, 1),
-    "complex": Family(elementwise.complex_numbers, 1),
+    "complex": Family(elementwise.complex_numbers, 3),
     "reduction": Family(folds.reduction, 8),
     "several_reductions": Family(folds.several_reductions, 3, results=2),
     "variadic_reduction": Family(folds.variadic_reduction, 1, results=2),
@@ -73,6 +84,18 @@ FAMILIES: Mapping[str, Family] = {
     "derivative": Family(transformed.derivative, 2),
     "associative": Family(transformed.associative, 1),
     "segments": Family(transformed.segments, 1),
+    "joined": Family(joined.joined, 6),
+    "summaries": Family(joined.summaries, 4),
+    "woven": Family(joined.woven, 2),
+    "written": Family(joined.written, 3),
+    "contraction": Family(contracted.contraction, 3),
+    "weights": Family(contracted.weights, 1),
+    "pooled": Family(contracted.pooled, 2),
+    "cell": Family(carried.cell, 3, results=2),
+    "walk": Family(carried.walk, 3),
+    "indexed": Family(indexed.indexed, 2),
+    "scattered": Family(indexed.scattered, 2),
+    "library": Family(indexed.library, 3),
 }
 CONTROL = frozenset(
     (
@@ -87,6 +110,8 @@ CONTROL = frozenset(
         "masked",
         "nested",
         "mapped",
+        "cell",
+        "walk",
     )
 )
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
+from bisect import bisect_left
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +16,7 @@ from fuzzing.families import CONTROL, FAMILIES, text_of
 from fuzzing.modes import MODES
 from fuzzing.program import Operand, Program, Step, UnfitError, identity, load, source, types_of
 
+T = TypeVar("T")
 # Ones, primes, powers of two and of what vectors hold, with their neighbours.
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65)
 LARGE_EXTENTS = (127, 129, 255, 257, 300, 500, 1023, 1025)
@@ -31,6 +35,7 @@ DTYPES = {
     "complex64": 3,
 }
 WIDE_DTYPES = {"float64": 40, "int64": 12, "uint64": 4, "complex128": 4}
+RANKS = {0: 1, 1: 20, 2: 50, 3: 22, 4: 7}
 MOST_STEPS = 40
 DATA = dict(zip(KINDS, (40, 25, 20, 8, 7), strict=True))
 PERCENT_X64, PERCENT_LARGE, PERCENT_EMPTY = 12, 4, 3
@@ -83,7 +88,7 @@ def _has_derivative(program: Program) -> bool:
     return True
 
 
-def _drawn(rng: random.Random, weights: dict[str, int]) -> str:
+def _drawn(rng: random.Random, weights: dict[T, int]) -> T:
     return rng.choices(list(weights), list(weights.values()))[0]
 
 
@@ -91,17 +96,17 @@ def _inputs(rng: random.Random, x64: bool) -> tuple[tuple[Operand, ...], int]:
     """Arrays that have extents in common, so that they go together."""
     large = rng.randrange(100) < PERCENT_LARGE
     most = MOST_ELEMENTS_LARGE if large else MOST_ELEMENTS
-    extents = [rng.choice(EXTENTS) for _ in range(3)]
-    if large:
-        extents[0], extents[1] = rng.choice(LARGE_EXTENTS), rng.choice(LARGE_EXTENTS)
-    if rng.randrange(100) < PERCENT_EMPTY:
-        extents[rng.randrange(3)] = 0
+    extents = [rng.choice(EXTENTS) for _ in range(_drawn(rng, RANKS))]
+    for axis in rng.sample(range(len(extents)), min(2 * large, len(extents))):
+        extents[axis] = rng.choice(LARGE_EXTENTS)
+    while math.prod(extents) > most:
+        axis = rng.choice([a for a, e in enumerate(extents) if e > 1])
+        extents[axis] = rng.choice(EXTENTS[: bisect_left(EXTENTS, extents[axis])])
+    if extents and rng.randrange(100) < PERCENT_EMPTY:
+        extents[rng.randrange(len(extents))] = 0
+    shape = tuple(extents)
     dtypes = DTYPES | WIDE_DTYPES if x64 else DTYPES
     main = _drawn(rng, dtypes)
-    rank = rng.choice((1, 2, 2, 2, 3))
-    shape = tuple(extents[:rank])
-    while _size(shape) > most:
-        shape = shape[1:]
     inputs = [Operand("a", main, shape)]
     for name in "bcde"[: rng.randrange(4)]:
         dtype = main if rng.random() < 0.7 else _drawn(rng, dtypes)
@@ -116,10 +121,6 @@ def _inputs(rng: random.Random, x64: bool) -> tuple[tuple[Operand, ...], int]:
     if rng.random() < 0.35:
         inputs.append(Operand("k", "int32", rng.choice(((), (3,), (shape or (4,))[:1]))))
     return tuple(inputs), most
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    return Operand("", "bool", shape).size
 
 
 def _add_step(

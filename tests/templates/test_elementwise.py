@@ -387,6 +387,28 @@ def test_much_between_borders_is_shared_out(check, arrays):
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
 
 
+@pytest.mark.parametrize("border", [3, 40, 20_000])
+def test_the_longest_part_between_borders_of_one_row_is_shared_out(
+    check, take_apart, arrays, border
+):
+    """Whatever comes before it, which may be a vector."""
+    (x,) = arrays("float32", (90_001,))
+
+    def padded(x):
+        return jnp.pad(jnp.sin(jnp.tanh(x)), (border, 2), constant_values=1.5) * 2
+
+    (program,) = take_apart(padded, x).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    (shared,) = [
+        stmt
+        for stmt in walk(loops.body)
+        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
+    ]
+    assert any(loads(e) for stmt in walk(shared.body) for e in expressions(stmt))
+    check(padded, x)
+    check(lambda x: jnp.roll(x, border) * jnp.tanh(x), x)
+
+
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_vectors_of_long_chains_go_side_by_side(check, take_apart, arrays, level):
     """Long bodies fill a processor by themselves unless each of their operations waits for the one
