@@ -49,7 +49,13 @@ MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
 ISSUES = DOCS / "issues.json"
 TUNED = _ROOT / "bench" / "results" / "tuning_goal.jsonl"
 DERIVED = _ROOT / "bench" / "results" / "derived.jsonl"
-_TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
+_TRACKERS = {
+    "jax": "jax-ml/jax",
+    "xla": "openxla/xla",
+    "tensorflow": "tensorflow/tensorflow",
+    "Reactant.jl": "EnzymeAD/Reactant.jl",
+    "sgkit": "sgkit-dev/sgkit",
+}
 
 _MAPS = (
     "Maps of a few MB are bound by memory, and by what is around a kernel. One call right after "
