@@ -22,6 +22,7 @@ from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_nodes import (
     convolutions_us,
     copying_us,
+    joined_us,
     libraries_us,
     written_out_us,
 )
@@ -100,6 +101,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     xla += copies(
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
+    xla += _of_all(joined_us, cluster.nodes, cluster.trips)
     xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
