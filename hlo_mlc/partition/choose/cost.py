@@ -116,7 +116,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
     ours += sum(_transposed_us(value.type, target) for value in cluster.transposed)
-    if failure := fault(cluster.nodes):
+    if failure := fault(cluster.nodes, makers=cluster.makers):
         return Verdict(True, failure, predicted, ours, xla, fault=failure)
     border = cluster.border_bytes / BORDER_BYTES
     take = MARGIN * (ours + border) < xla
