@@ -48,7 +48,13 @@ MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
 ISSUES = DOCS / "issues.json"
 TUNED = _ROOT / "bench" / "results" / "tuning_goal.jsonl"
 DERIVED = _ROOT / "bench" / "results" / "derived.jsonl"
-_TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
+_TRACKERS = {
+    "jax": "jax-ml/jax",
+    "xla": "openxla/xla",
+    "tensorflow": "tensorflow/tensorflow",
+    "Reactant.jl": "EnzymeAD/Reactant.jl",
+    "sgkit": "sgkit-dev/sgkit",
+}
 
 AHEAD = 1.02  # so much faster is what two searches tell apart
 

@@ -43,7 +43,8 @@ class Cluster:
     compute so many rows of it each, in its stead; `others` are what other numbers of rows need
     beside them.  `orders` are those of the values that it has in
     memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
-    how often the loops among its nodes run.
+    how often the loops among its nodes run.  `makers` are the operations of its graph that values
+    come from: its nodes leave out constants and what only has another shape.
     """
 
     kernel: Kernel
@@ -62,6 +63,7 @@ class Cluster:
     orders: Mapping[Value, Order] = field(default_factory=dict)
     transposed: tuple[Value, ...] = ()
     trips: Mapping[Node, int] = field(default_factory=dict)
+    makers: Mapping[Value, Node] = field(default_factory=dict)
 
     def call(
         self,
@@ -190,6 +192,7 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
             if b not in constants and values[b] in orders and b not in laid.made.values()
         ),
         trips=_trips(nodes, makers),
+        makers=makers,
     )
 
 

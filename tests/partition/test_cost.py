@@ -835,6 +835,16 @@ def test_what_is_put_together_is_not_overwritten() -> None:
     assert inner > 2 * padded
 
 
+def test_long_rows_that_are_rolled_are_loops_of_their_own() -> None:
+    def rolled_us(axis: int, *shape: int) -> float:
+        return xla_us(lambda x: jnp.roll(x, 1, axis) - x, shape)
+
+    joined = 512 * 512 * figure("joined_ns") / 1e3
+    assert rolled_us(1, 512, 512) == pytest.approx(rolled_us(0, 512, 512) + joined)
+    assert rolled_us(1, 4096, 64) == pytest.approx(rolled_us(0, 4096, 64))  # of short ones
+    assert xla_us(lambda x: jnp.roll(x, 1, 1), (512, 512)) < joined  # nothing is computed of them
+
+
 def test_columns_of_small_matrices_are_what_lapack_takes() -> None:
     def factors_us(size: int) -> float:
         return xla_us(jnp.linalg.cholesky, (10_000, size, size))

@@ -114,3 +114,42 @@ def test_rows_that_are_set_to_parts_of_themselves_in_loops(of: Callable) -> None
 )
 def test_others_are_set_as_they_should_be(function: Callable) -> None:
     assert fault(nodes_of(function, jnp.ones((5, 8)))) == ""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.abs(x * x),
+        lambda x: jnp.abs((x * x)[None]),
+        lambda x: jnp.where(x**2 < 0, 1, 2),
+        lambda x: x**2 >= 0,
+        lambda x: x * x < 0,
+        lambda x: jax.lax.rem(x * x, jnp.full_like(x, 8)),
+        lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.abs(x * x), x),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8])
+def test_squares_that_overflow(function: Callable, dtype: jnp.dtype) -> None:
+    """Three of them are negative, which XLA does not expect."""
+    x = jnp.asarray([50000, 46341, 3, 12, 15, 200, -128], jnp.int32).astype(dtype)
+    assert "overflow" in fault(nodes_of(function, x))
+    with jax.disable_jit():
+        expected = function(x)
+    ours = mlc_jit(function)
+    np.testing.assert_array_equal(ours(x), expected)
+    assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.abs(x * (x + 1)),
+        lambda x: jnp.maximum(x * x, 0),
+        lambda x: x * x < 5,
+        lambda x: jax.lax.rem(x * x, jnp.full_like(x, 7)),
+        lambda x: jnp.abs(x.astype(jnp.uint32) * x.astype(jnp.uint32)),
+        lambda x: jnp.abs(x.astype(jnp.float32) ** 2),
+    ],
+)
+def test_other_products_have_their_sign(function: Callable) -> None:
+    assert fault(nodes_of(function, jnp.arange(7, dtype=jnp.int32))) == ""

@@ -15,6 +15,7 @@ from hlo_mlc_bench.cases import (
     models,
     movement,
     overhead,
+    reports,
     rows,
     sorting,
 )
@@ -33,6 +34,7 @@ CASES = (
     *sorting.CASES,
     *overhead.CASES,
     *issues.CASES,
+    *reports.CASES,
     *fusion.CASES,
 )
 """All cases, in the order in which they are run and shown; neighbours hang on their case."""

@@ -22,6 +22,7 @@ from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_nodes import (
     convolutions_us,
     copying_us,
+    joined_us,
     libraries_us,
     written_out_us,
 )
@@ -100,6 +101,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     xla += copies(
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
+    xla += _of_all(joined_us, cluster.nodes, cluster.trips)
     xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
@@ -114,7 +116,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
     ours += sum(_transposed_us(value.type, target) for value in cluster.transposed)
-    if failure := fault(cluster.nodes):
+    if failure := fault(cluster.nodes, makers=cluster.makers):
         return Verdict(True, failure, predicted, ours, xla, fault=failure)
     border = cluster.border_bytes / BORDER_BYTES
     take = MARGIN * (ours + border) < xla

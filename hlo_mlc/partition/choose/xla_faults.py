@@ -8,11 +8,21 @@ them, if the row was given another shape first (seen with jaxlib 0.10.2 to 0.12.
 
     r = reshape(dynamic_slice(x, i))
     r.at[1:].set(r[:-1])    ->    r[0] everywhere
+
+Squares of signed integers it takes for not negative, also where they overflow (seen with jaxlib
+0.10.2, tensorflow #118178; source: IsNonNegative in xla/hlo/transforms/simplifiers/
+algebraic_simplifier.cc):
+
+    x * x < 0    ->    false
+    abs(x * x)   ->    x * x
+    x * x / 8    ->    shift_right_logical(x * x, 3)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 import jaxlib
 
@@ -20,10 +30,12 @@ from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.graph.core import WHILE, Node, Value
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import lookup
+from hlo_mlc.ops.shape import splat_value
 
 _VERSIONS = ("0.10.2", "0.11.0")
 _RANK = 7
 _RESHAPE = "stablehlo.reshape"
+_BROADCAST = "stablehlo.broadcast_in_dim"
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
 
 
@@ -32,9 +44,16 @@ def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
     return version in _VERSIONS and rank >= _RANK
 
 
-def fault(nodes: Sequence[Node], version: str = jaxlib.__version__, in_loop: bool = False) -> str:
-    """Why XLA may fail at some of them, which may be those of a loop's body; "" if it does not."""
-    makers = {node.results[0]: node for node in nodes if len(node.results) == 1}
+def fault(
+    nodes: Sequence[Node],
+    version: str = jaxlib.__version__,
+    in_loop: bool = False,
+    makers: Mapping[Value, Node] = MappingProxyType({}),
+) -> str:
+    """Why XLA may fail at some of them, which may be those of a loop's body; "" if it does not.
+    `makers` are the operations that values from elsewhere come from."""
+    own = {node.results[0]: node for node in nodes if len(node.results) == 1}
+    makers = ChainMap(own, makers)
     if any(
         is_faulty(len(node.operands[0].type.shape), version) and _sums_products(node, makers)
         for node in nodes
@@ -43,11 +62,13 @@ def fault(nodes: Sequence[Node], version: str = jaxlib.__version__, in_loop: boo
         return f"XLA of jaxlib {version} may crash at sums of products of {_RANK} dimensions"
     if in_loop and any(_sets_to_own_parts(node, makers) for node in nodes):
         return "XLA may overwrite what it still reads where a row is set to parts of itself"
+    if any(_asks_for_the_sign_of_a_square(node, makers) for node in nodes):
+        return "XLA takes squares of integers that overflow for positive"
     return next(
         filter(
             None,
             (
-                fault(region.nodes, version, in_loop or node.op == WHILE)
+                fault(region.nodes, version, in_loop or node.op == WHILE, makers)
                 for node in nodes
                 for region in node.regions
             ),
@@ -80,6 +101,49 @@ def _sets_to_own_parts(node: Node, makers: Mapping[Value, Node]) -> bool:
         if maker.op == _RESHAPE or (definition and definition.kind is OpKind.ELEMENTWISE):
             left += maker.operands
     return False
+
+
+def _asks_for_the_sign_of_a_square(node: Node, makers: Mapping[Value, Node]) -> bool:
+    """Whether XLA simplifies it by a sign that a square of signed integers need not have."""
+    if node.op == "stablehlo.abs":
+        return _is_square(node.operands[0], makers)
+    if node.op == "stablehlo.compare":
+        direction = node.attributes["comparison_direction"]
+        if direction not in ("LT", "GE", "GT", "LE"):
+            return False
+        square, other = node.operands if direction in ("LT", "GE") else node.operands[::-1]
+        return _is_square(square, makers) and _known(other, makers) == 0
+    if node.op in ("stablehlo.divide", "stablehlo.remainder"):
+        square, by = node.operands
+        if not _is_square(square, makers):
+            return False
+        divisor = _known(by, makers)
+        return divisor is not None and int(divisor).bit_count() == 1
+    return False
+
+
+def _is_square(value: Value, makers: Mapping[Value, Node]) -> bool:
+    maker = _seen_through(value, makers, (_RESHAPE, _BROADCAST))
+    return (
+        maker is not None
+        and maker.op == "stablehlo.multiply"
+        and maker.operands[0] == maker.operands[1]
+        and value.type.dtype.is_signed
+    )
+
+
+def _known(value: Value, makers: Mapping[Value, Node]) -> float | None:
+    """The number that all elements of a value are known to be."""
+    maker = _seen_through(value, makers, (_BROADCAST,))
+    return None if maker is None or maker.literal is None else splat_value(maker.literal)
+
+
+def _seen_through(value: Value, makers: Mapping[Value, Node], ops: Collection[str]) -> Node | None:
+    """What makes a value, seen through such ops."""
+    maker = makers.get(value)
+    while maker is not None and maker.op in ops:
+        maker = makers.get(maker.operands[0])
+    return maker
 
 
 def _sums_products(reduce: Node, makers: Mapping[Value, Node]) -> bool:

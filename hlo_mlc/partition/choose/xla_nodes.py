@@ -8,11 +8,18 @@ from collections.abc import Sequence
 
 from hlo_mlc.expr.dtypes import F64
 from hlo_mlc.graph.core import Node
+from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.library_calls import DIALECT
+from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.target.cpu import CpuTarget
+
+# Rows of so many elements that are joined out of parts are a loop of their own there, and so are
+# the parts; shorter ones, arrays of one axis, and what is joined along others is computed where it
+# is read.  Found in the HLO that JAX 0.10.2 compiles for rows of 4 to 1024 elements.
+_JOINED_ROW = 128
 
 
 def written_out_us(nodes: Sequence[Node]) -> float:
@@ -42,6 +49,23 @@ def _grouped_ns(node: Node) -> float:
     if batches > 1 and wide:
         return terms * batches * figure("convolution_wide_ns")
     return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
+
+
+def joined_us(nodes: Sequence[Node]) -> float:
+    """What XLA needs to write the rows among them that are joined out of parts, as those that are
+    rolled, and of which something is computed then."""
+    uses = uses_among(nodes)
+    joined = (node.results[0] for node in nodes if _joins_rows(node))
+    read = (value for value in joined if not all(map(moves, uses.get(value, ()))))
+    return sum(value.type.size for value in read) * figure("joined_ns") / 1e3
+
+
+def _joins_rows(node: Node) -> bool:
+    if node.op != "stablehlo.concatenate":
+        return False
+    shape = node.results[0].type.shape
+    last = len(shape) - 1
+    return last > 0 and node.attributes["dimension"] == last and shape[last] >= _JOINED_ROW
 
 
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
