@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax import lax
@@ -29,7 +30,7 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Plan
+from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target.cpu import CpuTarget, named
@@ -880,3 +881,45 @@ def test_results_that_malloc_does_not_keep_are_fresh_pages() -> None:
     )
     for side in ("ours_us", "xla_us"):
         assert getattr(fresh, side) > getattr(kept, side) + 2_000
+
+
+def test_what_a_program_is_given_comes_from_where_all_of_it_lies() -> None:
+    """Each call goes through all of it before the same array is read again."""
+
+    def both(x: jax.Array, w: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x @ w, by_xla(other).sum(0)
+
+    def product(count: int) -> Verdict:
+        plan = plan_of(both, (8, 1024), (1024, 1024), (count, 1024))
+        (found,) = (v for _, v in (*plan.taken, *plan.rejected) if v.estimate.kind == "product")
+        return found
+
+    alone, beside = product(8), product(1 << 16)
+    assert beside.ours_us > 1.5 * alone.ours_us
+    assert beside.xla_us > 1.5 * alone.xla_us
+
+
+@pytest.mark.parametrize(("version", "is_slow"), [("0.10.2", True), ("0.12.0", False)])
+def test_folds_whose_results_have_long_rows_go_column_by_column_there(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_slow: bool
+) -> None:
+    monkeypatch.setattr(jaxlib, "__version__", version)
+    short, long = (times(lambda x: jnp.sum(x, 0), (64, n)).xla_us for n in (1 << 14, 1 << 15))
+    assert (long > 10 * short) == is_slow
+    along, columns = (
+        times(lambda x, axis=axis: jnp.max(x, axis), (1 << 12, 1 << 10)).xla_us for axis in (1, 0)
+    )
+    assert columns > 1.5 * along
+
+
+def test_what_several_clusters_read_is_in_memory_once() -> None:
+    """What XLA takes for a program is at least what its passes over memory take."""
+
+    def rough(x: jax.Array) -> jax.Array:
+        return sum(jnp.sum(jnp.square(jnp.diff(x, axis=axis))) for axis in range(2))
+
+    plan = plan_of(lambda x: jax.value_and_grad(rough)(x), (2048, 2048))
+    assert len(plan.taken) + len(plan.rejected) > 1
+    plan = replace(plan, left={})
+    each = sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
+    assert predict(plan, TARGET).xla_us > 1.1 * each
