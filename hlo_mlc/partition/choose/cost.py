@@ -104,12 +104,12 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     )
     xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
     results = frozenset(cluster.results)
-    xla = max(
-        xla,
-        _of_all(
-            lambda nodes: least_us(nodes, results, target.rates), cluster.all_nodes, cluster.trips
-        ),
+    least = _of_all(
+        lambda nodes: least_us(nodes, results, target.rates, 0 if cluster.trips else xla),
+        cluster.all_nodes,
+        cluster.trips,
     )
+    xla = max(xla, least)
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         ours += waking_us(predicted.forks, target.rates)

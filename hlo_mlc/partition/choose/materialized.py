@@ -40,9 +40,15 @@ def fresh_us(size: float) -> float:
     return _PAGE_US * size / _PAGE_BYTES if size > _LARGEST_KEPT_BYTES else 0.0
 
 
-def least_us(nodes: Sequence[Node], results: Collection[Value], rates: Rates) -> float:
+def least_us(
+    nodes: Sequence[Node], results: Collection[Value], rates: Rates, known_us: float = 0.0
+) -> float:
     """What XLA needs at least to read what operations use and to write what they leave in memory,
-    `results` among it."""
+    `results` among it; any less where that is less than what is known by other means."""
+    every = (value for node in nodes for value in (*node.operands, *node.results))
+    most = sum(value.type.bytes for value in every if value.type is not None)
+    if rates.pass_us(most) + fresh_us(most) < known_us:  # as if all of it were in memory
+        return 0.0
     results = frozenset(results)
     makers = {value: node for node in nodes for value in node.results}
     written = in_memory(nodes, results)

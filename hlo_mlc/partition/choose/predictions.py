@@ -44,7 +44,7 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
         every = (node for cluster, _ in clusters for node in cluster.all_nodes)
         makers = {value: node for node in every for value in node.results}
         nodes = operands_first(dict.fromkeys(makers.values()), makers.get)
-        xla = max(xla, least_us(nodes, plan.graph.results, target.rates))
+        xla = max(xla, least_us(nodes, plan.graph.results, target.rates, xla))
         xla += xla_waking_us(any(v.estimate.xla_forks for v in verdicts), nodes, target.rates)
     return Prediction(
         called + ours,
