@@ -44,6 +44,7 @@ def differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         (lambda x: jnp.exp(x[::-1] * 2).sum(0), 1),
         (lambda x, y: (x + y).sum() + (x + y).max(), 2),
         (differences, 1),
+        (lambda x: jnp.square(jnp.diff(x, axis=0)).sum(), 1),
         (lambda x: (jnp.tanh(x) @ x, jnp.tanh(x).sum(0)), 1),
         (lambda x: (x * 2).T @ (x * 2), 1),
         (lambda x: jnp.where(x > 0, x, 0).sum(0), 1),
