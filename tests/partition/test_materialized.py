@@ -9,6 +9,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph
@@ -102,3 +103,13 @@ def test_large_buffers_have_fresh_pages() -> None:
         least_us(g.nodes, g.results, RATES) / g.parameters[0].type.size for g in (small, large)
     ]
     assert each_us[1] > each_us[0] + 1e-4
+    again = least_us(large.nodes, large.results, RATES, repeated=True)
+    assert again < least_us(large.nodes, large.results, RATES) - 5_000
+
+
+def test_of_what_is_updated_a_part_is_written() -> None:
+    def function(x: jax.Array, part: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice(x, part * 2, (3, 0))
+
+    graph = graph_of(function, (1 << 12, SIDE), (16, SIDE))
+    assert least_us(graph.nodes, graph.results, RATES) == pytest.approx(4 * 16 * SIDE * 4 / 1e3)

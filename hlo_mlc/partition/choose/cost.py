@@ -103,13 +103,13 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
     xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
-    results = frozenset(cluster.results)
-    least = _of_all(
-        lambda nodes: least_us(nodes, results, target.rates, 0 if cluster.trips else xla),
-        cluster.all_nodes,
-        cluster.trips,
-    )
-    xla = max(xla, least)
+    results, known = frozenset(cluster.results), 0.0 if cluster.trips else xla
+
+    def passes_us(nodes: Sequence[Node]) -> float:
+        again = cluster.in_loop or nodes is not cluster.all_nodes
+        return least_us(nodes, results, target.rates, known, repeated=again)
+
+    xla = max(xla, _of_all(passes_us, cluster.all_nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         ours += waking_us(predicted.forks, target.rates)

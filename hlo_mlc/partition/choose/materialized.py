@@ -41,10 +41,16 @@ def fresh_us(size: float) -> float:
 
 
 def least_us(
-    nodes: Sequence[Node], results: Collection[Value], rates: Rates, known_us: float = 0.0
+    nodes: Sequence[Node],
+    results: Collection[Value],
+    rates: Rates,
+    known_us: float = 0.0,
+    *,
+    repeated: bool = False,
 ) -> float:
     """What XLA needs at least to read what operations use and to write what they leave in memory,
-    `results` among it; any less where that is less than what is known by other means."""
+    `results` among it; any less where that is less than what is known by other means.  What is
+    `repeated` has its memory from the first time on."""
     every = (value for node in nodes for value in (*node.operands, *node.results))
     most = sum(value.type.bytes for value in every if value.type is not None)
     if rates.pass_us(most) + fresh_us(most) < known_us:  # as if all of it were in memory
@@ -60,7 +66,7 @@ def least_us(
         if node in written and node.op not in HOLDING
     )
     passes = sum(rates.pass_us(size, whole) for size in moved)
-    return passes * min(1.0, rates.xla_pass(whole)) + fresh_us(between)
+    return passes * min(1.0, rates.xla_pass(whole)) + (0.0 if repeated else fresh_us(between))
 
 
 def _taken(nodes: Sequence[Node], makers: Mapping[Value, Node]) -> set[Value]:
@@ -152,8 +158,9 @@ def _read_bytes(loop: Node, makers: Mapping[Value, Node], written: Container[Nod
 
 
 def _written_bytes(loop: Node) -> int:
-    written = loop.operands[-1:] if loop.op in UPDATES else loop.results
-    return sum(value.type.bytes for value in written if value.type)
+    if loop.op in UPDATES:  # as much as is the largest that it writes, or the places that are told
+        return max(value.type.bytes for value in loop.operands[1:] if value.type)
+    return sum(value.type.bytes for value in loop.results if value.type)
 
 
 def _held_bytes(
