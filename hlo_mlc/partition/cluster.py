@@ -44,7 +44,9 @@ class Cluster:
     beside them.  `orders` are those of the values that it has in
     memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
     how often the loops among its nodes run.  `makers` are the operations of its graph that values
-    come from: its nodes leave out constants and what only has another shape.
+    come from; `all_nodes` are its own with reshapes and constants, which `nodes` leaves out;
+    `given` are the operands that its program is given, or has as constants, and `held_bytes` those
+    of all that the program is given and gives.
     """
 
     kernel: Kernel
@@ -64,6 +66,9 @@ class Cluster:
     transposed: tuple[Value, ...] = ()
     trips: Mapping[Node, int] = field(default_factory=dict)
     makers: Mapping[Value, Node] = field(default_factory=dict)
+    all_nodes: tuple[Node, ...] = ()
+    given: frozenset[Buffer] = frozenset()
+    held_bytes: int = 0
 
     def call(
         self,
@@ -104,6 +109,7 @@ class Context:
     operations that values come from, `own` those of constants that only kernels read.  `heirs` are
     the parameters whose memory is for a result.  `orders` are those of values that are in memory
     otherwise than row by row, as far as they are known, `free` the buffers that may be.
+    `held_bytes` are those of all that it is given and gives.
     """
 
     results: frozenset[Value]
@@ -117,6 +123,7 @@ class Context:
     limits: FusionLimits
     is_whole: bool = False
     in_loop: bool = False
+    held_bytes: int = 0
 
 
 def cluster_of(run: list[Group], around: Context) -> Cluster:
@@ -165,7 +172,8 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
     border += [b for b in outputs if values[b] not in around.results]
     moved = dict(aliases)
     copied = [b for b in outputs if around.heirs.get(values[b]) in at and b not in moved]
-    nodes = _between(sources, targets, makers)
+    all_nodes = _between(sources, targets, makers)
+    nodes = tuple(filter(counts, all_nodes)) or all_nodes
     locations = _locations(kernel, steps, values, makers)
     return Cluster(
         replace(
@@ -193,6 +201,13 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
         ),
         trips=_trips(nodes, makers),
         makers=makers,
+        all_nodes=all_nodes,
+        given=frozenset(
+            buffer
+            for buffer, value in zip(kernel.program.operands, sources, strict=True)
+            if value not in makers or makers[value].op == "stablehlo.constant"
+        ),
+        held_bytes=around.held_bytes,
     )
 
 
@@ -287,10 +302,9 @@ def _between(
 ) -> tuple[Node, ...]:
     """The operations that lead from some values to others, each after those that it needs."""
     given = set(sources)
-    ordered = operands_first(
+    return operands_first(
         [makers[v] for v in targets if v in makers], lambda v: None if v in given else makers.get(v)
     )
-    return tuple(n for n in ordered if counts(n)) or ordered
 
 
 def _ordered_writes(step: Step) -> list[Buffer]:

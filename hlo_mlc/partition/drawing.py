@@ -25,7 +25,10 @@ def plan_json(graph: Graph, plan: Plan) -> str:
     parameters = {value: -1 - number for number, value in enumerate(plan.graph.parameters)}
     sources = units | parameters
     unit_of = {
-        node: units[cluster.results[0]] for cluster, _ in plan.taken for node in cluster.nodes
+        node: units[cluster.results[0]]
+        for cluster, _ in plan.taken
+        if cluster.results[0] in units  # those in loops of XLA's are parts of these
+        for node in cluster.nodes
     }
     reasons = {node: verdict.reason for cluster, verdict in plan.rejected for node in cluster.nodes}
     reasons |= plan.left | plan.apart

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """Predicted cost of a kernel on both sides, and the kind of stage that takes most of ours;
-    `forks`: several threads share a stage of ours."""
+    `forks` and `xla_forks`: several threads share a stage of ours, or of XLA's."""
 
     ours_us: float
     xla_us: float
@@ -18,6 +18,7 @@ class Estimate:
     contraction_flops: int  # two for each multiply-add, four where it is in 64 bits
     kind: str
     forks: bool = False
+    xla_forks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

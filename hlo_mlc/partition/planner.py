@@ -161,6 +161,7 @@ class _Planner:
             orders=orders,
             free=free if orders else set(),
             limits=self.limits,
+            held_bytes=_held_bytes(graph),
         )
 
 
@@ -230,6 +231,13 @@ def _lower(
         lowering.items.clear()
     values = {b: v for v, b in lowering.buffers.items()}
     return _Lowered(fuser, values, lowering.fresh, lowering.tables)
+
+
+def _held_bytes(graph: Graph) -> int:
+    """Of what it is given, of its constants, and of its results."""
+    constants = (node.results[0] for node in graph.nodes if node.op == "stablehlo.constant")
+    held = {*graph.parameters, *graph.captures, *constants, *graph.results}
+    return sum(v.type.bytes for v in held if v.type is not None and v.type.is_static)
 
 
 def _told_apart(plan: Plan, graph: Graph) -> Plan:

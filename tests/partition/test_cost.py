@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.choose import cost
+from hlo_mlc.partition.choose import cost, predictions
 from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
 from hlo_mlc.partition.choose.predictions import by_gain, predict
 from hlo_mlc.partition.choose.surroundings import Surroundings
@@ -29,7 +31,7 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Plan
+from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.partition.planner import partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target.cpu import CpuTarget, named
@@ -890,3 +892,54 @@ def test_results_that_malloc_does_not_keep_are_fresh_pages() -> None:
     )
     for side in ("ours_us", "xla_us"):
         assert getattr(fresh, side) > getattr(kept, side) + 2_000
+
+
+def test_what_a_program_is_given_comes_from_where_all_of_it_lies() -> None:
+    """Each call goes through all of it before the same array is read again."""
+
+    def both(x: jax.Array, w: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x @ w, by_xla(other).sum(0)
+
+    def product(count: int) -> Verdict:
+        plan = plan_of(both, (8, 1024), (1024, 1024), (count, 1024))
+        (found,) = (v for _, v in (*plan.taken, *plan.rejected) if v.estimate.kind == "product")
+        return found
+
+    alone, beside = product(8), product(1 << 16)
+    assert beside.ours_us > 1.5 * alone.ours_us
+    assert beside.xla_us > 1.5 * alone.xla_us
+
+
+@pytest.mark.parametrize(("version", "is_slow"), [("0.10.2", True), ("0.12.0", False)])
+def test_folds_whose_results_have_long_rows_go_column_by_column_there(
+    monkeypatch: pytest.MonkeyPatch, version: str, is_slow: bool
+) -> None:
+    monkeypatch.setattr(jaxlib, "__version__", version)
+    short, long = (times(lambda x: jnp.sum(x, 0), (64, n)).xla_us for n in (1 << 14, 1 << 15))
+    assert (long > 10 * short) == is_slow
+    along, columns = (
+        times(lambda x, axis=axis: jnp.max(x, axis), (1 << 12, 1 << 10)).xla_us for axis in (1, 0)
+    )
+    assert columns > 1.5 * along
+
+
+def test_a_program_of_several_clusters_takes_xla_its_passes_over_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All of its operations are looked at together, each after what it uses."""
+    plan = plan_of(lambda x, y: (jnp.sum(x + y), (x + y)[::-1], jnp.sort(x)), *[(64, 64)] * 2)
+    clusters = [*plan.taken, *plan.rejected]
+    every = {node for cluster, _ in clusters for node in cluster.all_nodes}
+    assert len(clusters) > 1
+
+    def looked_at(nodes: Sequence[Node], results: Collection[Value], *_: object) -> float:
+        later = {value for node in nodes for value in node.results}
+        for node in nodes:
+            later.difference_update(node.results)
+            assert not any(value in later for value in node.operands)
+        assert set(nodes) == every
+        assert set(results) == set(plan.graph.results)
+        return 1e6
+
+    monkeypatch.setattr(predictions, "least_us", looked_at)
+    assert predict(plan, TARGET).xla_us > 1e6

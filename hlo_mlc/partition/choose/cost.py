@@ -13,10 +13,11 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.registry import UPDATES
 from hlo_mlc.partition.calls import HOLDING
+from hlo_mlc.partition.choose.materialized import least_us
 from hlo_mlc.partition.choose.stage_cost import parts_of
 from hlo_mlc.partition.choose.surroundings import Surroundings
 from hlo_mlc.partition.choose.xla_copies import copied_bytes
-from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_dispatch import waking_us, xla_waking_us
 from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_nodes import (
@@ -26,7 +27,6 @@ from hlo_mlc.partition.choose.xla_nodes import (
     libraries_us,
     written_out_us,
 )
-from hlo_mlc.partition.choose.xla_time import xla_threads
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import APART_NS, MARGIN
 from hlo_mlc.partition.estimate import Estimate
@@ -34,7 +34,6 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
@@ -56,6 +55,7 @@ def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -
         sum(part.contraction_flops for part in parts),
         largest.kind if largest is not None else "nothing",
         any(part.forks for part in parts),
+        any(part.xla_forks for part in parts),
     )
 
 
@@ -93,6 +93,8 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
             calls_libraries(cluster.nodes),
             lapack_us > 0,
             updates=holds(cluster.nodes, UPDATES),
+            given=cluster.given,
+            held_bytes=cluster.held_bytes,
         ),
     )
     ours = predicted.ours_us
@@ -103,16 +105,17 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     )
     xla += _of_all(joined_us, cluster.nodes, cluster.trips)
     xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
+    results, known = frozenset(cluster.results), 0.0 if cluster.trips else xla
+
+    def passes_us(nodes: Sequence[Node]) -> float:
+        again = cluster.in_loop or nodes is not cluster.all_nodes
+        return least_us(nodes, results, target.rates, known, repeated=again)
+
+    xla = max(xla, _of_all(passes_us, cluster.all_nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
-        starts = counted_operations(cluster.nodes) >= START_OPERATIONS
-        forks = any(
-            xla_threads(stage, target) > 1
-            for step in cluster.kernel.program.steps
-            for stage in stages(step)
-        )
-        alone_ours, alone_xla = _alone(predicted, starts, forks, target)
-        ours, xla = ours + alone_ours, xla + alone_xla
+        ours += waking_us(predicted.forks, target.rates)
+        xla += xla_waking_us(predicted.xla_forks, cluster.nodes, target.rates)
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
     ours += sum(_transposed_us(value.type, target) for value in cluster.transposed)
@@ -124,21 +127,6 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     if MARGIN * ours < xla and not take:
         reason += f" with {border:.1f} us for passing values to and from it"
     return Verdict(take, reason, predicted, ours, xla)
-
-
-def _alone(
-    predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
-) -> tuple[float, float]:
-    """What both sides pay for a program that is nothing else: for threads that sleep till then.
-
-    `starts`: XLA runs all of it in another thread; `forks`: it runs some of it in several.
-    """
-    rates = target.rates
-    ours = rates.fork_us if predicted.forks else 0.0
-    xla = rates.start_us if starts else 0.0
-    if forks:
-        xla += max(0.0, rates.xla_fork_us - figure("fork_us"))  # stages have what awake ones take
-    return ours, xla
 
 
 def _transposed_us(given: TensorType, target: CpuTarget) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.rewrite import operands_first
+from hlo_mlc.partition.choose.materialized import fresh_us, least_us
+from hlo_mlc.partition.choose.xla_dispatch import waking_us, xla_waking_us
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Prediction
@@ -13,17 +15,11 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
-from hlo_mlc.templates.base import SERIAL_WORK
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Step
 
 # JAX making an array of each result but the first: 4 and 16 of 8 elements took 4 and 19 us more
 # than one, with as many operands, by either side.
 _RESULT_US = 1.2
-
-# Results that are larger than malloc ever keeps for the next one come as fresh pages, which the
-# kernel fills with zeros first: 0.16 to 0.7 us each (embedding_gradient, pixelwise/float64).
-# Source: DEFAULT_MMAP_THRESHOLD_MAX, malloc/malloc.c in glibc.
-_LARGEST_KEPT_BYTES, _PAGE_BYTES, _PAGE_US = 32 << 20, 4096, 0.35
 
 
 def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
@@ -36,15 +32,20 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     ours = sum(v.ours_us for v in verdicts if v.take) + sum(v.xla_us for v in left)
     xla = sum(v.xla_us for v in _sorted_once(clusters))
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
-    called += sum(_fresh_us(value.type) for value in plan.graph.results if value.type is not None)
-    if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
-        work = sum(
-            v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
-            for v in verdicts
+    called += sum(
+        fresh_us(value.type.bytes) for value in plan.graph.results if value.type is not None
+    )
+    if len(verdicts) > 1:  # what is alone has these in its verdict
+        forks = any(v.estimate.forks for v in verdicts if v.take)
+        ours += waking_us(forks, target.rates)
+        ours += xla_waking_us(
+            not forks and any(v.estimate.xla_forks for v in left), plan.graph.nodes, target.rates
         )
-        if work > SERIAL_WORK:
-            ours += target.rates.fork_us if plan.taken else target.rates.xla_fork_us
-            xla += target.rates.xla_fork_us
+        every = (node for cluster, _ in clusters for node in cluster.all_nodes)
+        makers = {value: node for node in every for value in node.results}
+        nodes = operands_first(dict.fromkeys(makers.values()), makers.get)
+        xla = max(xla, least_us(nodes, plan.graph.results, target.rates, xla))
+        xla += xla_waking_us(any(v.estimate.xla_forks for v in verdicts), nodes, target.rates)
     return Prediction(
         called + ours,
         called + xla,
@@ -65,11 +66,6 @@ def _sorted_once(clusters: Iterable[tuple[Cluster, Verdict]]) -> list[Verdict]:
         for cluster, verdict in clusters
     }
     return list(once.values())
-
-
-def _fresh_us(result: TensorType) -> float:
-    """What either side waits for the pages of a result that is too large for malloc to keep."""
-    return _PAGE_US * result.bytes / _PAGE_BYTES if result.bytes > _LARGEST_KEPT_BYTES else 0.0
 
 
 def _guesses_trips(step: Step) -> bool:

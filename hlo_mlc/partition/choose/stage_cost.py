@@ -15,7 +15,7 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.partition.choose.surroundings import SHARES, OurTime, Surroundings
 from hlo_mlc.partition.choose.xla_figures import figure
-from hlo_mlc.partition.choose.xla_time import xla_us
+from hlo_mlc.partition.choose.xla_time import xla_time
 from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
@@ -65,6 +65,7 @@ class Part:
     operations: int
     contraction_flops: int
     forks: bool  # several threads of ours share it
+    xla_forks: bool  # several threads of XLA's do
 
 
 def parts_of(program: TensorProgram, target: CpuTarget, around: Surroundings) -> list[Part]:
@@ -222,22 +223,23 @@ def _part(
         ours = (
             replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows
         )
-    kind, xla = xla_us(stage, rows, target, around)
+    there = xla_time(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
-    memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
+    memory = rates.pass_us(sum(far.values()), around.held(far))
     if template == "transpose":
         memory *= _AGAINST_ROWS
     if template == "update" and cores == 1:
         memory *= min(target.cores, SHARES)
     thunk_us = rates.loop_thunk_us * (figure("queued") if around.queued else 1)
-    started = xla + (thunk_us if around.in_loop else rates.thunk_us)
+    started = there.us + (thunk_us if around.in_loop else rates.thunk_us)
     # In a function of many, a loop of its own costs no more than its elements one after the other.
-    xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
+    xla = min(started, max(there.us, rows.scalar_us)) if around.in_function else started
     return Part(
-        kind,
+        there.kind,
         trips * max(ours.computing_us, memory),
         trips * xla,
         trips * work.operations,
         trips * contraction_flops(stage),
         cores > 1 and (threads > 1 or work.moved_bytes // 4 > SERIAL_WORK),
+        there.forks,
     )

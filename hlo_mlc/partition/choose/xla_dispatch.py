@@ -1,4 +1,5 @@
-"""When XLA hands a program to another thread, which takes longer than to run what is short.
+"""What a call pays once, besides what is computed in it: for threads that sleep until then, and
+for the one that XLA hands a program to, which takes longer than to run what is short.
 
 Source: HloCostAnalysis (xla/service/hlo_cost_analysis.cc) and its use in PjRtCpuClient: programs
 below a thousand operations run in the thread that calls them.
@@ -14,12 +15,26 @@ from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import lookup, moves
 from hlo_mlc.partition.calls import HOLDING
+from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.target.rates import Rates
 
 START_OPERATIONS = 1_000
 # Roots and functions it counts in another column; of the functions of CHLO it has this one, the
 # others are made of what it counts.  Of calls nothing is known; loops and branches are as long as
 # what is in them, once.
 _UNCOUNTED = frozenset(("stablehlo.sqrt", "chlo.erf", "stablehlo.custom_call", "hlo_mlc.kernel"))
+
+
+def waking_us(forks: bool, rates: Rates) -> float:
+    """What a program of ours pays: `forks` says that several threads share some of it."""
+    return rates.fork_us if forks else 0.0
+
+
+def xla_waking_us(forks: bool, nodes: Iterable[Node], rates: Rates) -> float:
+    """What a program of XLA's pays; its loops have what they take on threads that are awake."""
+    starts = counted_operations(nodes) >= START_OPERATIONS
+    waking = max(0.0, rates.xla_fork_us - figure("fork_us")) if forks else 0.0
+    return (rates.start_us if starts else 0.0) + waking
 
 
 def counted_operations(nodes: Iterable[Node]) -> int:

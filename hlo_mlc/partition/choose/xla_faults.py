@@ -32,7 +32,7 @@ from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.ops.shape import splat_value
 
-_VERSIONS = ("0.10.2", "0.11.0")
+OLD_LIBRARY = ("0.10.2", "0.11.0")
 _RANK = 7
 _RESHAPE = "stablehlo.reshape"
 _BROADCAST = "stablehlo.broadcast_in_dim"
@@ -41,7 +41,7 @@ _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
 
 def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
     """Whether XLA may fail at sums of so many dimensions."""
-    return version in _VERSIONS and rank >= _RANK
+    return version in OLD_LIBRARY and rank >= _RANK
 
 
 def fault(

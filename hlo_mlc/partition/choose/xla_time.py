@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jaxlib
 
 from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import F32, F64, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.expr.procedure import Count, Procedure
+from hlo_mlc.ops.registry import lookup
+from hlo_mlc.partition.choose.materialized import LIBRARY_ELEMENTS
 from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES, OurTime, Surroundings
+from hlo_mlc.partition.choose.xla_faults import OLD_LIBRARY
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_products import convolution_us, factors_us, product_us
 from hlo_mlc.partition.work import KEPT_BYTES, Work, multiplies, rotates, term_operations, window
@@ -51,9 +57,9 @@ _PARALLEL_OPERATIONS = 1_000_000
 
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that are written out
-# Of fewer it folds by itself, each waiting for the one before.  Source: ynn_support.cc in
-# xla/backends/cpu.
-_LIBRARY_ELEMENTS = 4096
+# Sums over rows of more bytes took it 20 to 400 times as long as of a few less, all of 16 KB to
+# 512 KB and of f32, f64 and bf16; with later libraries no longer.
+_LONGEST_ROW_BYTES = 64 << 10
 _WIDEST_WINDOW = 64  # elements of windows side by side; of more these are rows, however they lie
 
 
@@ -100,12 +106,19 @@ def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
     return xla_threads(stage, target)
 
 
-def xla_us(
-    stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
-) -> tuple[str, float]:
-    """The kind of a stage, and what XLA needs for it."""
+@dataclass(frozen=True, slots=True)
+class XlaTime:
+    """The kind of a stage, and what XLA needs for it; `forks`: several threads share it."""
+
+    kind: str
+    us: float
+    forks: bool = False
+
+
+def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings) -> XlaTime:
+    """What XLA needs for a stage."""
     rates = target.rates
-    memory = rates.pass_us(ours.work.walked_bytes, ours.work.held_bytes)
+    memory = rates.pass_us(ours.work.walked_bytes, around.held(ours.work.moved))
     if stage.procedure is not None and stage.procedure.is_side_by_side:
         # Rows of transforms are shared out among the threads, one is not.
         rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
@@ -116,37 +129,40 @@ def xla_us(
             else figure("row_transform_operation_ns")
         )
         each = figure("transform_ns") + operations * each
-        return "transforms", max(rows * each / 1e3, memory)
+        forks = target.cores > 1 and points(stage) > 1
+        return XlaTime("transforms", max(rows * each / 1e3, memory), forks)
     if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
-        return "small matrices", memory  # besides what the library takes
+        return XlaTime("small matrices", memory)  # besides what the library takes
     if stage.procedure is not None:
         each = figure("matrix_step_ns") * stage.procedure.total(cost)
         if _goes_round(stage.procedure):
             each = figure("eigenvector_ns") * max(b.size for b in stage.procedure.arrays)
         each += figure("matrix_ns")
-        return "small matrices", max(points(stage) * each / 1e3, memory)
+        return XlaTime("small matrices", max(points(stage) * each / 1e3, memory))
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
         if _is_polynomial(stage):
             each = figure("transform_ns") + figure("transform_operation_ns") * operations
-            return "transforms", max(matrices * each / 1e3, memory)
+            return XlaTime("transforms", max(matrices * each / 1e3, memory), target.cores > 1)
         each = figure("matrix_ns") + figure("matrix_operation_ns") * operations
-        return "small matrices", max(matrices * each / 1e3, memory)
+        return XlaTime("small matrices", max(matrices * each / 1e3, memory))
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
         each *= max(1, cost(*stage.combiner.results))
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
-        return "scan", max(us, memory)
+        return XlaTime("scan", max(us, memory))
     if stage.sort is not None:
-        return "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
+        return XlaTime(
+            "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
+        )
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
-        return "scatter", work * figure("scatter") if ours.is_serial else max(
-            work, memory
-        ) * figure("scatter_rows")
+        if ours.is_serial:
+            return XlaTime("scatter", work * figure("scatter"))
+        return XlaTime("scatter", max(work, memory) * figure("scatter_rows"))
     if ours.is_serial:
-        return "serial", ours.alone_us * figure("serial")
+        return XlaTime("serial", ours.alone_us * figure("serial"))
     if (
         stage.combiner is not None
         and len(stage.accumulators) > 1
@@ -155,12 +171,12 @@ def xla_us(
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("several_narrow_ns") if narrow else figure("several_ns")
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
-        return "reduction with several results", max(us, memory)
+        return XlaTime("reduction with several results", max(us, memory))
     threads = _threads(stage, target, around)
     if around.in_loop:
         memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
-    return kind, us + (figure("fork_us") if threads > 1 else 0)
+    return XlaTime(kind, us + (figure("fork_us") if threads > 1 else 0), threads > 1)
 
 
 def _goes_round(procedure: Procedure) -> bool:
@@ -213,13 +229,21 @@ def _loop_us(
         factors = factors_us(stage, stage.terms[0].args, rates) if around.by_library else 0.0
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
-    if (
-        points(stage) < _LIBRARY_ELEMENTS
-        and stage.terms[0].dtype.is_float
-        and not walks_columns(stage)
-    ):
+    by_library = points(stage) >= LIBRARY_ELEMENTS and stage.terms[0].dtype.is_float
+    if walks_columns(stage):
+        us = max(us, memory * rates.xla_reduction * figure("fold_columns"))
+        if by_library and _goes_column_by_column(stage):
+            us = max(us, points(stage) * figure("column_ns") / 1e3)
+    elif not by_library and stage.terms[0].dtype.is_float:  # each waits for the one before
         us = max(us, points(stage) * figure("fold_ns") / 1e3)
     return "reduction", us + _one_by_one_us(stage) / threads
+
+
+def _goes_column_by_column(stage: Stage) -> bool:
+    """Whether its library folds one column after the other, each of whose elements is in another
+    line, because a row of the results is too long."""
+    row = coalesce(stage).axes[-1].extent * stage.terms[0].dtype.bytes
+    return jaxlib.__version__ in OLD_LIBRARY and row > _LONGEST_ROW_BYTES
 
 
 def _sort_us(stage: Stage) -> float:
@@ -286,8 +310,8 @@ def _is_masked(stage: Stage) -> bool:
     """Whether two threads of XLA's ask for every element whether there is one, and compute one at a
     time for that: it has no vectors of some functions then.
 
-    So it is with one axis that they cannot share evenly; not where one operation is all, nor with
-    more threads.
+    So it is with one axis that they cannot share evenly; not where one operation is all, as no
+    function of CHLO is, nor with more threads.
     """
     if len(stage.axes) != 1 or stage.axes[0].extent % 2 == 0:
         return False
@@ -296,7 +320,8 @@ def _is_masked(stage: Stage) -> bool:
         for node in walk(*stage.expressions)
         if isinstance(node, Apply) and node.dtype is not INDEX
     ]
-    if len(applied) == 1 and not called_ns(applied[0]):
+    is_one = len(applied) == 1 and lookup(f"chlo.{applied[0].op}") is None
+    if is_one and not called_ns(applied[0]):
         return False
     return any(
         rotates(node) or OPS[_there(node)].xla_unmasked[node.dtype is F64] for node in applied
