@@ -2,6 +2,7 @@
 #ifndef HLO_MLC_THREAD_TEAM_H_
 #define HLO_MLC_THREAD_TEAM_H_
 
+#include <atomic>
 #include <cstdint>
 #include <string_view>
 
@@ -30,10 +31,15 @@ class Executor {
   ~Executor() = default;
 };
 
+class Crew;
+
 // The context handed to one execution of a kernel; lives on the stack of that execution.
 class ThreadTeam : public MlcContext {
  public:
   ThreadTeam(Executor& executor, int64_t thread_count, const Tracer& tracer = {});
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
 
   // What the kernel failed by, if it has checks or may fail.
   const Fault& fault() const { return fault_; }
@@ -46,6 +52,7 @@ class ThreadTeam : public MlcContext {
 
   Executor& executor_;
   const Tracer tracer_;
+  std::atomic<Crew*> resting_{nullptr};  // those who did the last parallel_for
   Fault fault_;
 };
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.core import Apply, Buffer
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -29,9 +29,11 @@ from hlo_mlc.templates.base import (
     in_vectors,
     lanes,
     open_stage,
+    points,
     work,
     worth_a_task,
 )
+from hlo_mlc.templates.product import is_plain
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import stride, walks_columns, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
@@ -51,6 +53,12 @@ FAR, AHEAD, ROWS = 4, 8, 4
 WIDER = 16
 # Tasks that a large array makes if nothing else does; not a matter of how many cores there are.
 CHUNKS = 16
+# Bytes of a row that are read at a time of a matrix in the second level.  Registers for 8 vectors
+# of 32 bytes hold a quarter, and each row may be a page: with AVX2 a vector by 256 x 1024 took 0.8
+# of the time with sums in L1, by 255 x 1020 0.8, f64 by 256 x 512 0.76, 128 steps of an LSTM 0.72;
+# with SSE4.1 0.8, 0.83, 0.7 and 0.83.  By 300 x 700, which is three pieces, it took 1.08 of it, and
+# sums and products of bf16 as long or longer.
+LONG_PIECE = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,9 @@ class ColumnsTemplate:
         if total > SERIAL_WORK and tasks < FEW_BLOCKS and stage.combiner.identity is not None:
             chunks = max(1, min(16, total // TASK_WORK, rows // 16))
         if not any(b.bytes > FAR * target.l2_bytes for b in stage.inputs):
+            if target.vector_bytes * most < LONG_PIECE and _has_long_rows_in_l2(stage, target):
+                vectors = max(1, LONG_PIECE // (target.vector_bytes * WIDER))
+                return {"vectors": vectors, "chunks": 1, "ahead": 0, "rows": ROWS}
             return {"vectors": vectors, "chunks": chunks, "ahead": 0, "rows": 1}
         if blocks == 1 or stage.combiner.identity is None:
             return {"vectors": vectors, "chunks": chunks, "ahead": AHEAD, "rows": 1}
@@ -114,6 +125,19 @@ class ColumnsTemplate:
             _blocks(second, width, {**parameters, "ahead": 0, "rows": 1}, 0),
             scratch=partial,
         )
+
+
+def _has_long_rows_in_l2(stage: Stage, target: CpuTarget) -> bool:
+    """Whether a vector is multiplied by a matrix that the second level holds, and the first not,
+    with rows for several tasks."""
+    term, size = stage.terms[0], stage.accumulators[0].dtype.bytes
+    if stage.combiner.name != "add" or not isinstance(term, Apply) or term.op != "mul":
+        return False
+    return (
+        all(map(is_plain, term.args))
+        and target.l1_bytes < points(stage) * size <= target.l2_bytes
+        and round(stage.axes[-1].extent * size / LONG_PIECE) >= FEW_BLOCKS
+    )
 
 
 def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Schedule:

@@ -154,6 +154,27 @@ def test_whole_vectors_are_folded_without_conditions(
     np.testing.assert_array_equal(parts.run((x,), execute)[0], function(x))
 
 
+@pytest.mark.parametrize("shape", [(50, 1024), (51, 1019), (50, 700), (3, 17, 1024), (3, 1024)])
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_long_rows_in_the_second_level_are_read_by_the_page(
+    machine_code, take_apart, arrays, shape, level
+):
+    """A vector by a matrix with rows of four pieces, which registers of AVX-512 hold one of."""
+    y, x = (np.round(a * 4) for a in arrays("float32", shape[:-1], shape))
+
+    def function(y, x):
+        return jnp.einsum("...k,...kn->...n", y, x)
+
+    parts, target = take_apart(function, y, x), named(level)
+    target = replace(target, l2_bytes=1 << 20)
+    (decision,) = (d for p in parts.programs for d in schedule_program(p, target)[1])
+    far = x.nbytes > target.l1_bytes and shape[-1] > 1000 and level != "x86-64-v4"
+    assert decision.template.name == "columns"
+    assert decision.parameters["rows"] == (ROWS if far else 1)
+    execute = machine_code.executing(target=target, threads=2, fence_at="end")
+    np.testing.assert_array_equal(parts.run((y, x), execute)[0], function(y, x))
+
+
 @pytest.mark.parametrize("shape", [(301, 1500), (1100, 301), (3, 130, 1027)])
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_large_arrays_are_read_some_rows_at_a_time(machine_code, take_apart, arrays, shape, level):
