@@ -64,9 +64,7 @@ def _matrix(
     along = index.coefficient(position, k)
     # The next row is four lanes further on, the next column but one is one lane further on.
     lanes, apart = (4, 1) if across is matrices.row else (1, 2)
-    step = index.subtract(
-        substitute(position, {lane: index.constant(lanes), e: _ZERO, k: _ZERO}), first
-    )
+    step = substitute(position, {lane: index.constant(lanes), e: _ZERO, k: _ZERO}) - first
     if (
         buffer.scope != "shared"
         or not isinstance(step, Const)
@@ -100,5 +98,5 @@ def _call(load: Load, to: str, step: int, along: int) -> str:
 
 
 def _is_layout(position: Expr, first: Expr, along: int, step: int, across: Expr, k: Var) -> bool:
-    expected = index.add(index.multiply(across, step), index.multiply(k, along))
-    return index.add(first, expected) is position
+    expected = across * step + k * along
+    return first + expected is position

@@ -240,7 +240,7 @@ def _address(
     """The address of the first lane's element, or pair."""
     place = writer.memory.places[buffer]
     if pair is None:
-        position = index.subtract(offset(buffer, place, indices), var)
+        position = offset(buffer, place, indices) - var
     else:
         position = index.subtract(
             offset(buffer, place, (*pair.point, index.constant(0))), index.multiply(var, 2)

@@ -47,7 +47,7 @@ class _Chunk:
     extent: int  # of all keys
 
     def key(self, near: Expr) -> Expr:
-        return bounded(index.add(self.first, near), self.extent)
+        return bounded(self.first + near, self.extent)
 
 
 class RowBlock:
@@ -101,7 +101,7 @@ class RowBlock:
     ) -> Expr:
         """An expression at a row of the block, and at a column or a key."""
         chain, places = self.chain, self.plan.places
-        where = {**self.at, chain.row: index.add(self.start, row), places.here: row}
+        where = {**self.at, chain.row: self.start + row, places.here: row}
         for var, value in ((chain.column, column), (chain.key, key), (places.near, near)):
             if value is not None:
                 where[var] = value
@@ -156,7 +156,7 @@ class RowBlock:
                     lambda c: (
                         Store(
                             self.packed_keys,
-                            (near, index.add(index.multiply(d, inner.extent), c)),
+                            (near, d * inner.extent + c),
                             substitute(value, {**depth, inner: c}),
                         ),
                     ),
@@ -211,10 +211,10 @@ class RowBlock:
         chunks = -(-extent // self.keys)
 
         def run(b: Expr) -> Body:
-            first = index.multiply(b, self.keys)
+            first = b * self.keys
             size: Expr = index.constant(self.keys)
             if extent % self.keys:
-                size = index.minimum(size, index.subtract(extent, first))
+                size = index.minimum(size, extent - first)
             chunk = _Chunk(first, size, self.keys, extent)
             body: Body = ()
             if number == 0:
@@ -257,24 +257,19 @@ class RowBlock:
 
         def tile(near: Expr, keys: int, start: Expr, rows: int) -> Body:
             sums = Tile.of(f"{name}_", accumulator.dtype, keys, rows, self.lanes)
-            first_key = bounded(index.add(chunk.first, near), chunk.extent - keys + 1)
+            first_key = bounded(chunk.first + near, chunk.extent - keys + 1)
 
             def at(e: Expr, k: Expr, r: Expr) -> Expr:
-                return self._at(
-                    e, index.add(start, r), key=index.add(first_key, k), near=index.add(near, k)
-                )
+                return self._at(e, start + r, key=first_key + k, near=near + k)
 
             def step(d: Expr, depth: Mapping[Var, Expr]) -> Body:
                 def key(k: Expr, r: Expr) -> Expr:
                     if self.packed_keys is not None:
-                        return load(self.packed_keys, (index.add(near, k), d))
+                        return load(self.packed_keys, (near + k, d))
                     return substitute(at(chain.keys, k, r), depth)
 
                 return sums.multiply_add(
-                    f"{name}k",
-                    first.combiner,
-                    key,
-                    lambda k, r: load(self.queries, (d, index.add(start, r))),
+                    f"{name}k", first.combiner, key, lambda k, r: load(self.queries, (d, start + r))
                 )
 
             def store(k: Expr, r: Expr) -> Body:
@@ -295,7 +290,7 @@ class RowBlock:
                     ),
                 ),
             )
-            hidden = self._hidden(index.add(chunk.first, near), keys, start, rows)
+            hidden = self._hidden(chunk.first + near, keys, start, rows)
             if hidden is FALSE:
                 return body
             # A score that the mask replaces has nothing to do with its product.
@@ -331,11 +326,7 @@ class RowBlock:
         """A condition under which masks replace all scores of a tile."""
         chain, (accumulator,) = self.chain, self.chain.first.accumulators
         k, r = Var(f"{self.name}_k", INDEX, keys), Var(f"{self.name}_r", INDEX, rows)
-        place = {
-            chain.key: index.add(key, k),
-            **self.at,
-            chain.row: index.add(index.add(self.start, row), r),
-        }
+        place = {chain.key: key + k, **self.at, chain.row: self.start + row + r}
         result: Expr = TRUE
         for assign in chain.first.assigns:
             nowhere: Expr = FALSE
@@ -376,14 +367,14 @@ class RowBlock:
             }
 
             def fold(stage: Stage, near: Expr, r: Expr) -> Stmt:
-                row = index.add(start, r)
+                row = start + r
                 terms = tuple(self._at(t, row, key=chunk.key(near), near=near) for t in stage.terms)
                 into = tuple(partial.get(v, totals[v]) for v in stage.accumulators)
                 place = r if stage.combiner.identity is not None else row
                 return Accumulate(into, (place,), stage.combiner, terms)
 
             def at(near: Expr, r: Expr) -> Body:
-                row = index.add(start, r)
+                row = start + r
                 where = {"key": chunk.key(near), "near": near}
                 return (
                     *(fold(f, near, r) for f in folds),
@@ -409,7 +400,7 @@ class RowBlock:
                 return tuple(
                     Accumulate(
                         tuple(totals[v] for v in f.accumulators),
-                        (index.add(start, r),),
+                        (start + r,),
                         f.combiner,
                         tuple(load(partial[v], (r,)) for v in f.accumulators),
                     )
@@ -464,21 +455,21 @@ class RowBlock:
             sums = Tile.of(f"{name}_", self.sums.dtype, rows, columns, self.lanes)
 
             def place(r: Expr, c: Expr) -> tuple[Expr, Expr]:
-                return index.add(row, r), index.add(start, c)
+                return row + r, start + c
 
             def step(near: Expr) -> Body:
                 def value(r: Expr, c: Expr) -> Expr:
                     if self.packed_values is not None:
-                        return load(self.packed_values, (near, index.add(start, c)))
+                        return load(self.packed_values, (near, start + c))
                     return substitute(
                         chain.values,
-                        {**self.at, chain.key: chunk.key(near), chain.column: index.add(start, c)},
+                        {**self.at, chain.key: chunk.key(near), chain.column: start + c},
                     )
 
                 return sums.multiply_add(
                     f"{name}k",
                     last.combiner,
-                    lambda r, c: load(self.weights, (near, index.add(row, r))),
+                    lambda r, c: load(self.weights, (near, row + r)),
                     value,
                 )
 

@@ -148,11 +148,11 @@ class _Builder:
         return (in_groups(self.name, self.tasks, each, self._task),)
 
     def _task(self, t: Expr, slot: Expr) -> tuple[Stmt, ...]:
-        block = index.floormod(t, self.blocks)
-        at = decoded(self.chain.outer, index.floordiv(t, self.blocks))
+        block = t % self.blocks
+        at = decoded(self.chain.outer, t // self.blocks)
         if self.plan.places.slot is not None:
             at[self.plan.places.slot] = slot
-        start = index.multiply(block, self.rows)
+        start = block * self.rows
         whole, rest = divmod(self.chain.row.extent, self.rows)
         if not rest:
             body = self._block(at, start, self.rows).build()

@@ -73,11 +73,11 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
     Where what is read lies along the rows of this, the printer loads a block and transposes it in
     registers, which takes an eighth of the time of gathers.
     """
-    blocks, rest = index.floordiv(size, lanes), index.floormod(size, lanes)
+    blocks, rest = size // lanes, size % lanes
     tall = min(lanes, WRITTEN_ROWS)
 
     def block(b: Var) -> Body:
-        first = index.multiply(b, lanes)
+        first = b * lanes
 
         def columns(column: Expr, count: int) -> Body:
             return (
@@ -92,10 +92,7 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
                                 vectorized(
                                     f"{name}l",
                                     count,
-                                    lambda lane: body(
-                                        index.add(first, index.add(index.multiply(g, tall), u)),
-                                        index.add(column, lane),
-                                    ),
+                                    lambda lane: body(first + (g * tall + u), column + lane),
                                 ),
                             ),
                         ),
@@ -106,20 +103,16 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
         whole, few = divmod(width, lanes)
         result: Body = ()
         if whole:
-            result = (
-                serial(f"{name}v", whole, lambda v: columns(index.multiply(v, lanes), lanes)),
-            )
+            result = (serial(f"{name}v", whole, lambda v: columns(v * lanes, lanes)),)
         return result + (columns(index.constant(whole * lanes), few) if few else ())
 
-    done = index.multiply(blocks, lanes)
+    done = blocks * lanes
     parts = (
         serial(f"{name}b", blocks, block),
         serial(
             f"{name}t",
             rest,
-            lambda t: across(
-                f"{name}r", width, lanes, lambda c: body(bounded(index.add(done, t), most), c)
-            ),
+            lambda t: across(f"{name}r", width, lanes, lambda c: body(bounded(done + t, most), c)),
         ),
     )
     return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
@@ -132,12 +125,12 @@ def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr
         if level == len(axes):
             return body(position, at)
         axis = axes[level]
-        scaled = index.multiply(position, axis.extent)
+        scaled = position * axis.extent
         return (
             serial(
                 f"{name}{level}",
                 axis.extent,
-                lambda i: nest(level + 1, index.add(scaled, i), {**at, axis: i}),
+                lambda i: nest(level + 1, scaled + i, {**at, axis: i}),
             ),
         )
 
@@ -149,21 +142,21 @@ def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) 
     whole, rest = divmod(width, most)
     result: Body = ()
     if whole:
-        result = (serial(name, whole, lambda p: body(index.multiply(p, most), most)),)
+        result = (serial(name, whole, lambda p: body(p * most, most)),)
     return result + (body(index.constant(whole * most), rest) if rest else ())
 
 
 def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]) -> Body:
     """`body(start, height)` for strips of `tall` elements; a known rest is one strip."""
-    whole, rest = index.floordiv(size, tall), index.floormod(size, tall)
-    done = index.multiply(whole, tall)
+    whole, rest = size // tall, size % tall
+    done = whole * tall
     result: Body = ()
     if most >= tall:
-        result = (serial(name, whole, lambda t: body(index.multiply(t, tall), tall)),)
+        result = (serial(name, whole, lambda t: body(t * tall, tall)),)
     if not rest.free and not loads(rest):
         _, known = index.bounds(rest)
         return result + (body(done, int(known)) if known else ())
-    return (*result, serial(f"{name}r", rest, lambda t: body(bounded(index.add(done, t), most), 1)))
+    return (*result, serial(f"{name}r", rest, lambda t: body(bounded(done + t, most), 1)))
 
 
 def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int], Body]) -> Body:
@@ -171,8 +164,6 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
 
     There are at least `tall` elements.
     """
-    last = index.subtract(size, tall)
-    count = index.floordiv(index.add(size, tall - 1), tall)
-    return (
-        serial(name, count, lambda t: body(index.minimum(index.multiply(t, tall), last), tall)),
-    )
+    last = size - tall
+    count = (size + (tall - 1)) // tall
+    return (serial(name, count, lambda t: body(index.minimum(t * tall, last), tall)),)

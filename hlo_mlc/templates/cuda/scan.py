@@ -166,7 +166,7 @@ class _Lines:
         groups = 1 if self.across is None else -(-self.across.extent // count)
         others = tuple(v for v in stage.axes if v not in (stage.scan.axis, self.across))
         self.block = Var(f"{self.name}_b", INDEX, groups * product(others))
-        self.line = decoded(others, index.floordiv(self.block, groups))
+        self.line = decoded(others, self.block // groups)
         self.exists = build.TRUE  # whether there is such a line
         if self.across is not None:
             first = linearize((index.floormod(self.block, groups), self.column), (groups, count))
@@ -267,14 +267,14 @@ class _Lines:
     ) -> tuple[Stmt, ...]:
         """body(position, number among the thread's terms) in the order of memory."""
         first = linearize((o, self.member), (1, self.team))
-        first = index.multiply(first, self.own)
+        first = first * self.own
 
         def number(u: Expr) -> Expr:
             return u if not self.stage.scan.reverse else index.subtract(self.own - 1, u)
 
         def position(u: Expr) -> Expr:
             if not self.stage.scan.reverse:
-                return index.add(first, u)
+                return first + u
             return index.add(index.subtract(self.extent - self.own, first), u)
 
         def checked(
@@ -350,7 +350,7 @@ class _Lines:
         self, source: tuple[Buffer, ...], target: tuple[Buffer, ...], distance: int
     ) -> tuple[Stmt, ...]:
         """Each total with that of the thread so many places before it."""
-        before = index.subtract(self.member, distance)
+        before = self.member - distance
         joined = (
             *self._copied(target, self._me, source, (before, self.column)),
             Accumulate(target, self._me, self.merged, tuple(Load(s, self._me) for s in source)),
@@ -364,7 +364,7 @@ class _Lines:
         )
 
     def _stored(self, o: Expr, totals: tuple[Buffer, ...]) -> tuple[Stmt, ...]:
-        before = index.subtract(self.member, 1)
+        before = self.member - 1
         start = self._copied(self.running, self._me, self.carry, (self.column,))
         if self.team > 1:
             start = (
