@@ -52,6 +52,16 @@ class StepwiseTemplate(Fixed):
         return in_lanes(nest, stage, target, abreast=ABREAST)
 
 
+def fills_lanes(nest: Nest, target: CpuTarget) -> bool:
+    """Whether there are tensors enough for all cores, a vector of which the first cache holds."""
+    if StepwiseTemplate().refusal(nest, target):
+        return False
+    stage = _lanes_last(coalesce(nest.stages[0]), target)
+    width = lanes((stage,), target)
+    size = sum(array.bytes for array in stage.procedure.arrays)
+    return stage.axes[-1].extent >= width * target.cores and size * width <= target.l1_bytes
+
+
 def blocks(stage: Stage, target: CpuTarget) -> int:
     """How many vectors the tensors of a stage are."""
     *others, lane = _lanes_last(coalesce(stage), target).axes

@@ -40,6 +40,20 @@ def test_trips_that_wait_have_lanes_for_tensors(take_apart, function, template):
     assert decisions[0].template.name == template
 
 
+@pytest.mark.parametrize(
+    ("rows", "length", "template"),
+    [
+        (200, 75, "stepwise"),  # 16 lanes for 5 trips or 15
+        (5, 75, "side_by_side_steps"),
+        (200, 128, "side_by_side_steps"),
+        (200, 2048, "side_by_side_steps"),
+    ],
+)
+def test_half_empty_vectors_are_of_tensors(take_apart, rows, length, template):
+    _, decisions = scheduled(take_apart, lambda x: jnp.fft.fft(x), numbers(rows, length))
+    assert decisions[0].template.name == template
+
+
 def test_vectors_are_of_neighbouring_trips(take_apart):
     loops, _ = scheduled(take_apart, lambda x: jnp.fft.rfft(x), numbers(5, 512))
     widths = {

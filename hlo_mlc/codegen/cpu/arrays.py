@@ -86,7 +86,7 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
     """
     if not buffer.shape:
         return False
-    spare: list[tuple[float, float]] = []
+    spare: set[tuple[float, float]] = set()
     found = _by_buffer(_within_allocations(statements)).get(buffer, ())
     for use in found:
         if use.is_vector:
@@ -96,7 +96,7 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
             width = 1 << (live - 1).bit_length()
             if live < width:
                 low, high = index.bounds(use.indices[-1])
-                spare.append((low + live, high - live + width))
+                spare.add((low + live, high - live + width))
         elif (
             use.vector is not None
             and any(use.vector.var in i.free for i in use.indices)
@@ -105,7 +105,8 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
             return False
     if not spare:
         return True
-    reached = [index.bounds(use.indices[-1]) for use in found]
+    # What is written out has thousands of uses, at a few places along a row.
+    reached = {index.bounds(use.indices[-1]) for use in found}
     row = element_strides(buffer)[-2] if len(buffer.shape) > 1 else buffer.shape[-1]
     return all(last < row for _, last in spare) and not any(
         low <= last and first <= high for first, last in spare for low, high in reached
