@@ -58,17 +58,6 @@ _TRACKERS = {
 
 AHEAD = 1.02  # so much faster is what two searches tell apart
 
-_MAPS = (
-    "Maps of a few MB are bound by memory, and by what is around a kernel. One call right after "
-    "the other, exp takes 49 us here and 53 through ONNX Runtime, softmax 96 and 100, take 62 and "
-    "61 through PyTorch, where two threads that only copy as much take 41, and 45 from as many "
-    "places (medians on two cores of a Zen 5, ahead of all else that ran there). The table has the "
-    "first calls after a pause of 10 ms. These take longer through JAX, of which by then nothing "
-    "is in the caches and all threads sleep: the second call of exp 146 us, the third 92, the "
-    "fourth 72; through ONNX Runtime, whose threads wait in a loop, 83 and then 62."
-)
-"""What the table beside others does not show: measured call by call."""
-
 _ROUNDS = 15
 _WIDTH, _HEIGHT, _MARGIN, _GAP = 280, 220, 56, 64  # of a panel, around it, between two; pixels
 
@@ -147,9 +136,11 @@ def cost_of(case: Case, compile_ours: Callable) -> Cost:
             "ours": _run(compile_ours(case.make()[0]), args),
             "jax": _run(jax.jit(case.make()[0]), args),
         }
-        seconds = timing.in_turns(runs, _ROUNDS)
+        paces = timing.in_turns(runs, _ROUNDS)
     elements = sum(leaf.size for leaf in jax.tree.leaves(args))
-    return Cost(case.name, elements, *(statistics.median(seconds[name]) * 1e3 for name in runs))
+    return Cost(
+        case.name, elements, *(statistics.median(paces[name].in_a_row) * 1e3 for name in runs)
+    )
 
 
 def work_of(case: Case, compile_ours: Callable) -> Work | None:
@@ -158,7 +149,7 @@ def work_of(case: Case, compile_ours: Callable) -> Work | None:
         function, args = case.make()
         compiled = compile_ours(function)
         run = _run(compiled, args)
-        seconds = timing.in_turns({"ours": run}, _ROUNDS)["ours"]
+        seconds = timing.in_turns({"ours": run}, _ROUNDS)["ours"].in_a_row
         report: Report = compiled.report(*args)
     if report.coverage < 1 or not report.kernels:
         return None
@@ -396,30 +387,43 @@ def _beside_others(peers: Mapping[str, Any]) -> list[str]:
     """A table of milliseconds, and how often we are the fastest."""
     rows = [others.PeerRow(**row) for row in peers["rows"]]
     names = (others.OURS, others.JAX, *peers["peers"])
-    ratios = [row.ratio for row in rows if row.ratio is not None]
     versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
     return [
         "## Beside others",
         "",
-        f"The same work, in turns, milliseconds of a call ({versions}; "
+        f"The same work, in turns, milliseconds of a call among many in a row ({versions}; "
         f"{peers['environment']['cpu']}, {peers['environment']['cores']} cores, "
         f"{peers['environment']['date'][:10]}). Each result is checked; what a package cannot do, "
-        "gets wrong or does not compile in a minute is left empty. The last column is the time of "
-        "the fastest of the others but jax.jit over ours: its geometric mean is "
-        f"{statistics.geometric_mean(ratios):.2f}, and {sum(r >= others.TIED for r in ratios)} of "
-        f"{len(ratios)} are at least {others.TIED}.",
+        "gets wrong or does not compile in a minute is left empty. Ratios are the time of the "
+        f"fastest of the others but jax.jit over ours: {_summary([r.ratio for r in rows])}. The "
+        "last two columns are of the first call after a pause of 10 ms and of what others did: "
+        "threads sleep then, and little is in the caches; "
+        f"{_summary([r.ratio_after_pause for r in rows])}.",
         "",
-        f"| case | {' | '.join(names)} | ratio |",
-        f"| --- |{' ---: |' * (len(names) + 1)}",
+        f"| case | {' | '.join(names)} | ratio | {others.OURS} after a pause | ratio |",
+        f"| --- |{' ---: |' * (len(names) + 3)}",
         *(
-            f"| {row.name} | {' | '.join(_ms(row, name) for name in names)} | "
-            f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |"
+            f"| {row.name} | {' | '.join(_ms(row.ms, name) for name in names)} | "
+            f"{_ratio(row.ratio)} | {_ms(row.after_pause_ms, others.OURS)} | "
+            f"{_ratio(row.ratio_after_pause)} |"
             for row in rows
         ),
         "",
-        _MAPS,
-        "",
     ]
+
+
+def _summary(ratios: Sequence[float | None]) -> str:
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
+        return "nobody was there to compare with"
+    return (
+        f"their geometric mean is {statistics.geometric_mean(known):.2f}, and "
+        f"{sum(r >= others.TIED for r in known)} of {len(known)} are at least {others.TIED}"
+    )
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def _searched(tuned: Sequence[Found]) -> list[str]:
@@ -480,8 +484,8 @@ def _by_rule(found: Sequence[Derived]) -> list[str]:
     ]
 
 
-def _ms(row: others.PeerRow, name: str) -> str:
-    return f"{row.ms[name]:.3g}" if name in row.ms else ""
+def _ms(ms: Mapping[str, float], name: str) -> str:
+    return f"{ms[name]:.3g}" if name in ms else ""
 
 
 def _reported(issues: Results) -> list[str]:

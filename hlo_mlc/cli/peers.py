@@ -71,30 +71,38 @@ def compare(
 
 
 def _show(rows: Sequence[PeerRow], peers: Sequence[str], console: Console) -> None:
-    table = measuring.of_workloads("milliseconds of a call, all in turns")
-    for title in (OURS, JAX, *peers, "best peer\n/ hlo_mlc"):
+    table = measuring.of_workloads("milliseconds of a call, many in a row, all in turns")
+    for title in (OURS, JAX, *peers, "best peer\n/ hlo_mlc", "the same\nafter a pause"):
         table.add_column(title, justify="right")
     for row in rows:
-        ratio = row.ratio
-        shown = (
-            ""
-            if ratio is None
-            else Text(f"{ratio:.2f}", style="green" if ratio >= TIED else "yellow")
+        table.add_row(
+            row.name,
+            *(_cell(row, name) for name in (OURS, JAX, *peers)),
+            *map(_shown, (row.ratio, row.ratio_after_pause)),
         )
-        table.add_row(row.name, *(_cell(row, name) for name in (OURS, JAX, *peers)), shown)
     console.print(table)
-    ratios = [row.ratio for row in rows if row.ratio is not None]
-    if len(ratios) > 1:
-        console.print(
-            f"Geometric mean of best peer / hlo_mlc: "
-            f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}); {sum(r >= TIED for r in ratios)} of {len(ratios)} "
-            "best or tied.",
-            highlight=False,
-        )
+    for pace, found in (
+        ("in a row", [row.ratio for row in rows]),
+        ("after a pause", [row.ratio_after_pause for row in rows]),
+    ):
+        ratios = [ratio for ratio in found if ratio is not None]
+        if len(ratios) > 1:
+            console.print(
+                f"Geometric mean of best peer / hlo_mlc, {pace}: "
+                f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to "
+                f"{max(ratios):.2f}); {sum(r >= TIED for r in ratios)} of {len(ratios)} "
+                "best or tied.",
+                highlight=False,
+            )
     for row in rows:
         for name, reason in row.failed.items():
             click.echo(f"{row.name}: {name}: {reason}", err=True)
+
+
+def _shown(ratio: float | None) -> Text:
+    if ratio is None:
+        return Text("")
+    return Text(f"{ratio:.2f}", style="green" if ratio >= TIED else "yellow")
 
 
 def _cell(row: PeerRow, name: str) -> Text:

@@ -35,7 +35,8 @@ def test_programs_of_others_are_right(case: Case, peer: Peer, compile_right: Any
     if (written.numpy if peer is NUMPY else written.torch) is None:
         assert row.failed == {peer.name: "no program for it"}
     else:
-        assert row.failed == {} and set(row.ms) == {OURS, JAX, peer.name}
+        assert row.failed == {}
+        assert set(row.ms) == set(row.after_pause_ms) == {OURS, JAX, peer.name}
 
 
 def test_every_program_is_for_a_case() -> None:
@@ -56,7 +57,7 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(case: Case, compile_right:
     row = run_case(case, compile_right, [_doing(fail)], 1)
     assert row.failed == {"other": "ValueError: no such thing"}
     right = run_case(case, compile_right, [_doing(lambda x: np.asarray(x) * 2 + 1)], 3)
-    assert right.best == "other" and right.ratio > 0
+    assert right.best == "other" and right.ratio > 0 and right.ratio_after_pause > 0
 
 
 @pytest.mark.parametrize("endless", ["prepare", "run"])
@@ -84,8 +85,12 @@ def test_ours_may_fail_too(case: Case) -> None:
 
 
 def test_the_best_peer_is_neither_us_nor_jax() -> None:
-    row = PeerRow("case", {OURS: 2.0, JAX: 1.0, "one": 5.0, "other": 4.0})
-    assert row.best == "other" and row.ratio == 2.0
+    row = PeerRow(
+        "case",
+        {OURS: 2.0, JAX: 1.0, "one": 5.0, "other": 4.0},
+        after_pause_ms={OURS: 4.0, JAX: 1.0, "one": 6.0, "other": 8.0},
+    )
+    assert row.best == "other" and row.ratio == 2.0 and row.ratio_after_pause == 1.5
 
 
 def test_what_is_not_installed_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
