@@ -23,11 +23,24 @@ struct SchedulingAttributes {
 
 }  // namespace
 
-bool Placement::Take() {
+std::optional<int> Placement::Take() {
   const int cpu = sched_getcpu();
-  if (cpu < 0 || static_cast<size_t>(cpu) >= kWords * kBits) return true;
-  const uint64_t bit = uint64_t{1} << (cpu % kBits);
-  return (taken_[cpu / kBits].fetch_or(bit, std::memory_order_relaxed) & bit) == 0;
+  if (!HasBit(cpu)) return cpu;
+  const uint64_t before = taken_[cpu / kBits].fetch_or(Bit(cpu), std::memory_order_relaxed);
+  if ((before & Bit(cpu)) != 0) return std::nullopt;
+  return cpu;
+}
+
+std::optional<int> Placement::TakeAgain(std::optional<int> before) {
+  if (before) {
+    if (sched_getcpu() == *before) return before;
+    Give(*before);
+  }
+  return Take();
+}
+
+void Placement::Give(int cpu) {
+  if (HasBit(cpu)) taken_[cpu / kBits].fetch_and(~Bit(cpu), std::memory_order_relaxed);
 }
 
 bool Placement::Leave() const {

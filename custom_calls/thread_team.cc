@@ -6,6 +6,7 @@
 #include <limits>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "float_mode.h"
@@ -60,13 +61,12 @@ class Crew final : public Job {
       : executor_(executor),
         tracer_(tracer),
         thread_count_(thread_count),
-        share_count_(static_cast<int>(std::min<int64_t>(thread_count, kMostShares))) {
-    placement_.Take();
-  }
+        share_count_(static_cast<int>(std::min<int64_t>(thread_count, kMostShares))) {}
 
   // The caller's part of one parallel_for, of which there is one at a time: works, and waits for
   // the tasks that helpers have claimed.
   void Do(MlcTask body, void* closure, int64_t count) {
+    callers_cpu_ = placement_.TakeAgain(callers_cpu_);
     const int64_t helpers = std::min(count, thread_count_) - 1;
     if (wanted_.load(std::memory_order_relaxed) != helpers) {
       wanted_.store(helpers, std::memory_order_relaxed);
@@ -90,12 +90,13 @@ class Crew final : public Job {
     if (std::exchange(is_new, false)) ShortenTimeSlice();
     {
       FloatMode mode;
-      const bool is_alone = FindCpu();
+      const std::optional<int> cpu = FindCpu();
       const int place = TakePlace();
       do {
         Work(place, [&](int64_t finished) { Report(finished); });
-      } while (is_alone && Await(shares_[place]));
+      } while (cpu && Await(shares_[place]));
       LeavePlace(place);
+      if (cpu) placement_.Give(*cpu);  // in a later parallel_for it or another one may be there
     }
     invited_.fetch_sub(1, std::memory_order_relaxed);
     Release();
@@ -114,10 +115,11 @@ class Crew final : public Job {
     void* closure = nullptr;
   };
 
-  // On a CPU of its own; false where there is none, or nothing left that would be worth moving.
-  bool FindCpu() {
-    if (placement_.Take()) return true;
-    return AnyLeft() && placement_.Leave() && placement_.Take();
+  // A CPU of its own; nothing where there is none, or nothing left that would be worth moving.
+  std::optional<int> FindCpu() {
+    const std::optional<int> cpu = placement_.Take();
+    if (cpu || !AnyLeft() || !placement_.Leave()) return cpu;
+    return placement_.Take();
   }
 
   bool AnyLeft() const {
@@ -231,6 +233,7 @@ class Crew final : public Job {
   std::atomic<int64_t> owners_{1};
   std::atomic<uint32_t> places_{0};  // shares that helpers begin with, a bit each
   Placement placement_;
+  std::optional<int> callers_cpu_;
 
   Share shares_[kMostShares];
 

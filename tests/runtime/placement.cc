@@ -37,7 +37,7 @@ int main() {
   mlc::Placement placement;
   const int cpu = sched_getcpu();
   RunOn(cpu);
-  Expect(placement.Take(), "the first thread does not get its CPU");
+  Expect(placement.Take() == cpu, "the first thread does not get its CPU");
   std::thread([&] {
     RunOn(cpu);
     Expect(!placement.Take(), "the second thread gets the CPU of the first");
@@ -57,10 +57,25 @@ int main() {
     for (int n = 0; n < CPU_SETSIZE; ++n) {
       if (!CPU_ISSET(n, &all)) continue;
       RunOn(n);
-      Expect(full.Take(), "a free CPU counts as taken");
+      Expect(full.Take() == n, "a free CPU counts as taken");
     }
     sched_setaffinity(0, sizeof all, &all);
     Expect(!full.Leave(), "it leaves though every CPU is taken");
+  }).join();
+  std::thread([&] {
+    mlc::Placement again;
+    RunOn(cpu);
+    const std::optional<int> first = again.Take();
+    Expect(again.TakeAgain(first) == cpu, "it does not keep its CPU");
+    int other = 0;
+    while (other == cpu || !CPU_ISSET(other, &all)) ++other;
+    RunOn(other);
+    Expect(again.TakeAgain(first) == other, "the CPU where it was moved to is not its own");
+    RunOn(cpu);
+    Expect(again.Take() == cpu, "the CPU that it left is still taken");
+    again.Give(other);
+    RunOn(other);
+    Expect(again.Take() == other, "a CPU that was given back is still taken");
   }).join();
   std::thread([&] {
     setpriority(PRIO_PROCESS, 0, 3);

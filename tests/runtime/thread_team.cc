@@ -1,6 +1,9 @@
 // Prints what is wrong with parallel_for, if anything is: kernels of many loops, some in the tasks of
-// others, by several callers at once, with helpers that come late or never.
+// others, by several callers at once, with helpers that come late or never; and whether helpers have
+// CPUs of their own each time they come.
 #include "thread_team.h"
+
+#include <sched.h>
 
 #include <chrono>
 #include <cstdio>
@@ -9,6 +12,20 @@
 #include <vector>
 
 #include "worker_pool.h"
+
+namespace {
+
+std::atomic<int> moves{0};
+
+}  // namespace
+
+extern "C" int __real_sched_getaffinity(pid_t, size_t, cpu_set_t*);
+
+// Called by who looks for another CPU (the linker's --wrap).
+extern "C" int __wrap_sched_getaffinity(pid_t thread, size_t size, cpu_set_t* cpus) {
+  ++moves;
+  return __real_sched_getaffinity(thread, size, cpus);
+}
 
 namespace {
 
@@ -66,6 +83,44 @@ void Call(int64_t threads) {
   }
 }
 
+void StayOn(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  sched_setaffinity(0, sizeof one, &one);
+}
+
+// Runs jobs on one CPU.
+class OnCpu final : public mlc::Executor {
+ public:
+  explicit OnCpu(int cpu) : cpu_(cpu) {}
+
+  void Schedule(mlc::Job* job) override {
+    std::thread([this, job] {
+      StayOn(cpu_);
+      job->Run();
+    }).detach();
+  }
+
+ private:
+  const int cpu_;
+};
+
+void Sleep(void*, int64_t) { std::this_thread::sleep_for(std::chrono::microseconds(500)); }
+
+// A helper and the caller stay each on a CPU, and one comes late to each loop: nobody is to move.
+void CallFrom(int cpu, int helpers_cpu) {
+  static OnCpu executor(helpers_cpu);
+  StayOn(cpu);
+  moves = 0;
+  mlc::ThreadTeam team(executor, 2);
+  for (int loop = 0; loop < 10; ++loop) {
+    team.parallel_for(&team, Sleep, nullptr, 8);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // longer than helpers wait
+  }
+  if (moves > 0) std::printf("with a CPU for each, %d looked for another\n", moves.load());
+}
+
 }  // namespace
 
 int main() {
@@ -74,5 +129,14 @@ int main() {
   for (const int64_t threads : {2, 5, 20}) callers.emplace_back(Call, threads);
   for (std::thread& caller : callers) caller.join();
   std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until the latest have been there
+
+  cpu_set_t allowed;
+  __real_sched_getaffinity(0, sizeof allowed, &allowed);
+  std::vector<int> cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(cpu, &allowed)) cpus.push_back(cpu);
+  }
+  if (cpus.size() > 1) CallFrom(cpus[0], cpus[1]);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
   return 0;
 }
