@@ -83,8 +83,8 @@ class CpuBench:
         return _OnCpu(*bound, here)
 
     def time(self, a: _OnCpu, b: _OnCpu, seconds: float) -> PairedTimes:
-        """By the clock. Half of the time each writes where the other does else: where pages lie is
-        worth some percent to caches, and says nothing of a kernel."""
+        """By the clock. Half of the time each writes where the other does else: what a place in
+        memory may be worth to caches says nothing of a kernel."""
         crossed = time_in_turns(a.run, b.run_elsewhere, seconds / 2, _FEWEST_ROUNDS)
         return crossed.crossed_with(
             time_in_turns(a.run_elsewhere, b.run, seconds / 2, _FEWEST_ROUNDS)
