@@ -6,6 +6,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.tensor.canonical import canonical
@@ -38,17 +39,11 @@ class RecalledKernel(Kernel):
         for attribute, value in (("fingerprint", fingerprint), ("name", name), ("_again", again)):
             object.__setattr__(self, attribute, value)
 
-    @property
-    def program(self) -> TensorProgram:  # type: ignore[override]
-        return self._again().program
-
-    @property
-    def inputs(self) -> tuple[Buffer, ...]:  # type: ignore[override]
-        return self._again().inputs
-
-    @property
-    def outputs(self) -> tuple[Buffer, ...]:  # type: ignore[override]
-        return self._again().outputs
+    def __getattr__(self, attribute: str) -> Any:
+        """What was not given: Python asks here for slots that are empty."""
+        if attribute not in Kernel.__slots__:
+            raise AttributeError(f"a kernel has no {attribute}")
+        return getattr(self._again(), attribute)
 
 
 def make_kernel(
