@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.codegen.legalize import is_data, legalize
 from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Apply, Expr, Var, walk
-from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, I32, DType
+from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, I32, INDEX, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, compute
 
@@ -261,6 +261,15 @@ def test_legal_expressions_come_back_themselves():
     x, y = variables(F32, 2)
     expr = apply("fma", x, apply("max", x, y), apply("select", apply("lt", x, y), x, y))
     assert legalize(expr) is expr
+
+
+def test_a_place_that_is_computed_from_loop_variables_becomes_legal():
+    lane = Var("lane", INDEX, 16)
+    angle = apply("convert", lane * 2 + 1, dtype=F32)
+    place = lane + apply("min", apply("convert", apply("sin", angle), dtype=INDEX), const(3, INDEX))
+    assert not is_data(lane * 2 + lane // 3)
+    assert is_data(place)
+    assert "sin" not in {e.op for e in walk(legalize(place)) if isinstance(e, Apply)}
 
 
 def test_shared_work_stays_shared_and_the_memo_serves_several_roots():

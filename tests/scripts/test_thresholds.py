@@ -28,6 +28,7 @@ SHOWING = (
     "random_crops",
     "roughness",
     "scaled_weights",
+    "scrambled",
     "slogdet_4x4",
     "small_carry",
     "small_volume",

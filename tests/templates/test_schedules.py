@@ -267,7 +267,7 @@ def test_steps_side_by_side(take_apart, arrays, length) -> None:
                 if not SideBySideStepsTemplate().refusal(nest, named(level)):
                     _assert_legal(SideBySideStepsTemplate(), nest, named(level), rng)
                     taken += 1
-    assert taken >= 8
+    assert taken >= 6  # of many half empty vectors, rows have the lanes
 
 
 # Of a: [n, k, k], small matrices with a lane each.

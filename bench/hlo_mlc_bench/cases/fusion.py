@@ -175,6 +175,17 @@ def bilateral(inputs: Inputs, *, size: int, reach: int) -> Workload:
     return function, (inputs.uniform(size, size),)
 
 
+def scrambled(inputs: Inputs, *, rows: int, narrow: int, wide: int, turns: int) -> Workload:
+    """A narrow and a wide image, rolled along both axes in turn."""
+
+    def function(*images: jax.Array) -> tuple[jax.Array, ...]:
+        for turn in range(turns):
+            images = tuple(jnp.roll(x, turn % 5 + 1, turn % 2) for x in images)
+        return images
+
+    return function, (inputs.normal(rows, narrow), inputs.normal(rows, wide))
+
+
 _case = functools.partial(Case, group="fusion", tolerance=32)
 
 CASES = (
@@ -246,6 +257,12 @@ CASES = (
         frequencies,
         {"rows": 64, "columns": 512, "count": 16},
         tiny={"rows": 3, "columns": 5, "count": 9},
+    ),
+    _case(
+        "scrambled",
+        scrambled,
+        {"rows": 32, "narrow": 32, "wide": 512, "turns": 12},
+        tiny={"rows": 5, "narrow": 3, "wide": 7, "turns": 5},
     ),
     _case("bilateral", bilateral, {"size": 256, "reach": 3}, tiny={"size": 9, "reach": 1}),
 )

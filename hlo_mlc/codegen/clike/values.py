@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.clike.dialect import Dialect
 from hlo_mlc.codegen.clike.spelling import Binding, binding, choice
-from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.codegen.legalize import is_data, legalize
 from hlo_mlc.expr import core, index
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
@@ -38,7 +38,7 @@ class Memory:
 
     def legalized(self, node: Expr) -> Expr:
         """`node` in terms of ops that the language has."""
-        if node.dtype is INDEX and not core.loads(node):
+        if not is_data(node):
             return node
         return legalize(
             node,

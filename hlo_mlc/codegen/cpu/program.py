@@ -11,8 +11,8 @@ from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Kind
 from hlo_mlc.codegen.cpu.function import NO_READS, Function
 from hlo_mlc.codegen.cpu.registers import Array
-from hlo_mlc.codegen.legalize import legalize
-from hlo_mlc.expr import core, index
+from hlo_mlc.codegen.legalize import is_data, legalize
+from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
@@ -125,7 +125,7 @@ class Module:
 
     def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
         """`node` in terms of ops that the target has; of f64, a vector holds half as many."""
-        if node.dtype is INDEX and not core.loads(node):
+        if not is_data(node):
             return node
         memo = self._legal[in_vector]
         known = memo.get(node)

@@ -26,9 +26,10 @@ from hlo_mlc.codegen.legalize import (
     zeta,
 )
 from hlo_mlc.codegen.legalize.arithmetic import compare, select
+from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, transform
-from hlo_mlc.expr.core import Apply, Expr, loads, walk
-from hlo_mlc.expr.dtypes import F32, INDEX, DType
+from hlo_mlc.expr.core import Apply, Expr, Var, loads, walk
+from hlo_mlc.expr.dtypes import BOOL, F32, INDEX, DType
 
 Expansion = Callable[..., Expr]
 
@@ -118,24 +119,28 @@ def legalize(
 
     memo = {} if memo is None else memo
     for sine, cosine in _sines_with_cosines(expr, memo):
-        x = transform(sine.args[0], rule, memo, _is_data)
+        x = transform(sine.args[0], rule, memo, is_data)
         memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, has_fma)
-    return transform(expr, rule, memo, _is_data)
+    return transform(expr, rule, memo, is_data)
 
 
 def _sines_with_cosines(expr: Expr, memo: Container[Expr]) -> Iterator[tuple[Apply, Apply]]:
     """Each pair in f32 of one argument, inner ones first, outside of what `memo` knows."""
     found: dict[tuple[str, Expr], Apply] = {}
-    for node in walk(expr, into=lambda node: node not in memo and _is_data(node)):
+    for node in walk(expr, into=lambda node: node not in memo and is_data(node)):
         if isinstance(node, Apply) and node.op in ("sin", "cos") and node.dtype is F32:
             found[node.op, node.args[0]] = node
             if ("sin", node.args[0]) in found and ("cos", node.args[0]) in found:
                 yield found["sin", node.args[0]], found["cos", node.args[0]]
 
 
-def _is_data(node: Expr) -> bool:
-    """Whether a value is more than index arithmetic, which needs no expansion."""
-    return node.dtype is not INDEX or bool(loads(node))
+def is_data(node: Expr) -> bool:
+    """Whether a value is more than index arithmetic, which needs no expansion: a place that is
+    computed from numbers of the loops may well be `floor(sin(…))`."""
+    if node.dtype is not INDEX or loads(node):
+        return True
+    inner = [atom for atom in index.affine(node)[0] if not isinstance(atom, Var)]
+    return any(part.dtype not in (INDEX, BOOL) for part in walk(*inner))
 
 
 def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Expr | None:
