@@ -179,12 +179,14 @@ def test_donated_arguments_are_another_program(compiled: Callable[..., CompiledM
     assert text(again) == text(donating) != text(first)
 
 
+@pytest.mark.parametrize("of", ["package_digest", "version"])
 def test_other_sources_are_another_compiler(
-    compiled: Callable[..., CompiledModule], monkeypatch: pytest.MonkeyPatch
+    compiled: Callable[..., CompiledModule], monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
+    """Ours, or those of packages that we compute with."""
     module = lowered()
     compiled(module)
-    monkeypatch.setattr(kept_programs, "package_digest", lambda folder: "changed")
+    monkeypatch.setattr(kept_programs, of, lambda _: "changed")
     assert not is_recalled(compiled(module))
     assert is_recalled(compiled(module))
 
@@ -311,13 +313,18 @@ def test_what_is_watched_or_large_is_not_kept(
 def test_a_program_with_a_fault_is_not_kept(
     compiled: Callable[..., CompiledModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = lowered()
-    begin = building.begin_object
+    large = jax.ShapeDtypeStruct((1024, 1024), np.float32)  # so that kernels are worth it
+    module = jax.jit(function).lower(large).compiler_ir()
     with monkeypatch.context() as patch:
         patch.setattr(building, "begin_object", lambda *_: [][0])
-        assert compiled(module, "auto").faults or not compiled(module, "auto").report.kernels
-    assert building.begin_object is begin
-    assert not compiled(module, "auto").faults
+        assert compiled(module, "auto").faults
+        settle()
+    whole = compiled(module, "auto")
+    assert not is_recalled(whole)
+    assert whole.report.kernels
+    assert not whole.faults
+    settle()
+    assert is_recalled(compiled(module, "auto"))
 
 
 def test_records_in_a_file_decide_as_others(
