@@ -44,9 +44,8 @@ class Cluster:
     beside them.  `orders` are those of the values that it has in
     memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
     how often the loops among its nodes run.  `makers` are the operations of its graph that values
-    come from; `all_nodes` are its own with reshapes and constants, which `nodes` leaves out;
-    `given` are the operands that its program is given, or has as constants, and `held_bytes` those
-    of all that the program is given and gives.
+    come from; `all_nodes` are its own with reshapes and constants, which `nodes` leaves out.
+    `held_bytes` are those of all that the program is given and gives.
     """
 
     kernel: Kernel
@@ -67,7 +66,6 @@ class Cluster:
     trips: Mapping[Node, int] = field(default_factory=dict)
     makers: Mapping[Value, Node] = field(default_factory=dict)
     all_nodes: tuple[Node, ...] = ()
-    given: frozenset[Buffer] = frozenset()
     held_bytes: int = 0
 
     def call(
@@ -92,6 +90,15 @@ class Cluster:
             {**attributes, **layouts},
             location=self.kernel.name,
         )  # what XLA, and so JAX's profiler, calls it by
+
+    @property
+    def given(self) -> frozenset[Buffer]:
+        """The kernel's buffers of what the program is given, or has as constants."""
+        return frozenset(
+            buffer
+            for buffer, value in zip(self.kernel.program.operands, self.operands, strict=True)
+            if value not in self.makers or self.makers[value].op == "stablehlo.constant"
+        )
 
     @property
     def kernels(self) -> list[tuple[Kernel, int, float]]:
@@ -202,11 +209,6 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
         trips=_trips(nodes, makers),
         makers=makers,
         all_nodes=all_nodes,
-        given=frozenset(
-            buffer
-            for buffer, value in zip(kernel.program.operands, sources, strict=True)
-            if value not in makers or makers[value].op == "stablehlo.constant"
-        ),
         held_bytes=around.held_bytes,
     )
 
