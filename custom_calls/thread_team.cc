@@ -272,7 +272,7 @@ void ThreadTeam::ParallelFor(MlcContext* context, MlcTask body, void* closure, i
       return;
     }
   }
-  // One task, one thread, or no memory to share the work.
+  // One task, one thread, more tasks than shares can count, or no memory to share the work.
   for (int64_t task = 0; task < count; ++task) {
     team.tracer_.Run(task, [&] { body(closure, task); });
   }

@@ -31,6 +31,7 @@ from hlo_mlc.support.errors import CodegenError, MlcError, VerifyError
 from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from making.left import by_xla
+from making.prepared import wait_for_kernels
 
 X = jnp.asarray(np.cos(np.arange(64 * 64, dtype=np.float32)).reshape(64, 64))
 W = np.sin(np.arange(64 * 64, dtype=np.float32)).reshape(64, 64)
@@ -91,7 +92,9 @@ def named(stage: tuple[Any, str]) -> str:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Nothing is compiled yet, and all that can be is taken, whatever machine this is."""
+    """Nothing is compiled yet, nor by what other tests have begun, and all that can be is taken,
+    whatever machine this is."""
+    wait_for_kernels()
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(cpu, "choose_predicted", choose_all)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 import jax
@@ -13,8 +12,8 @@ from rows import PROGRAMS, ROWS
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.building import keeping
-from hlo_mlc.interop.by_shapes import PREPARING
 from hlo_mlc.interop.module import StablehloFunction
+from making.prepared import wait_for_kernels
 
 SIZES = (*range(1, 47), 64, 100, 1000, 5000)
 CALLED = (1, 2, 5, 17, 64, 100)
@@ -51,13 +50,6 @@ def check_results(name: str, function: StablehloFunction, rows: int) -> None:
     for one, other in zip(function(*args), expected, strict=True):
         largest = float(np.max(np.abs(other)))
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5 * max(1.0, largest))
-
-
-def wait_for_kernels() -> None:
-    """Until what is made in the background is there."""
-    for thread in threading.enumerate():
-        if thread.name == PREPARING:
-            thread.join()
 
 
 @pytest.mark.parametrize(
