@@ -8,10 +8,19 @@ from dataclasses import dataclass, field
 from hlo_mlc.expr import index
 from hlo_mlc.loops.accesses import Access, Path, Survey, frame, is_always_entered
 from hlo_mlc.loops.core import Allocate, Call, For, If, LoopProgram, Store, While
-from hlo_mlc.loops.regions import Boxes, box, covered
+from hlo_mlc.loops.regions import Boxes, box, covered, split_axes
 from hlo_mlc.loops.rewrite import paths
 from hlo_mlc.loops.signature import surveyed
-from hlo_mlc.loops.touching import Box, around, contains, reached, solid, touched
+from hlo_mlc.loops.touching import (
+    Box,
+    around,
+    contains,
+    interleaved,
+    reached,
+    solid,
+    step_of,
+    touched,
+)
 
 Shape = tuple[int, ...]
 
@@ -141,11 +150,11 @@ def _summarized(program: LoopProgram, survey: Survey) -> dict[str, tuple[Shape, 
     return found
 
 
-def _touched(access: Access) -> Boxes | None:
+def _touched(access: Access, steps: Sequence[int] = ()) -> Boxes | None:
     """What an access touches, if that is known: best without the statements around the place where
     the buffer begins to exist, which are around all that is done with it."""
-    local = None if access.home < 0 else touched(access.within(access.home + 1))
-    return touched(access) if local is None else local
+    local = None if access.home < 0 else touched(access.within(access.home + 1), steps)
+    return touched(access, steps) if local is None else local
 
 
 @dataclass(slots=True)
@@ -155,7 +164,7 @@ class _Stores:
     shape: Shape
     found: list[Access] = field(default_factory=list)
     filled: bool | None = False
-    boxes: dict[Access, tuple[Boxes | None, Boxes]] = field(default_factory=dict)
+    boxes: dict[tuple[Access, Shape], tuple[Boxes | None, Boxes]] = field(default_factory=dict)
     solids: dict[Access, Box | None] = field(default_factory=dict)
 
     def solid(self, access: Access) -> Box | None:
@@ -197,24 +206,50 @@ class _Stores:
         """Whether all that is wanted is certainly written, or else may be written."""
         if self.filled or (not certainly and self.filled is None):
             return True
+        steps = self._steps()
+        if steps:
+            axes = interleaved(self.shape, steps)
+            if self._covered([split_axes(boxes, axes) for boxes in wanted], certainly, steps):
+                return True
+        return self._covered(wanted, certainly)
+
+    def _steps(self) -> Shape:
+        """In which steps stores go along each axis: such as fill it in turns leave gaps, and are
+        box by box where the axis is taken for two.  Empty where there are none."""
+        columns = zip(*(access.indices for access in self.found), strict=True)
+        found = tuple(
+            min((step for step in map(step_of, column) if step > 1), default=1)
+            for column in columns
+        )
+        return found if any(step > 1 for step in found) else ()
+
+    def _covered(self, wanted: Sequence[Boxes], certainly: bool, steps: Shape = ()) -> bool:
         # What fills a buffer comes first, as a rule, and what changes it afterwards is much more.
+        axes = interleaved(self.shape, steps) if steps else [(d,) for d in self.shape]
+        shape = [extent for parts in axes for extent in parts]
         count = len(self.found)
         while count > _FIRST:
             count = -(-count // 2)
-        while not covered(wanted, [*self._written(self.found[:count], certainly)], self.shape):
+        while not covered(wanted, [*self._written(self.found[:count], certainly, steps)], shape):
             if count == len(self.found):
                 return False
             count = min(2 * count, len(self.found))
         return True
 
-    def _written(self, accesses: Iterable[Access], certainly: bool) -> Iterator[Boxes]:
+    def _written(
+        self, accesses: Iterable[Access], certainly: bool, steps: Shape
+    ) -> Iterator[Boxes]:
         """What stores certainly write, or else may write."""
         for access in accesses:
-            if access not in self.boxes:
-                exact = _touched(access)
-                most = reached(access) if exact is None else exact
-                self.boxes[access] = exact, most or box((0, d - 1) for d in self.shape)
-            exact, most = self.boxes[access]
+            key = access, steps
+            if key not in self.boxes:
+                exact = _touched(access, steps)
+                most = exact
+                if most is None:
+                    most = reached(access) or box((0, d - 1) for d in self.shape)
+                    most = split_axes(most, interleaved(self.shape, steps)) if steps else most
+                self.boxes[key] = exact, most
+            exact, most = self.boxes[key]
             if not certainly:
                 yield most
             elif exact is not None:

@@ -172,15 +172,16 @@ def _digit(atom: Expr, v: Var) -> tuple[int, int] | None:
     return (step, int(high) + 1) if inner is v and atom is not v and low == 0 else None
 
 
-def touched(access: Access) -> Boxes | None:
-    """Exactly what an access touches in the course of the program; None where that is unknown."""
+def touched(access: Access, steps: Sequence[int] = ()) -> Boxes | None:
+    """Exactly what an access touches in the course of the program; None where that is unknown.
+    With `steps`, an axis is two, of every so many elements and of those between (`interleaved`)."""
     if any(isinstance(s, While) for s, _ in access.path):
         return None
     parts = [cases(condition, holds) for condition, holds in _conditions(access)]
     if None in parts or math.prod(map(len, parts)) > MOST_CASES:
         return None
     found = [
-        _boxes(access, [fact for facts in together for fact in facts])
+        _boxes(access, [fact for facts in together for fact in facts], steps)
         for together in itertools.product(*parts)
     ]
     return None if None in found else joined(found)
@@ -204,7 +205,7 @@ def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
     yield from ((guard, True) for guard in access.guards)
 
 
-def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
+def _boxes(access: Access, conditions: Sequence[Expr], steps: Sequence[int] = ()) -> Boxes | None:
     """What is touched where conditions hold, said as facts about loops; None where that is not all
     a matter of their variables, or there are too many values."""
     nest = _Nest.around(access, conditions)
@@ -217,6 +218,11 @@ def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
             if extent.free or index.bounds(extent)[0] < 1
         ),
     )
+    if steps:
+        with contextlib.suppress(Unknown):
+            axes, indices = _in_turns(access.buffer.shape, nest.indices, steps)
+            return split_axes(_Sides(indices, facts, extents).boxes(), axes)
+        return None
     axes, (merged,) = merged_axes(access.buffer.shape, (tuple(nest.indices),))
     if len(axes) < len(nest.indices):
         with contextlib.suppress(Unknown):
@@ -224,6 +230,40 @@ def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
     with contextlib.suppress(Unknown):
         return _Sides(nest.indices, facts, extents).boxes()
     return None
+
+
+def interleaved(shape: Sequence[int], steps: Sequence[int]) -> list[tuple[int, ...]]:
+    """The extents of what each axis consists of where it is gone along in such steps: 1000 elements
+    in steps of 3 are 334 times 3, the last two of which are none."""
+    return [
+        (-(-d // step), step) if step > 1 else (d,) for d, step in zip(shape, steps, strict=True)
+    ]
+
+
+def step_of(i: Expr) -> int:
+    """The step in which an index goes along its axis, whatever it begins at."""
+    return math.gcd(*index.affine(i)[0].values())
+
+
+def _in_turns(
+    shape: Sequence[int], indices: Sequence[Expr], steps: Sequence[int]
+) -> tuple[list[tuple[int, ...]], list[Expr]]:
+    """Indices of what axes consist of, `x * 3 + 2` being `x` and 2, and the extents of each; one
+    that goes along otherwise is left as it is, for its boxes to be split."""
+    axes, found = [], []
+    for parts, i, step in zip(interleaved(shape, steps), indices, steps, strict=True):
+        if step == 1 or step_of(i) % step:
+            axes.append(parts)
+            found.append(i)
+            continue
+        terms, offset = index.affine(i)
+        whole, rest = divmod(offset, step)
+        axes += [(extent,) for extent in parts]
+        found += [
+            index.from_affine({atom: k // step for atom, k in terms.items()}, whole),
+            index.constant(rest),
+        ]
+    return axes, found
 
 
 def _hull(access: Access) -> Boxes | None:

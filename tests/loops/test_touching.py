@@ -16,7 +16,7 @@ from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.accesses import accesses
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Store
 from hlo_mlc.loops.coverage import gaps
-from hlo_mlc.loops.touching import reached, solid, touched
+from hlo_mlc.loops.touching import interleaved, reached, solid, touched
 
 ONE = const(1.0, F32)
 SIZES = (100, 16, 640)  # more points than are put in one by one
@@ -94,6 +94,30 @@ def test_branches_fill_a_buffer_together(first: int) -> None:
     assert (not list(gaps(program(loop(i, branches), result)))) is (first == 1)
 
 
+@pytest.mark.parametrize("columns", [1002, 1001, 1000])
+@pytest.mark.parametrize("left_out", [None, 0, 2])
+def test_stores_in_turns_fill_what_has_more_elements_than_are_looked_at(
+    columns: int, left_out: int | None
+) -> None:
+    """Every third row as a whole, of the others every third element by each of three stores."""
+    result = Buffer("r", F32, (64, 23, columns), "result")
+    image, row, column, whole = (
+        variable(*named) for named in (("i", 64), ("y", 8), ("x", 334), ("z", columns))
+    )
+    stores = []
+    for of_row, of_column in itertools.product(range(2), range(3)):
+        place = index.add(index.multiply(column, 3), index.constant(of_column))
+        guard = index.compare("lt", place, index.constant(columns))
+        there = image, index.add(index.multiply(row, 3), index.constant(of_row)), place
+        if of_column != left_out:
+            stores.append(loop(image, loop(row, loop(column, Store(result, there, ONE, guard)))))
+    seventh = variable("w", 7)
+    there = image, index.add(index.multiply(seventh, 3), index.constant(2)), whole
+    stores.append(loop(image, loop(seventh, loop(whole, Store(result, there, ONE)))))
+    found = list(gaps(LoopProgram("p", (), (result,), tuple(stores))))
+    assert (not found) is (left_out is None)
+
+
 def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
     """The digits of a variable; or nearly, or itself."""
     divisors = [d for d in (2, 3, 4, 6) if v.extent % d == 0]
@@ -143,8 +167,8 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
 
 
 def test_boxes_are_what_is_touched() -> None:
-    """Against brute force over all points."""
-    rng, exact = np.random.default_rng(0), 0
+    """Against brute force over all points, also where an axis is taken for two."""
+    rng, exact, in_turns = np.random.default_rng(0), 0, 0
     for _ in range(500):
         variables = [variable(n, int(rng.choice([1, 2, 3, 4, 6, 8, 12]))) for n in "abc"]
         store = random_store(rng, variables)
@@ -166,7 +190,17 @@ def test_boxes_are_what_is_touched() -> None:
             assert np.array_equal(painted(sides(boxes), truth.shape), truth), loops
         if most is not None:
             assert not (truth & ~painted(sides(most), truth.shape)).any(), loops
+        steps = [int(rng.choice([1, 2, 3])) for _ in truth.shape]
+        parts = touched(access, steps)
+        if parts is not None:
+            in_turns += max(steps) > 1
+            axes = interleaved(truth.shape, steps)
+            found = painted(sides(parts), tuple(itertools.chain(*axes)))
+            found = found.reshape([math.prod(extents) for extents in axes])
+            assert np.array_equal(found[tuple(slice(d) for d in truth.shape)], truth), loops
+            assert np.count_nonzero(found) == np.count_nonzero(truth), loops
     assert exact > 400
+    assert in_turns > 300
 
 
 def sides(boxes):
