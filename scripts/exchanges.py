@@ -5,7 +5,7 @@
 Threads call a function as fast as they can. In every other stretch of so many seconds, code of its
 kernel takes the place of other code so many times, as `mlc_jit(tune="background")` has it. Calls
 wait for other threads and programs in either kind of stretch. What an exchange takes of a CPU is
-the most that it can make a call wait.
+the most that it makes a call wait, where nobody else takes that CPU meanwhile.
 """
 
 from __future__ import annotations
