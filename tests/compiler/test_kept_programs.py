@@ -3,6 +3,7 @@ changed: then they are compiled anew."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -78,7 +79,13 @@ def is_recalled(one: CompiledModule) -> bool:
 
 
 def text(one: CompiledModule) -> str:
-    return one.module.operation.get_asm(enable_debug_info=True)
+    """With lines of files as bytecode has them, which does not say where one ends that is told to
+    begin in column 0."""
+    written = io.BytesIO()
+    one.module.operation.write_bytecode(written)
+    with one.module.context:
+        module = ir.Module.parse(written.getvalue())
+    return module.operation.get_asm(enable_debug_info=True)
 
 
 def comparable(report: Report) -> Report:

@@ -129,8 +129,8 @@ def _is_for_library(node: Node) -> bool:
 
 def _is_computed_again(node: Node, users: Sequence[Node]) -> bool:
     """Whether each of several loops computes it."""
-    (result,) = node.results
-    if result.type is None or any(user.op == _REDUCE for user in users):
+    result, *others = node.results
+    if others or result.type is None or any(user.op == _REDUCE for user in users):
         return False
     arrays = [v for v in dict.fromkeys(node.operands) if v.type and v.type.size >= result.type.size]
     return len(arrays) <= 1 and operation_cost(node) <= _SIMPLE
