@@ -66,6 +66,19 @@ def literals(*operands: Expr | float) -> list[Expr]:
     return [x if isinstance(x, Expr) else const(x, dtype) for x in operands]
 
 
+def compare(relation: str, x: Expr | float, y: Expr | float) -> Expr:
+    """relation: eq, ne, lt, le, gt, ge; false where an operand is NaN, but `ne`."""
+    return apply(relation, *literals(x, y))
+
+
+def select(condition: Expr, on_true: Expr | float, on_false: Expr | float) -> Expr:
+    return apply("select", condition, *literals(on_true, on_false))
+
+
+def convert(x: Expr, dtype: DType) -> Expr:
+    return apply("convert", x, dtype=dtype)
+
+
 _OF_INDICES = {
     "add": index.add,
     "sub": index.subtract,

@@ -154,8 +154,8 @@ class _Equation:
         """x // c and x % c both equal: x is."""
         for atom in self.parts:
             x, divisor = atom.args
-            quotient, _ = index.affine(index.floordiv(x, divisor.value))
-            remainder, _ = index.affine(index.floormod(x, divisor.value))
+            quotient, _ = index.affine(x // divisor.value)
+            remainder, _ = index.affine(x % divisor.value)
             if all(
                 part in self.equal or not self._is_open(part) for part in (*quotient, *remainder)
             ):

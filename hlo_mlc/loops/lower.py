@@ -115,7 +115,7 @@ def _scan(stage: Stage) -> tuple[Stmt, ...]:
         *stores_at(stage.assigns, results),
     )
     if stage.scan.reverse:
-        step = rewrite.substitute(step, {axis: index.subtract(extent - 1, axis)})
+        step = rewrite.substitute(step, {axis: extent - 1 - axis})
     return rewrite.allocated(buffers, (*start, *_nest(stage, (axis,), step)))
 
 

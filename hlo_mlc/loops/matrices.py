@@ -36,12 +36,12 @@ def depth_of(dtype: DType) -> int:
 
 def row(lane: Expr, e: Expr) -> Expr:
     """The row of a lane's element."""
-    return index.add(index.floordiv(lane, 4), index.multiply(index.floordiv(e, 2), 8))
+    return lane // 4 + e // 2 * 8
 
 
 def column(lane: Expr, e: Expr) -> Expr:
     """The column of a lane's element."""
-    return index.add(index.multiply(index.floormod(lane, 4), 2), index.floormod(e, 2))
+    return lane % 4 * 2 + e % 2
 
 
 def product(sums: Accumulate, e: Var, k: Var) -> For:

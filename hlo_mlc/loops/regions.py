@@ -124,9 +124,9 @@ class Points:
             low, high = self.interval(i)
             for fact in known:
                 for factor in _factors(i, fact):  # it never is positive, so it can be added
-                    part = index.multiply(fact, factor)
-                    low = np.maximum(low, self.interval(index.add(i, part))[0])
-                    high = np.minimum(high, self.interval(index.subtract(i, part))[1])
+                    part = fact * factor
+                    low = np.maximum(low, self.interval(i + part)[0])
+                    high = np.minimum(high, self.interval(i - part)[1])
             exist = exist & (low <= high)
             lows.append(low)
             highs.append(high)
@@ -337,10 +337,7 @@ def merged_axes(
         while next_ + 1 < len(columns) and math.prod(extents[next_]) == 1:
             next_ += 1
         wide = index.constant(math.prod(extents[next_]))
-        joined = tuple(
-            index.add(index.multiply(i, wide), j)
-            for i, j in zip(columns[axis], columns[next_], strict=True)
-        )
+        joined = tuple(i * wide + j for i, j in zip(columns[axis], columns[next_], strict=True))
         if _divisions(joined) < _divisions((*columns[axis], *columns[next_])):
             columns[axis : next_ + 1] = [joined]
             extents[axis : next_ + 1] = [tuple(itertools.chain(*extents[axis : next_ + 1]))]
@@ -379,7 +376,7 @@ def _parted(column: tuple[Expr, ...], known: Sequence[Facts]) -> list[tuple[Expr
                 index.from_affine({atom: k for atom, k in terms.items() if k % step}, rest)
             )
         if any(index.bounds(e)[1] for e in small) and all(
-            index.bounds(e)[0] >= 0 and never_positive(index.subtract(e, step - 1), facts)
+            index.bounds(e)[0] >= 0 and never_positive(e - (step - 1), facts)
             for e, facts in zip(small, known, strict=True)
         ):
             return [tuple(large), tuple(small)]

@@ -100,17 +100,17 @@ class _Nest:
         size = inner.var.extent
         if not inner.extent.free or size is None or group.extent.free:
             return self
-        first = index.multiply(group.var, size)
-        bounds = {index.add(first, part) for part in least(inner.extent)}
+        first = group.var * size
+        bounds = {first + part for part in least(inner.extent)}
         count = next((b for b in bounds if isinstance(b, Const)), None)
         if (
             count is None
-            or bounds != {count, index.add(first, size)}
+            or bounds != {count, first + size}
             or -(-count.value // size) > index.bounds(group.extent)[0]
         ):
             return self
         number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
-        place = {inner.var: index.subtract(number, first)}
+        place = {inner.var: number - first}
         extents = {
             v: build.substitute(e, place)
             for v, e in self.extents.items()
@@ -212,11 +212,7 @@ def _boxes(access: Access, conditions: Sequence[Expr], steps: Sequence[int] = ()
     extents = nest.extents
     facts = (
         *nest.facts,
-        *(
-            index.subtract(1, extent)
-            for extent in extents.values()
-            if extent.free or index.bounds(extent)[0] < 1
-        ),
+        *(1 - extent for extent in extents.values() if extent.free or index.bounds(extent)[0] < 1),
     )
     if steps:
         with contextlib.suppress(Unknown):
@@ -314,7 +310,7 @@ class _Sides:
         """Let a condition cut a side; where it is none of one axis alone, put its variables in."""
         for axis, side in enumerate(self.sides):
             for sign in (1, -1):
-                rest = index.subtract(fact, index.multiply(self.indices[axis], sign))
+                rest = fact - self.indices[axis] * sign
                 if not fact.free.isdisjoint(side) and self._is_put_in(rest):
                     self.cuts.append((axis, sign, rest))
                     return

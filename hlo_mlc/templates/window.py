@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, all_of, apply, load, substitute
+from hlo_mlc.expr.build import TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
@@ -285,9 +285,9 @@ def _packed(
     packed = Buffer(
         f"{stage.name}_filters", rhs.dtype, (panel.extent, *(v.extent for v in others), width)
     )
-    start = index.multiply(panel, width)
+    start = panel * width
     early = begins_early(lane.extent, width, lanes)
-    source = index.add(column, index.minimum(start, lane.extent - width) if early else start)
+    source = column + (index.minimum(start, lane.extent - width) if early else start)
     exists = index.compare("lt", source, lane.extent)
     move = Stage(
         f"{stage.name}_pack",
@@ -302,13 +302,12 @@ def _packed(
         ),
     )
     if not early:
-        factor = load(packed, (index.floordiv(lane, width), *others, index.floormod(lane, width)))
-        return move, replace(stage, terms=(apply("mul", roles.lhs, factor),)), packed, ""
+        factor = load(packed, (lane // width, *others, lane % width))
+        return move, replace(stage, terms=(roles.lhs * factor,)), packed, ""
     factor = load(packed, (panel, *others, column))
     own = index.compare("ge", source, start)
     apart = map_expressions(
-        replace(stage, terms=(apply("mul", roles.lhs, factor),)),
-        lambda e: substitute(e, {lane: source}),
+        replace(stage, terms=(roles.lhs * factor,)), lambda e: substitute(e, {lane: source})
     )
     return (
         move,

@@ -88,7 +88,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     )
     start = chunk * size
     if reverse:  # the rest, which comes last, is at the low end
-        start = index.add(start, rest)
+        start = start + rest
     position = stage.axes.index(axis)
 
     def axes(*replacing: Var) -> tuple[Var, ...]:

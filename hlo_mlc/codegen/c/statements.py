@@ -173,7 +173,7 @@ class FunctionWriter(Writer):
         """Whether two places differ along an axis that the lanes have in common."""
         lane = self._vector.var
         return any(
-            index.bounds(index.subtract(a, b))[0] > 0 or index.bounds(index.subtract(a, b))[1] < 0
+            index.bounds(a - b)[0] > 0 or index.bounds(a - b)[1] < 0
             for a, b in zip(first, second, strict=True)
             if lane not in a.free and lane not in b.free
         )

@@ -303,7 +303,7 @@ def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term,
         total: Expr = index.constant(0)
         for position, extent in zip(where, buffer.shape, strict=True):
             size = index.constant(extent) if isinstance(extent, int) else Var(extent, INDEX)
-            total = index.add(index.multiply(total, size), position)
+            total = total * size + position
         terms, offset = index.affine(total)
     return tuple(terms.items()), offset
 

@@ -242,9 +242,7 @@ def _address(
     if pair is None:
         position = offset(buffer, place, indices) - var
     else:
-        position = index.subtract(
-            offset(buffer, place, (*pair.point, index.constant(0))), index.multiply(var, 2)
-        )
+        position = offset(buffer, place, (*pair.point, index.constant(0))) - var * 2
     if position is index.constant(0):
         return place.name
     (text,) = writer.values().write(position)

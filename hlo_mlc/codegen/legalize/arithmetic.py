@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply, const, literals
+from hlo_mlc.expr.build import apply, compare, const, literals, select
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import DType
 
 Operand = Expr | int | float
 
@@ -47,22 +46,9 @@ def sqrt(x: Expr) -> Expr:
     return apply("sqrt", x)
 
 
-def compare(relation: str, x: Operand, y: Operand) -> Expr:
-    """relation: eq, ne, lt, le, gt, ge; false where an operand is NaN, but `ne`."""
-    return apply(relation, *literals(x, y))
-
-
-def select(condition: Expr, on_true: Operand, on_false: Operand) -> Expr:
-    return apply("select", condition, *literals(on_true, on_false))
-
-
 def unlikely(condition: Expr, slow: Operand, fast: Expr) -> Expr:
     """`slow` where a condition holds that almost never does."""
     return apply("select_unlikely", condition, *literals(slow, fast))
-
-
-def convert(x: Expr, dtype: DType) -> Expr:
-    return apply("convert", x, dtype=dtype)
 
 
 def bits(x: Expr) -> Expr:

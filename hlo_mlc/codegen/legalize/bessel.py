@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    compare,
     fma,
     polynomial,
-    select,
     sqrt,
     two_product,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.exponential import expm1_parts
+from hlo_mlc.expr.build import compare, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

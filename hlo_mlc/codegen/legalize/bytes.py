@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import absolute, compare, select
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.codegen.legalize.arithmetic import absolute
+from hlo_mlc.expr.build import apply, compare, const, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import (
     F8E3M4,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import absolute, bits, compare, fma, from_bits, select
+from hlo_mlc.codegen.legalize.arithmetic import absolute, bits, fma, from_bits
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

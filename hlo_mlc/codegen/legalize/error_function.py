@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     at_most,
-    compare,
     fma,
     pick,
     polynomial,
-    select,
     sqrt,
     two_product,
     unlikely,
@@ -21,7 +19,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
 from hlo_mlc.codegen.legalize.exponential import expm1_parts
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.logarithm import log
-from hlo_mlc.expr.build import const
+from hlo_mlc.expr.build import compare, const, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

@@ -25,9 +25,8 @@ from hlo_mlc.codegen.legalize import (
     trigonometric,
     zeta,
 )
-from hlo_mlc.codegen.legalize.arithmetic import compare, select
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, transform
+from hlo_mlc.expr.build import apply, compare, select, transform
 from hlo_mlc.expr.core import Apply, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, F32, INDEX, DType
 

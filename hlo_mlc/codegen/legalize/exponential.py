@@ -15,7 +15,6 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     at_least,
     at_most,
-    compare,
     floor,
     fma,
     ldexp,
@@ -23,11 +22,11 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     polynomial,
     power_of_two,
     rounding_bias,
-    select,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.division import quotient, reciprocal
 from hlo_mlc.codegen.legalize.formats import format_of
+from hlo_mlc.expr.build import compare, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

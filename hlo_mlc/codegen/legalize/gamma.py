@@ -11,18 +11,15 @@ from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
-    compare,
-    convert,
     fma,
     polynomial,
-    select,
     two_product,
     unlikely,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.logarithm import log
 from hlo_mlc.codegen.legalize.trigonometric import sine_and_cosine_in_parts
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, convert, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F64
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hlo_mlc.codegen.legalize.arithmetic import compare, select
-from hlo_mlc.expr.build import const
+from hlo_mlc.expr.build import compare, const, select
 from hlo_mlc.expr.core import Const, Expr
 
 

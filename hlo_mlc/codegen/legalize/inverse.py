@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     bits,
-    compare,
     fma,
     invalid,
     polynomial,
-    select,
     sqrt,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.logarithm import LN2, log1p
-from hlo_mlc.expr.build import const
+from hlo_mlc.expr.build import compare, const, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

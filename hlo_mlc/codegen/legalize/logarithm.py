@@ -7,17 +7,15 @@ import math
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     bits,
-    compare,
-    convert,
     fma,
     from_bits,
     invalid,
     outside_normal,
     polynomial,
-    select,
     unlikely,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
+from hlo_mlc.expr.build import compare, convert, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize import bytes as of_a_byte
-from hlo_mlc.codegen.legalize.arithmetic import convert
-from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.build import apply, convert
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL, F32, FLOATS_OF_A_BYTE, U8, U16, DType
 

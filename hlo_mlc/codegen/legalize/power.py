@@ -9,8 +9,6 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     balanced,
     bits,
-    compare,
-    convert,
     floor,
     fma,
     from_bits,
@@ -19,7 +17,6 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     polynomial,
     power_of_two,
     rounding_bias,
-    select,
     sign_of,
     two_product,
     two_sum,
@@ -27,7 +24,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
 )
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.logarithm import split
-from hlo_mlc.expr.build import const
+from hlo_mlc.expr.build import compare, const, convert, select
 from hlo_mlc.expr.core import Const, Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

@@ -15,9 +15,9 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.codegen.legalize.arithmetic import compare, convert, select, unsigned
+from hlo_mlc.codegen.legalize.arithmetic import unsigned
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, convert, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I64, U64
 

@@ -7,14 +7,11 @@ import math
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     bits,
-    compare,
-    convert,
     fma,
     from_bits,
     invalid,
     outside_normal,
     polynomial,
-    select,
     sqrt,
     trunc,
     two_product,
@@ -22,7 +19,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, convert, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

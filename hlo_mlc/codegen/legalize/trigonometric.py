@@ -20,18 +20,15 @@ from hlo_mlc.codegen.legalize import reduction
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     bits,
-    compare,
-    convert,
     fma,
     from_bits,
     polynomial,
-    select,
     two_sum,
     unlikely,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.reduction import BETWEEN_HALF_TURNS, HALF_TURNS, QUARTER_TURNS, Grid
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, convert, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I32
 

@@ -8,20 +8,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from hlo_mlc.codegen.legalize.arithmetic import (
-    at_most,
-    compare,
-    convert,
-    floor,
-    fma,
-    select,
-    two_sum,
-    unlikely,
-)
+from hlo_mlc.codegen.legalize.arithmetic import at_most, floor, fma, two_sum, unlikely
 from hlo_mlc.codegen.legalize.exponential import exp
 from hlo_mlc.codegen.legalize.gamma import digamma, lgamma
 from hlo_mlc.codegen.legalize.power import power_of_positive
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, convert, select
 from hlo_mlc.expr.core import Const, Expr
 from hlo_mlc.expr.dtypes import F32, F64
 

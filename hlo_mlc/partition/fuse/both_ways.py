@@ -110,7 +110,7 @@ def both_ways(
         return [*last, folds.total(parts, number)]
     sums = Buffer(fresh("b"), dtype, (chunks + (done < number), column.extent))
     chunk = Var(fresh("i"), INDEX, chunks)
-    begin = index.multiply(chunk, most)
+    begin = chunk * most
     steps: list[Step] = [
         Loop((*folds.nests(begin, most, 0), folds.partial(most, sums, chunk)), chunk, chunks)
     ]
@@ -206,11 +206,11 @@ class _Blocks:
     def _nest(self, first: Expr, done: int, count: int, height: int) -> Nest:
         """`count` blocks of `height` rows, `done` blocks after block `first`."""
         block, within = (Var(self.fresh("i"), INDEX, n) for n in (count, height))
-        number = index.add(block, done)
-        start = index.multiply(index.add(first, number), self.size)
+        number = block + done
+        start = (first + number) * self.size
         handed = {b: Buffer(self.fresh("b"), b.dtype, (count, height)) for b in self.handed}
         stages = (
-            self._rows(block, within, index.add(start, within), handed),
+            self._rows(block, within, start + within, handed),
             self._columns(block, number, start, height, handed),
         )
         return Nest(stages, 1, tuple(handed.values()))
@@ -255,10 +255,7 @@ class _Blocks:
                 return None
 
             terms.append(
-                substitute(
-                    transform(columns.terms[0], passed, {}),
-                    {row: index.add(start, n), column: along},
-                )
+                substitute(transform(columns.terms[0], passed, {}), {row: start + n, column: along})
             )
         value = terms[0]
         for term in terms[1:]:

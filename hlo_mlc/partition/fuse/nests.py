@@ -184,7 +184,7 @@ def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Ex
         axis, by = quotient.args
         if quotient.op == "floormod":
             continue
-        low = halves.get(index.floormod(axis, by.value))
+        low = halves.get(axis % by.value)
         if (
             low is None
             or axis not in axes
@@ -192,7 +192,7 @@ def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Ex
             or (low.extent, high.extent * by.value) != (by.value, axis.extent)
         ):
             return None
-        result[axis] = index.add(index.multiply(high, by), low)
+        result[axis] = high * by + low
     return result if len(result) == len(axes) and load.guard is None else None
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.partition.work import multiplies
@@ -161,7 +160,7 @@ def _reading(nest: Nest, read: Load, panels: Panels, buffer: Buffer) -> Nest:
     stage = replace_loads(stage, {read.source: lambda x: new if x is read else None})
     if piece is None:
         return replace(nest, stages=(stage,))
-    whole = index.add(index.multiply(piece, panels.width), within)
+    whole = piece * panels.width + within
     memo: dict[Expr, Expr] = {}
     stage = map_expressions(stage, lambda e: substitute(e, {column: whole}, memo))
     at = stage.axes.index(column)

@@ -217,11 +217,9 @@ class _Rows:
         """Whether the stages touch of the buffer what belongs to their own row only."""
         if buffer.size % self.total:
             return False
-        first = index.multiply(
-            linearize(self.axes, [v.extent for v in self.axes]), buffer.size // self.total
-        )
+        first = linearize(self.axes, [v.extent for v in self.axes]) * (buffer.size // self.total)
         return all(
-            not loads(place) and index.add(first, self._in_row(buffer, indices)) is place
+            not loads(place) and (first + self._in_row(buffer, indices)) is place
             for s in self.stages
             for indices in _touched(s, buffer)
             for place in (offset(buffer, indices),)

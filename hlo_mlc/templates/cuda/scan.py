@@ -169,7 +169,7 @@ class _Lines:
         self.line = decoded(others, self.block // groups)
         self.exists = build.TRUE  # whether there is such a line
         if self.across is not None:
-            first = linearize((index.floormod(self.block, groups), self.column), (groups, count))
+            first = linearize((self.block % groups, self.column), (groups, count))
             self.line[self.across] = first
             self.exists = below(first, self.across.extent)
         self.allocated: list[Buffer] = []
@@ -270,12 +270,12 @@ class _Lines:
         first = first * self.own
 
         def number(u: Expr) -> Expr:
-            return u if not self.stage.scan.reverse else index.subtract(self.own - 1, u)
+            return u if not self.stage.scan.reverse else self.own - 1 - u
 
         def position(u: Expr) -> Expr:
             if not self.stage.scan.reverse:
                 return first + u
-            return index.add(index.subtract(self.extent - self.own, first), u)
+            return self.extent - self.own - first + u
 
         def checked(
             condition: Expr, one: Callable[[Callable], tuple[Stmt, ...]]
@@ -294,9 +294,7 @@ class _Lines:
             unrolled(
                 f"{self.name}_u",
                 self.own,
-                lambda u: checked(
-                    below(index.add(first, number(u)), self.extent), lambda one: one(u)
-                ),
+                lambda u: checked(below(first + number(u), self.extent), lambda one: one(u)),
             ),
         )
 
