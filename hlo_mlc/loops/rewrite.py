@@ -6,7 +6,7 @@ Statements that a rewrite does not touch come back as the same objects.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from hlo_mlc.expr import build, index
@@ -29,6 +29,7 @@ from hlo_mlc.loops.core import (
 )
 
 Body = tuple[Stmt, ...]
+Steps = Stmt | Sequence["Steps"]  # a statement, or several, in as many lists as it takes
 
 
 def with_bodies(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
@@ -245,11 +246,19 @@ def _same(old: Body, new: list[Stmt]) -> Body:
     return old if old == body else body
 
 
-def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
+def allocated(buffers: Iterable[Buffer], body: Steps) -> Body:
     """`body`, during which `buffers` exist, the first of them outermost."""
+    body = flat(body)
     for buffer in reversed(tuple(buffers)):
         body = (Allocate(buffer, body),)
     return body
+
+
+def flat(steps: Steps) -> Body:
+    """The statements of lists in lists."""
+    if not isinstance(steps, tuple | list):
+        return (steps,)
+    return tuple([stmt for step in steps for stmt in flat(step)])
 
 
 def on_one_thread(statements: Body) -> Body:
@@ -320,34 +329,34 @@ def loop_names(statements: Body) -> tuple[str, ...]:
     return tuple(_by_name(statements))
 
 
-def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Body]) -> For:
+def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Steps]) -> For:
     """A loop over a new variable, whose range is known as far as that of `extent` is."""
     size = index.constant(extent) if isinstance(extent, int) else extent
     _, largest = index.bounds(size)
     var = Var(name, INDEX, None if largest == index.INFINITY else max(0, int(largest)))
-    return For(var, size, kind, body(var))
+    return For(var, size, kind, flat(body(var)))
 
 
-def serial(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+def serial(name: str, extent: Expr | int, body: Callable[[Var], Steps]) -> For:
     """A loop over a new variable, one iteration after the other."""
     return loop(name, extent, LoopKind.SERIAL, body)
 
 
-def vectorized(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+def vectorized(name: str, extent: Expr | int, body: Callable[[Var], Steps]) -> For:
     """A loop over a new variable, all of whose iterations are lanes of a vector."""
     return loop(name, extent, LoopKind.VECTORIZE, body)
 
 
-def unrolled(name: str, extent: Expr | int, body: Callable[[Var], Body]) -> For:
+def unrolled(name: str, extent: Expr | int, body: Callable[[Var], Steps]) -> For:
     """A loop over a new variable that is written out."""
     return loop(name, extent, LoopKind.UNROLL, body)
 
 
-def when(condition: Expr, body: Body) -> Body:
+def when(condition: Expr, body: Steps) -> Body:
     """`body`, if the condition holds."""
     if condition is build.FALSE:
         return ()
-    return body if condition is build.TRUE else (If(condition, body),)
+    return flat(body) if condition is build.TRUE else (If(condition, flat(body)),)
 
 
 def constant_extent(stmt: For) -> int | None:

@@ -57,7 +57,7 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
                 f"{name}.p",
                 blocks,
                 LoopKind.BLOCK,
-                lambda p: (serial(f"{name}.o", -(-extent // blocks), lambda o: iteration(p, o)),),
+                lambda p: serial(f"{name}.o", -(-extent // blocks), lambda o: iteration(p, o)),
             ),
         )
 

@@ -228,7 +228,7 @@ def _in_whole_blocks(stmt: For, factor: int, body: Callable[[Expr], Body]) -> Bo
         f"{name}.o",
         _blocks(stmt, factor),
         stmt.kind,
-        lambda o: (serial(f"{name}.i", factor, lambda i: body(_start(o, factor) + i)),),
+        lambda o: serial(f"{name}.i", factor, lambda i: body(_start(o, factor) + i)),
     )
     longer = next(
         (

@@ -197,7 +197,7 @@ def expand(
         for buffer in larger.values():
             refuse_large("expand", stmt, buffer)
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
-        return allocated(larger.values(), (stmt.around(body),))
+        return allocated(larger.values(), stmt.around(body))
 
     return changed(
         program,

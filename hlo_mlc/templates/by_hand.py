@@ -5,38 +5,62 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Var
-from hlo_mlc.loops.core import For, LoopKind, Stmt
-from hlo_mlc.loops.rewrite import loop, serial
+from hlo_mlc.expr.build import const, load
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import Steps, loop, serial
 from hlo_mlc.templates.base import even_groups, worth_a_task
+from hlo_mlc.tensor.combine import named_combiner
+
+
+def read(buffer: Buffer, *at: Expr | int) -> Expr:
+    """An element."""
+    return load(buffer, _indices(at))
+
+
+def store(buffer: Buffer, value: Expr | int, *at: Expr | int, guard: Expr | None = None) -> Store:
+    """Let an element be `value`, where the guard holds."""
+    return Store(buffer, _indices(at), _value(value, buffer), guard)
+
+
+def fold(op: str, buffer: Buffer, value: Expr | int, *at: Expr | int) -> Accumulate:
+    """Let an element be the op of itself and `value`."""
+    combiner = named_combiner(op, buffer.dtype)
+    return Accumulate((buffer,), _indices(at), combiner, (_value(value, buffer),))
+
+
+def _value(value: Expr | int, buffer: Buffer) -> Expr:
+    return const(value, buffer.dtype) if isinstance(value, int) else value
+
+
+def _indices(at: tuple[Expr | int, ...]) -> tuple[Expr, ...]:
+    return tuple(index.constant(i) if isinstance(i, int) else i for i in at)
 
 
 def across(
     name: str,
     width: int,
     lanes: int,
-    body: Callable[[Expr], tuple[Stmt, ...]],
+    body: Callable[[Expr], Steps],
     kind: LoopKind = LoopKind.UNROLL,
 ) -> tuple[Stmt, ...]:
     """`body(column)` for each of `width` columns: whole vectors, then the rest under a mask."""
     names = (f"{name}v", f"{name}l", f"{name}r")
-    return _in_parts(names, width, lanes, (kind, LoopKind.VECTORIZE), body)
+    return _nested(names, width, lanes, (kind, LoopKind.VECTORIZE), body)
 
 
-def in_blocks(
-    name: str, count: int, most: int, body: Callable[[Expr], tuple[Stmt, ...]]
-) -> tuple[Stmt, ...]:
+def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Steps]) -> tuple[Stmt, ...]:
     """`body(number)` for so many, written out some at a time."""
     kinds = (LoopKind.SERIAL, LoopKind.UNROLL)
-    return _in_parts((f"{name}s", name, name), count, most, kinds, body)
+    return _nested((f"{name}s", name, name), count, most, kinds, body)
 
 
-def _in_parts(
+def _nested(
     names: tuple[str, str, str],
     count: int,
     size: int,
     kinds: tuple[LoopKind, LoopKind],
-    body: Callable[[Expr], tuple[Stmt, ...]],
+    body: Callable[[Expr], Steps],
 ) -> tuple[Stmt, ...]:
     """`body(number)` for so many: a loop of parts that are whole, and what is left over."""
     (of_parts, part, left), (outer, inner) = names, kinds
@@ -46,17 +70,40 @@ def _in_parts(
         first = number * size
         return loop(part, size, inner, lambda i: body(first + i))
 
-    def behind(i: Var) -> tuple[Stmt, ...]:
+    def behind(i: Var) -> Steps:
         return body(whole * size + i)
 
     return (
-        *((loop(of_parts, whole, outer, lambda number: (at(number),)),) if whole else ()),
+        *((loop(of_parts, whole, outer, at),) if whole else ()),
         *((loop(left, rest, inner, behind),) if rest else ()),
     )
 
 
+def in_parts(
+    name: str, count: int, size: int, body: Callable[[Expr, int], tuple[Stmt, ...]]
+) -> tuple[Stmt, ...]:
+    """`body(first, length)` for parts of so many: a loop of those that are whole, and the rest."""
+    whole, rest = divmod(count, size)
+    return (
+        *((serial(name, whole, lambda n: body(n * size, size)),) if whole else ()),
+        *(body(index.constant(whole * size), rest) if rest else ()),
+    )
+
+
+def one_of_parts(
+    number: Expr, count: int, size: int, body: Callable[[Expr, int], tuple[Stmt, ...]]
+) -> tuple[Stmt, ...]:
+    """`body(first, length)` for the part of that number, which may be the last, shorter one."""
+    whole, rest = divmod(count, size)
+    last = body(index.constant(whole * size), rest) if rest else ()
+    if not whole:
+        return last
+    full = body(index.minimum(number, whole - 1) * size, size)
+    return (If(index.compare("lt", number, whole), full, last),) if rest else full
+
+
 def parallel_tasks(
-    name: str, tasks: int, group: int, task: Callable[[Expr], tuple[Stmt, ...]]
+    name: str, tasks: int, group: int, task: Callable[[Expr], Steps]
 ) -> tuple[Stmt, ...]:
     """`task(number)` for each of `tasks`: groups of so many at most, all as large, in parallel, or
     all of them one after the other if `group` is 0."""
@@ -69,26 +116,24 @@ def parallel_tasks(
     return (in_groups(name, tasks, group, lambda number, g: task(number)),)
 
 
-def in_groups(
-    name: str, tasks: int, size: int, task: Callable[[Expr, Var], tuple[Stmt, ...]]
-) -> For:
+def in_groups(name: str, tasks: int, size: int, task: Callable[[Expr, Var], Steps]) -> For:
     """`task(number, group)` for each of `tasks`: groups of so many in parallel, the last of which
     may be smaller."""
 
-    def run(g: Var) -> tuple[Stmt, ...]:
+    def run(g: Var) -> Stmt:
         first = g * size
         count = index.minimum(size, tasks - first)
 
-        def one(t: Var) -> tuple[Stmt, ...]:
+        def one(t: Var) -> Steps:
             return task(bounded(first + t, tasks), g)
 
-        return (serial(f"{name}_task", count, one),)
+        return serial(f"{name}_task", count, one)
 
     return loop(f"{name}_group", -(-tasks // size), LoopKind.PARALLEL, run)
 
 
 def shared_out(
-    name: str, tasks: int, total: int, task: Callable[[Expr], tuple[Stmt, ...]]
+    name: str, tasks: int, total: int, task: Callable[[Expr], Steps]
 ) -> tuple[Stmt, ...]:
     """The same in groups that are worth a task of the pool, for tasks of `total` work in all."""
     return parallel_tasks(name, tasks, worth_a_task(tasks, total), task)

@@ -15,7 +15,7 @@ rounds far less often in a row than one long chain does:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
@@ -25,13 +25,15 @@ from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
-from hlo_mlc.loops.rewrite import allocated, loop, serial, unrolled, vectorized
+from hlo_mlc.loops.rewrite import Body, Steps, allocated, loop, serial, unrolled, vectorized
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import decoded, lanes, work
 from hlo_mlc.templates.by_hand import bounded, shared_out
 from hlo_mlc.tensor.classify import cost, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage
+
+Elements = tuple[Buffer, ...]  # one for each accumulator
 
 # Steps of one block at most, and lanes of one vector: 16 rows of 16 fill half of the largest
 # register file while they are transposed.
@@ -75,9 +77,7 @@ class Layout:
         return Layout(best, tuple(v for v in others if v is not best), width, transposes)
 
 
-def strips(
-    stage: Stage, target: CpuTarget, vectors: int, last: tuple[Assign, ...] = ()
-) -> tuple[Stmt, ...]:
+def strips(stage: Stage, target: CpuTarget, vectors: int, last: tuple[Assign, ...] = ()) -> Body:
     """All strips of lanes, shared out over tasks where that is worth it; `last` is stored at the
     end of each scan."""
     layout = Layout.of(stage, target)
@@ -89,7 +89,7 @@ def strips(
     tasks = each * math.prod(v.extent for v in layout.outer)
     name = stage.scan.axis.name
 
-    def task(t: Expr) -> tuple[Stmt, ...]:
+    def task(t: Expr) -> Body:
         number = t % each
         at = decoded(layout.outer, t // each)
         short = _Strip(stage, last, layout, at, "rest", index.constant(whole), 1, 1, rest)
@@ -123,58 +123,47 @@ class _Strip:
     live: int
     whole: int = 0
 
-    def loops(self) -> tuple[Stmt, ...]:
+    def loops(self) -> Body:
         """Levels of carries around the blocks, then what is left of the axis."""
         blocks, rest = divmod(self.stage.scan.axis.extent, self.layout.block)
-        combiner = self.stage.combiner
-        inexact = _is_inexact(combiner)
+        neutral = self.stage.combiner.identity
+        inexact = _is_inexact(self.stage.combiner)
         chained = inexact and blocks > CHAIN
         levels = self._levels(inexact, chained)
         carry, first = levels[-1], levels[0]
-        body: list[Stmt] = []
+
+        def block(b: Expr, steps: int = self.layout.block) -> Steps:
+            return self._each(lambda v: self._block(levels, v, b, steps))
+
+        def chain(s: Var) -> Steps:
+            start = s * group
+            size = index.minimum(group, blocks - start)
+            return (
+                serial(f"{self._axis}_block", size, lambda b: block(bounded(start + b, blocks))),
+                self._each(
+                    lambda v: (
+                        self._fold(levels[-2], v, lambda lane: _read(carry, self._slot(v, lane))),
+                        self._set(carry, v, neutral),
+                    )
+                ),
+            )
+
+        body: list[Steps] = []
         for buffers in levels:
-            initial = self.stage.initial if buffers is first else combiner.identity
-            body += self._each(lambda v, b=buffers, e=initial: self._set(b, v, e))
+            initial = self.stage.initial if buffers is first else neutral
+            body.append(self._each(lambda v, b=buffers, e=initial: self._set(b, v, e)))
         if chained:
             group = math.isqrt(blocks)
-
-            def outer(s: Var) -> tuple[Stmt, ...]:
-                start = s * group
-                size = index.minimum(group, blocks - start)
-                return (
-                    serial(
-                        f"{self._axis}_block",
-                        size,
-                        lambda b: self._each(
-                            lambda v: self._block(
-                                levels, v, bounded(start + b, blocks), self.layout.block
-                            )
-                        ),
-                    ),
-                    *self._each(
-                        lambda v: (
-                            *self._fold(levels[-2], carry, v),
-                            *self._set(carry, v, combiner.identity),
-                        )
-                    ),
-                )
-
-            body.append(serial(f"{self._axis}_chain", -(-blocks // group), outer))
+            body.append(serial(f"{self._axis}_chain", -(-blocks // group), chain))
         elif blocks:
-            body.append(
-                serial(
-                    f"{self._axis}_block",
-                    blocks,
-                    lambda b: self._each(lambda v: self._block(levels, v, b, self.layout.block)),
-                )
-            )
+            body.append(serial(f"{self._axis}_block", blocks, block))
         if rest:
-            body += self._each(lambda v: self._block(levels, v, index.constant(blocks), rest))
+            body.append(block(index.constant(blocks), rest))
         if self.last:
-            body += self._each(lambda v: self._finish(levels, v))
-        return allocated(reversed([b for buffers in levels for b in buffers]), tuple(body))
+            body.append(self._each(lambda v: self._finish(levels, v)))
+        return allocated(reversed([b for buffers in levels for b in buffers]), body)
 
-    def _levels(self, inexact: bool, chained: bool) -> tuple[tuple[Buffer, ...], ...]:
+    def _levels(self, inexact: bool, chained: bool) -> tuple[Elements, ...]:
         """What is accumulated before a block, outermost first: what came before the scan, where
         that is more than a neutral value and sums are not to be added to it one by one; finished
         chains; the blocks of this chain."""
@@ -186,7 +175,7 @@ class _Strip:
     def _axis(self) -> str:
         return f"{self.stage.scan.axis.name}_{self.name}"
 
-    def _buffers(self, what: str) -> tuple[Buffer, ...]:
+    def _buffers(self, what: str) -> Elements:
         """An element for each lane of the strip and each accumulator."""
         scope = "register" if self.most == 1 else "stack"
         return tuple(
@@ -199,19 +188,19 @@ class _Strip:
             for v in self.stage.accumulators
         )
 
-    def _registers(self, what: str) -> tuple[Buffer, ...]:
+    def _registers(self, what: str) -> Elements:
         return tuple(
             replace(b, shape=(self.layout.width,), scope="register") for b in self._buffers(what)
         )
 
-    def _each(self, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    def _each(self, body: Callable[[Expr], Steps]) -> Steps:
         """`body` for each vector of the strip."""
         if self.most == 1:
             return body(index.constant(0))
-        return (serial(f"{self._axis}_v", self.count, lambda v: body(bounded(v, self.most))),)
+        return serial(f"{self._axis}_v", self.count, lambda v: body(bounded(v, self.most)))
 
-    def _lanes(self, what: str, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        return (vectorized(f"{self._axis}_{what}", self.live, body),)
+    def _lanes(self, what: str, body: Callable[[Expr], Steps]) -> Stmt:
+        return vectorized(f"{self._axis}_{what}", self.live, body)
 
     def _slot(self, v: Expr, lane: Expr) -> Expr:
         return v * self.layout.width + lane
@@ -228,37 +217,24 @@ class _Strip:
             step = axis.extent - 1 - step
         return {**self.at, self.layout.lane: self._lane(v, lane), axis: step}
 
-    def _set(
-        self, buffers: tuple[Buffer, ...], v: Expr, values: tuple[Expr, ...]
-    ) -> tuple[Stmt, ...]:
+    def _set(self, buffers: Elements, v: Expr, values: tuple[Expr, ...]) -> Stmt:
         """An initial value, which may depend on the lane."""
         start = index.constant(0)
         return self._lanes(
             "s",
-            lambda lane: tuple(
+            lambda lane: [
                 Store(b, (self._slot(v, lane),), substitute(e, self._point(v, lane, start)))
                 for b, e in zip(buffers, values, strict=True)
-            ),
+            ],
         )
 
-    def _fold(
-        self, into: tuple[Buffer, ...], terms: tuple[Buffer, ...], v: Expr
-    ) -> tuple[Stmt, ...]:
+    def _fold(self, into: Elements, v: Expr, terms: Callable[[Expr], tuple[Expr, ...]]) -> Stmt:
         return self._lanes(
             "f",
-            lambda lane: (
-                Accumulate(
-                    into,
-                    (self._slot(v, lane),),
-                    self.stage.combiner,
-                    tuple(load(b, (self._slot(v, lane),)) for b in terms),
-                ),
-            ),
+            lambda lane: Accumulate(into, (self._slot(v, lane),), self.stage.combiner, terms(lane)),
         )
 
-    def _block(
-        self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, block: Expr, steps: int
-    ) -> tuple[Stmt, ...]:
+    def _block(self, levels: tuple[Elements, ...], v: Expr, block: Expr, steps: int) -> Body:
         """Some steps of one vector of lanes."""
         stage, width = self.stage, self.layout.width
         carry = levels[-1]
@@ -274,119 +250,91 @@ class _Strip:
             if square and stride(a, stage.scan.axis) == 1
         }
 
-        def step(c: Var) -> tuple[Stmt, ...]:
-            return self._lanes("l", lambda lane: at_lane(c, lane))
-
-        def at_lane(c: Expr, lane: Expr) -> tuple[Stmt, ...]:
+        def at_lane(c: Expr, lane: Expr) -> Steps:
             point = self._point(v, lane, begin + c)
             terms = tuple(substitute(t, point) for t in stage.terms)
             if not inexact:
-                place = (self._slot(v, lane),)
-                fold: tuple[Stmt, ...] = (Accumulate(carry, place, stage.combiner, terms),)
-                return (*fold, *store(c, lane, point, tuple(load(b, place) for b in carry)))
-            fold = (Accumulate(prefix, (lane,), stage.combiner, terms),)
+                place = self._slot(v, lane)
+                fold = Accumulate(carry, (place,), stage.combiner, terms)
+                return (fold, results(c, lane, point, _read(carry, place)))
+            fold = Accumulate(prefix, (lane,), stage.combiner, terms)
             if not stage.assigns:
                 return fold
-            before, own, found = (
-                tuple(load(b, (lane,)) for b in buffers) for buffers in (base, prefix, result)
-            )
-            both = _combined(stage.combiner, before, own)
-            return (
-                *fold,
-                *(Store(b, (lane,), e) for b, e in zip(result, both, strict=True)),
-                *store(c, lane, point, found),
-            )
+            both = _combined(stage.combiner, _read(base, lane), _read(prefix, lane))
+            found = [Store(b, (lane,), e) for b, e in zip(result, both, strict=True)]
+            return (fold, found, results(c, lane, point, _read(result, lane)))
 
-        def store(
-            c: Expr, lane: Expr, point: dict[Var, Expr], found: tuple[Expr, ...]
-        ) -> tuple[Stmt, ...]:
+        def results(c: Expr, lane: Expr, point: Mapping[Var, Expr], found: Sequence[Expr]) -> Steps:
             where = {**point, **dict(zip(stage.accumulators, found, strict=True))}
-            return tuple(
+            return [
                 Store(tiles[a], (c, lane), s.value) if a in tiles else s
                 for a, s in zip(stage.assigns, stores_at(stage.assigns, where), strict=True)
-            )
+            ]
 
-        def write_out(r: Var) -> tuple[Stmt, ...]:
-            return (
-                vectorized(
-                    f"{self._axis}_w",
-                    width,
-                    lambda w: tuple(
-                        Store(
-                            a.buffer,
-                            tuple(
-                                substitute(i, self._point(v, r, begin + place)) for i in a.indices
-                            ),
-                            load(tile, (place, r)),
-                        )
-                        for a, tile in tiles.items()
-                        for place in (width - 1 - w if stage.scan.reverse else w,)
-                    ),
-                ),
-            )
+        def write_out(r: Expr, w: Expr) -> Steps:
+            place = width - 1 - w if stage.scan.reverse else w
+            point = self._point(v, r, begin + place)
+            return [
+                Store(
+                    a.buffer, tuple(substitute(i, point) for i in a.indices), load(tile, (place, r))
+                )
+                for a, tile in tiles.items()
+            ]
+
+        def row(r: Var) -> Stmt:
+            return vectorized(f"{self._axis}_w", width, lambda w: write_out(r, w))
 
         each = cost(*stage.expressions) + 2 * cost(*stage.combiner.results)
         kind = LoopKind.UNROLL if steps * each <= WRITTEN_OUT else LoopKind.SERIAL
-        body: tuple[Stmt, ...] = (loop(f"{self._axis}_k", steps, kind, step),)
-        if inexact:
-            body = (
-                *self._start(levels, base, prefix, v),
-                *body,
-                *self._lanes(
-                    "f",
-                    lambda lane: (
-                        Accumulate(
-                            carry,
-                            (self._slot(v, lane),),
-                            stage.combiner,
-                            tuple(load(b, (lane,)) for b in prefix),
-                        ),
-                    ),
-                ),
-            )
-        if tiles:
-            body = (*body, unrolled(f"{self._axis}_r", width, write_out))
-        return allocated(reversed((*prefix, *base, *result, *tiles.values())), body)
+        taken = loop(
+            f"{self._axis}_k", steps, kind, lambda c: self._lanes("l", lambda r: at_lane(c, r))
+        )
+        return allocated(
+            reversed((*prefix, *base, *result, *tiles.values())),
+            (
+                self._start(levels, base, prefix, v) if inexact else (),
+                taken,
+                self._fold(carry, v, lambda lane: _read(prefix, lane)) if inexact else (),
+                unrolled(f"{self._axis}_r", width, row) if tiles else (),
+            ),
+        )
 
     def _start(
-        self,
-        levels: tuple[tuple[Buffer, ...], ...],
-        base: tuple[Buffer, ...],
-        prefix: tuple[Buffer, ...],
-        v: Expr,
-    ) -> tuple[Stmt, ...]:
+        self, levels: tuple[Elements, ...], base: Elements, prefix: Elements, v: Expr
+    ) -> Stmt:
         """What was accumulated before a block, and the neutral start of its own prefix."""
         return self._lanes(
             "b",
-            lambda lane: tuple(
+            lambda lane: [
                 Store(b, (lane,), e)
                 for b, e in zip(
                     (*base, *prefix),
                     (*self._before(levels, v, lane), *self.stage.combiner.identity),
                     strict=True,
                 )
-            ),
+            ],
         )
 
-    def _finish(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr) -> tuple[Stmt, ...]:
+    def _finish(self, levels: tuple[Elements, ...], v: Expr) -> Stmt:
         """What is stored at the end of the scans."""
 
-        def finish(lane: Expr) -> tuple[Stmt, ...]:
+        def finish(lane: Expr) -> Body:
             where = self._point(v, lane, index.constant(0))
             where |= zip(self.stage.accumulators, self._before(levels, v, lane), strict=True)
             return stores_at(self.last, where)
 
         return self._lanes("e", finish)
 
-    def _before(
-        self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, lane: Expr
-    ) -> tuple[Expr, ...]:
+    def _before(self, levels: tuple[Elements, ...], v: Expr, lane: Expr) -> tuple[Expr, ...]:
         """All levels combined."""
-        place = (self._slot(v, lane),)
-        *outer, values = (tuple(load(b, place) for b in buffers) for buffers in levels)
+        *outer, values = (_read(buffers, self._slot(v, lane)) for buffers in levels)
         for left in reversed(outer):
             values = _combined(self.stage.combiner, left, values)
         return values
+
+
+def _read(buffers: Elements, at: Expr) -> tuple[Expr, ...]:
+    return tuple(load(b, (at,)) for b in buffers)
 
 
 def _combined(

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, TRUE, apply, const, load, substitute, transform
+from hlo_mlc.expr.build import FALSE, TRUE, const, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, serial
+from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt
+from hlo_mlc.loops.lower import stores_at
+from hlo_mlc.loops.rewrite import Steps, allocated, flat, serial
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.attention.packing import Chunk, Frame, Packing
 from hlo_mlc.templates.attention.passes import Pass, RowPasses, Stored
-from hlo_mlc.templates.attention.tiles import (
-    Tile,
-    covering_strips,
-    in_squares,
-    over,
-    panels,
-    strips,
-)
-from hlo_mlc.templates.attention.workspace import Workspace, lies_along
+from hlo_mlc.templates.attention.tiles import Tile, covering_strips, in_squares, over, strips
+from hlo_mlc.templates.attention.workspace import Workspace
 from hlo_mlc.templates.base import may_repeat
-from hlo_mlc.templates.by_hand import across, bounded
+from hlo_mlc.templates.by_hand import across, bounded, in_parts, read, store
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.chain import Chain, masks
 from hlo_mlc.tensor.classify import cost, stride
@@ -35,19 +31,6 @@ from hlo_mlc.tensor.guards import everywhere
 FOUR_ABREAST, TWO_ABREAST = 8, 40
 
 Body = tuple[Stmt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """`size` keys from `first`; at most `most`."""
-
-    first: Expr
-    size: Expr
-    most: int
-    extent: int  # of all keys
-
-    def key(self, near: Expr) -> Expr:
-        return bounded(self.first + near, self.extent)
 
 
 class RowBlock:
@@ -66,17 +49,19 @@ class RowBlock:
         height: int,
     ) -> None:
         self.chain, self.plan, self.target, self.lanes = chain, plan, target, lanes
-        self.keys, self.at, self.start, self.height = keys, at, start, height
-        self.name = chain.row.name
+        self.keys, self.height, self.name = keys, height, chain.row.name
         self.queries, self.weights, self.sums = space.queries, space.weights, space.sums
         self.packed_keys, self.packed_values = space.keys, space.values
-        here, near = plan.places.here, plan.places.near
-        self.crossing = dict(space.crossing)
-        self._nearby = {read: load(b, (near, here)) for read, b in space.crossing}
+        self.frame = Frame(chain, plan.places, at, start)
+        self.packing = Packing(self.frame, space, lanes, height)
 
     def build(self) -> Body:
         """Everything for this block."""
         return self.begin() + self.compute() + self.finish()
+
+    def begin(self) -> Body:
+        """The queries, packed."""
+        return self.packing.queries()
 
     def compute(self) -> Body:
         """From packed queries to the sums of all keys."""
@@ -84,109 +69,11 @@ class RowBlock:
         body = self._store_rows("before", plan.before, {})
         body += self._each_sum(
             "z",
-            lambda r, c: (Store(self.sums, (r, c), self._at(chain.last.initial[0], r, column=c)),),
+            lambda r, c: store(self.sums, self.frame.at(chain.last.initial[0], r, column=c), r, c),
         )
         for number, step in enumerate(plan.passes):
             body += self._pass(number, step)
         return body
-
-    def _at(
-        self,
-        e: Expr,
-        row: Expr,
-        *,
-        column: Expr | None = None,
-        key: Expr | None = None,
-        near: Expr | None = None,
-    ) -> Expr:
-        """An expression at a row of the block, and at a column or a key."""
-        chain, places = self.chain, self.plan.places
-        where = {**self.at, chain.row: self.start + row, places.here: row}
-        for var, value in ((chain.column, column), (chain.key, key), (places.near, near)):
-            if value is not None:
-                where[var] = value
-        return substitute(e, where)
-
-    def _place(self, place: Load, row: Expr, **where: Expr | None) -> tuple[Expr, ...]:
-        return tuple(self._at(i, row, **where) for i in place.indices)
-
-    # Packing
-
-    def begin(self) -> Body:
-        """The queries with their rows side by side; transposed in registers where they lie along
-        the depth."""
-        first, name = self.chain.first, f"{self.name}_q"
-
-        def element(d: Expr, r: Expr, depth: Mapping[Var, Expr]) -> Body:
-            value = substitute(self._at(self.chain.query, r), depth)
-            return (Store(self.queries, (d, r), value),)
-
-        if lies_along(self.chain.query, first.reduce_axes):
-            (axis,) = first.reduce_axes
-            return in_squares(
-                name,
-                index.constant(axis.extent),
-                axis.extent,
-                self.height,
-                self.lanes,
-                lambda d, r: element(d, r, {axis: d}),
-            )
-        return over(
-            name,
-            first.reduce_axes,
-            lambda d, depth: across(
-                f"{name}r", self.height, self.lanes, lambda r: element(d, r, depth)
-            ),
-        )
-
-    def _pack_keys(self, chunk: _Chunk) -> Body:
-        if self.packed_keys is None:
-            return ()
-        *outer, inner = self.chain.first.reduce_axes
-
-        def of_key(near: Expr) -> Body:
-            value = substitute(self.chain.keys, {**self.at, self.chain.key: chunk.key(near)})
-            return over(
-                f"{self.name}_kd",
-                outer,
-                lambda d, depth: across(
-                    f"{self.name}_kp",
-                    inner.extent,
-                    self.lanes,
-                    lambda c: (
-                        Store(
-                            self.packed_keys,
-                            (near, d * inner.extent + c),
-                            substitute(value, {**depth, inner: c}),
-                        ),
-                    ),
-                ),
-            )
-
-        return (serial(f"{self.name}_kn", chunk.size, of_key),)
-
-    def _pack_values(self, chunk: _Chunk) -> Body:
-        if self.packed_values is None:
-            return ()
-        chain, name = self.chain, f"{self.name}_v"
-
-        def element(near: Expr, c: Expr) -> Body:
-            where = {**self.at, chain.key: chunk.key(near), chain.column: c}
-            return (Store(self.packed_values, (near, c), substitute(chain.values, where)),)
-
-        if lies_along(chain.values, (chain.key,)):
-            return in_squares(
-                name, chunk.size, chunk.most, chain.column.extent, self.lanes, element
-            )
-        return (
-            serial(
-                f"{name}n",
-                chunk.size,
-                lambda near: across(
-                    f"{name}c", chain.column.extent, self.lanes, lambda c: element(near, c)
-                ),
-            ),
-        )
 
     # Passes over the keys
 
@@ -215,14 +102,14 @@ class RowBlock:
             size: Expr = index.constant(self.keys)
             if extent % self.keys:
                 size = index.minimum(size, extent - first)
-            chunk = _Chunk(first, size, self.keys, extent)
+            chunk = Chunk(first, size, self.keys, extent)
             body: Body = ()
             if number == 0:
-                body += self._pack_keys(chunk) + self._scores(chunk)
+                body += self.packing.keys(chunk) + self._scores(chunk)
             final = number == plan.final
             body += self._at_keys(f"{self.name}_{number}", step, totals, chunk, final)
             if final:
-                body += self._pack_values(chunk) + self._mix(chunk)
+                body += self.packing.values(chunk) + self._mix(chunk)
             return body
 
         every = (serial(f"{self.name}_chunk{number}", chunks, run),)
@@ -233,21 +120,25 @@ class RowBlock:
         self, name: str, stored: Iterable[Stored], totals: Mapping[Var, Buffer]
     ) -> Body:
         """Values of the rows, one after the other."""
-        body: Body = ()
-        for number, (place, value) in enumerate(stored):
 
-            def one(r: Expr, place: Load = place, value: Expr = value) -> Body:
-                folded = {v: load(b, (r,)) for v, b in totals.items()}
-                return (
-                    Store(
-                        place.source, self._place(place, r), substitute(self._at(value, r), folded)
-                    ),
+        def one(place: Load, value: Expr, r: Expr) -> Stmt:
+            folded = {v: read(b, r) for v, b in totals.items()}
+            new = substitute(self.frame.at(value, r), folded)
+            return store(place.source, new, *self.frame.place(place, r))
+
+        return flat(
+            [
+                across(
+                    f"{self.name}_{name}{number}",
+                    self.height,
+                    self.lanes,
+                    functools.partial(one, place, value),
                 )
+                for number, (place, value) in enumerate(stored)
+            ]
+        )
 
-            body += across(f"{self.name}_{name}{number}", self.height, self.lanes, one)
-        return body
-
-    def _scores(self, chunk: _Chunk) -> Body:
+    def _scores(self, chunk: Chunk) -> Body:
         """The first product of one chunk, in tiles of keys by rows."""
         chain, plan, first = self.chain, self.plan, self.chain.first
         (accumulator,) = first.accumulators
@@ -260,34 +151,31 @@ class RowBlock:
             first_key = bounded(chunk.first + near, chunk.extent - keys + 1)
 
             def at(e: Expr, k: Expr, r: Expr) -> Expr:
-                return self._at(e, start + r, key=first_key + k, near=near + k)
+                return self.frame.at(e, start + r, key=first_key + k, near=near + k)
 
             def step(d: Expr, depth: Mapping[Var, Expr]) -> Body:
                 def key(k: Expr, r: Expr) -> Expr:
                     if self.packed_keys is not None:
-                        return load(self.packed_keys, (near + k, d))
+                        return read(self.packed_keys, near + k, d)
                     return substitute(at(chain.keys, k, r), depth)
 
                 return sums.multiply_add(
-                    f"{name}k", first.combiner, key, lambda k, r: load(self.queries, (d, start + r))
+                    f"{name}k", first.combiner, key, lambda k, r: read(self.queries, d, start + r)
                 )
 
-            def store(k: Expr, r: Expr) -> Body:
-                value = substitute(at(plan.score, k, r), {accumulator: sums.at(k, r)})
-                return (
-                    Store(
-                        plan.scores.source, tuple(at(i, k, r) for i in plan.scores.indices), value
-                    ),
-                )
+            def put(score: Expr, k: Expr, r: Expr) -> Stmt:
+                place = (at(i, k, r) for i in plan.scores.indices)
+                return store(plan.scores.source, at(score, k, r), *place)
 
-            body: Body = (
-                Allocate(
-                    sums.buffer,
-                    (
-                        *sums.fill(f"{name}z", lambda k, r: at(first.initial[0], k, r)),
-                        *over(f"{name}d", first.reduce_axes, step),
-                        *sums.each(f"{name}o", store),
-                    ),
+            def scored(k: Expr, r: Expr) -> Stmt:
+                return put(substitute(plan.score, {accumulator: sums.at(k, r)}), k, r)
+
+            body = allocated(
+                (sums.buffer,),
+                (
+                    sums.fill(f"{name}z", lambda k, r: at(first.initial[0], k, r)),
+                    over(f"{name}d", first.reduce_axes, step),
+                    sums.each(f"{name}o", scored),
                 ),
             )
             hidden = self._hidden(chunk.first + near, keys, start, rows)
@@ -295,22 +183,7 @@ class RowBlock:
                 return body
             # A score that the mask replaces has nothing to do with its product.
             masked = substitute(plan.score, {accumulator: const(0, accumulator.dtype)})
-            return (
-                If(
-                    hidden,
-                    sums.each(
-                        f"{name}h",
-                        lambda k, r: (
-                            Store(
-                                plan.scores.source,
-                                tuple(at(i, k, r) for i in plan.scores.indices),
-                                at(masked, k, r),
-                            ),
-                        ),
-                    ),
-                    body,
-                ),
-            )
+            return (If(hidden, sums.each(f"{name}h", functools.partial(put, masked)), body),)
 
         def column(start: Expr, rows: int) -> Body:
             def of_keys(near: Expr, keys: int) -> Body:
@@ -320,24 +193,24 @@ class RowBlock:
                 return covering_strips(f"{name}t", chunk.size, tall, of_keys)
             return strips(f"{name}t", chunk.size, chunk.most, tall, of_keys)
 
-        return panels(f"{name}p", self.height, vectors * self.lanes, column)
+        return in_parts(f"{name}p", self.height, vectors * self.lanes, column)
 
     def _hidden(self, key: Expr, keys: int, row: Expr, rows: int) -> Expr:
         """A condition under which masks replace all scores of a tile."""
         chain, (accumulator,) = self.chain, self.chain.first.accumulators
         k, r = Var(f"{self.name}_k", INDEX, keys), Var(f"{self.name}_r", INDEX, rows)
-        place = {chain.key: key + k, **self.at, chain.row: self.start + row + r}
+        place = {chain.key: key + k, **self.frame.outer, chain.row: self.frame.start + row + r}
         result: Expr = TRUE
         for assign in chain.first.assigns:
             nowhere: Expr = FALSE
             for condition in masks(assign.value, accumulator):
                 one = everywhere((substitute(condition, place),), {k, r})
-                nowhere = nowhere if one is None else apply("or", nowhere, one)
-            result = apply("and", result, nowhere)
+                nowhere = nowhere if one is None else nowhere | one
+            result = result & nowhere
         return result
 
     def _at_keys(
-        self, name: str, step: Pass, totals: Mapping[Var, Buffer], chunk: _Chunk, final: bool
+        self, name: str, step: Pass, totals: Mapping[Var, Buffer], chunk: Chunk, final: bool
     ) -> Body:
         """Folds, weights and what is kept, at the keys of one chunk: vectors along the rows."""
         places, kept = self.plan.places, list(step.kept)
@@ -348,102 +221,79 @@ class RowBlock:
         if not kept and not step.folds:
             return ()
         values = [*(value for _, value in kept), *(t for f in step.folds for t in f.terms)]
-        needed = {read for e in values for read in loads(e) if read in self._nearby}
+        needed = {read for e in values for read in loads(e) if read in self.packing.nearby}
         work = cost(*values)
-        stored = [(place, transform(value, self._nearby.get)) for place, value in kept]
+        stored = [(place, transform(value, self.packing.nearby.get)) for place, value in kept]
         folds = [
-            replace(f, terms=tuple(transform(t, self._nearby.get) for t in f.terms))
+            replace(f, terms=tuple(transform(t, self.packing.nearby.get) for t in f.terms))
             for f in step.folds
         ]
         abreast = 4 if work <= FOUR_ABREAST else 2 if work <= TWO_ABREAST else 1
 
         def some(start: Expr, rows: int) -> Body:
             padded = -(-rows // self.lanes) * self.lanes
+            apart = [f for f in folds if f.combiner.identity is not None]
             partial = {
                 v: Buffer(f"{v.name}_part", v.dtype, (padded,), "register")
-                for f in folds
-                if f.combiner.identity is not None
+                for f in apart
                 for v in f.accumulators
             }
 
-            def fold(stage: Stage, near: Expr, r: Expr) -> Stmt:
-                row = start + r
-                terms = tuple(self._at(t, row, key=chunk.key(near), near=near) for t in stage.terms)
+            def fold(stage: Stage, where: Mapping[str, Expr], r: Expr) -> Stmt:
+                terms = tuple(self.frame.at(t, start + r, **where) for t in stage.terms)
                 into = tuple(partial.get(v, totals[v]) for v in stage.accumulators)
-                place = r if stage.combiner.identity is not None else row
+                place = r if stage in apart else start + r
                 return Accumulate(into, (place,), stage.combiner, terms)
 
-            def at(near: Expr, r: Expr) -> Body:
-                row = start + r
+            def at(near: Expr, r: Expr) -> Steps:
                 where = {"key": chunk.key(near), "near": near}
-                return (
-                    *(fold(f, near, r) for f in folds),
-                    *(
-                        Store(
+                row = start + r
+                return [
+                    [fold(f, where, r) for f in folds],
+                    [
+                        store(
                             place.source,
-                            self._place(place, row, **where),
-                            self._at(value, row, **where),
+                            self.frame.at(value, row, **where),
+                            *self.frame.place(place, row, **where),
                         )
                         for place, value in stored
-                    ),
-                )
+                    ],
+                ]
 
-            def begin(r: Expr) -> Body:
-                return tuple(
-                    Store(partial[v], (r,), e)
-                    for f in folds
-                    if f.combiner.identity is not None
+            def begin(r: Expr) -> Steps:
+                return [
+                    store(partial[v], e, r)
+                    for f in apart
                     for v, e in zip(f.accumulators, f.combiner.identity, strict=True)
-                )
+                ]
 
-            def end(r: Expr) -> Body:
-                return tuple(
+            def end(r: Expr) -> Steps:
+                return [
                     Accumulate(
                         tuple(totals[v] for v in f.accumulators),
                         (start + r,),
                         f.combiner,
-                        tuple(load(partial[v], (r,)) for v in f.accumulators),
+                        tuple(read(partial[v], r) for v in f.accumulators),
                     )
-                    for f in folds
-                    if f.combiner.identity is not None
-                )
+                    for f in apart
+                ]
 
-            body: Body = (
-                serial(
-                    f"{name}n",
-                    chunk.size,
-                    lambda near: across(f"{name}r", rows, self.lanes, lambda r: at(near, r)),
+            def rows_at(near: Expr) -> Body:
+                return across(f"{name}r", rows, self.lanes, lambda r: at(near, r))
+
+            return allocated(
+                reversed((*partial.values(),)),
+                (
+                    across(f"{name}z", rows, self.lanes, begin) if partial else (),
+                    serial(f"{name}n", chunk.size, rows_at),
+                    across(f"{name}e", rows, self.lanes, end) if partial else (),
                 ),
             )
-            if partial:
-                body = (
-                    *across(f"{name}z", rows, self.lanes, begin),
-                    *body,
-                    *across(f"{name}e", rows, self.lanes, end),
-                )
-            return allocated(reversed((*partial.values(),)), body)
 
-        across_rows = panels(f"{name}p", self.height, abreast * self.lanes, some)
-        return self._pack_crossing(name, needed, chunk) + across_rows
+        across_rows = in_parts(f"{name}p", self.height, abreast * self.lanes, some)
+        return self.packing.crossing(name, needed, chunk) + across_rows
 
-    def _pack_crossing(self, name: str, needed: Set[Load], chunk: _Chunk) -> Body:
-        """Transpose what lies along the keys, so that the rows are side by side."""
-        body: Body = ()
-        for number, (read, buffer) in enumerate(self.crossing.items()):
-            if read in needed:
-                body += in_squares(
-                    f"{name}x{number}",
-                    chunk.size,
-                    chunk.most,
-                    self.height,
-                    self.lanes,
-                    lambda near, r, read=read, buffer=buffer: (
-                        Store(buffer, (near, r), self._at(read, r, key=chunk.key(near))),
-                    ),
-                )
-        return body
-
-    def _mix(self, chunk: _Chunk) -> Body:
+    def _mix(self, chunk: Chunk) -> Body:
         """The second product of one chunk, added to the sums, in tiles of rows by columns."""
         chain, last = self.chain, self.chain.last
         tall, vectors = register_tile(self.height, chain.column.extent, self.lanes, self.target)
@@ -454,44 +304,33 @@ class RowBlock:
         def tile(row: Expr, rows: int, start: Expr, columns: int) -> Body:
             sums = Tile.of(f"{name}_", self.sums.dtype, rows, columns, self.lanes)
 
-            def place(r: Expr, c: Expr) -> tuple[Expr, Expr]:
-                return row + r, start + c
-
             def step(near: Expr) -> Body:
+                key = chunk.key(near)
+
                 def value(r: Expr, c: Expr) -> Expr:
                     if self.packed_values is not None:
-                        return load(self.packed_values, (near, start + c))
-                    return substitute(
-                        chain.values,
-                        {**self.at, chain.key: chunk.key(near), chain.column: start + c},
-                    )
+                        return read(self.packed_values, near, start + c)
+                    where = {**self.frame.outer, chain.key: key, chain.column: start + c}
+                    return substitute(chain.values, where)
 
                 return sums.multiply_add(
-                    f"{name}k",
-                    last.combiner,
-                    lambda r, c: load(self.weights, (near, row + r)),
-                    value,
+                    f"{name}k", last.combiner, lambda r, c: read(self.weights, near, row + r), value
                 )
 
-            return (
-                Allocate(
-                    sums.buffer,
-                    (
-                        *sums.fill(f"{name}z", lambda r, c: neutral),
-                        serial(f"{name}n", chunk.size, step),
-                        *sums.each(
-                            f"{name}o",
-                            lambda r, c: (
-                                Accumulate(
-                                    (self.sums,), place(r, c), last.combiner, (sums.at(r, c),)
-                                ),
-                            ),
-                        ),
-                    ),
+            def put(r: Expr, c: Expr) -> Stmt:
+                place = (row + r, start + c)
+                return Accumulate((self.sums,), place, last.combiner, (sums.at(r, c),))
+
+            return allocated(
+                (sums.buffer,),
+                (
+                    sums.fill(f"{name}z", lambda r, c: neutral),
+                    serial(f"{name}n", chunk.size, step),
+                    sums.each(f"{name}o", put),
                 ),
             )
 
-        return panels(
+        return in_parts(
             f"{name}p",
             chain.column.extent,
             vectors * self.lanes,
@@ -506,7 +345,7 @@ class RowBlock:
 
     # Results
 
-    def _each_sum(self, name: str, body: Callable[[Expr, Expr], Body]) -> Body:
+    def _each_sum(self, name: str, body: Callable[[Expr, Expr], Steps]) -> Body:
         return (
             serial(
                 f"{self.name}_{name}i",
@@ -525,13 +364,10 @@ class RowBlock:
         """The epilogue; transposed in registers where the results of the rows lie side by side."""
         chain, assigns = self.chain, self.plan.epilogue.assigns
 
-        def store(r: Expr, c: Expr) -> Body:
-            def at(e: Expr) -> Expr:
-                return substitute(
-                    self._at(e, r, column=c), {chain.last.accumulators[0]: load(self.sums, (r, c))}
-                )
-
-            return tuple(Store(a.buffer, tuple(map(at, a.indices)), at(a.value)) for a in assigns)
+        def put(r: Expr, c: Expr) -> Body:
+            (total,) = chain.last.accumulators
+            point = {**self.frame.point(r, column=c), total: read(self.sums, r, c)}
+            return stores_at(assigns, point)
 
         if all(stride(a, chain.row) == 1 for a in assigns):
             extent = chain.column.extent
@@ -541,9 +377,9 @@ class RowBlock:
                 extent,
                 self.height,
                 self.lanes,
-                lambda c, r: store(r, c),
+                lambda c, r: put(r, c),
             )
-        return self._each_sum("o", store)
+        return self._each_sum("o", put)
 
 
 def _even(tall: int, extent: int) -> int:

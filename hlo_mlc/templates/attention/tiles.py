@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load
+from hlo_mlc.expr.build import load
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import Accumulate, Stmt, Store
-from hlo_mlc.loops.rewrite import serial, unrolled, vectorized
-from hlo_mlc.templates.by_hand import across, bounded
+from hlo_mlc.loops.rewrite import Steps, serial, unrolled, vectorized
+from hlo_mlc.templates.by_hand import across, bounded, in_parts
 from hlo_mlc.templates.product import WRITTEN_ROWS
 
 Element = Callable[[Expr, Expr], Expr]  # of a row and a column
 Body = tuple[Stmt, ...]
-Statements = Callable[[Expr, Expr], Body]
+Statements = Callable[[Expr, Expr], Steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,13 @@ class Tile:
 
     def fill(self, prefix: str, value: Element) -> Body:
         """tile[r, c] = value(r, c)"""
-        return self.each(prefix, lambda r, c: (Store(self.buffer, (r, c), value(r, c)),))
+        return self.each(prefix, lambda r, c: Store(self.buffer, (r, c), value(r, c)))
 
     def multiply_add(self, prefix: str, combiner: Combiner, left: Element, right: Element) -> Body:
         """tile[r, c] += left(r, c) * right(r, c), for one step of the depth."""
         return self.each(
             prefix,
-            lambda r, c: (
-                Accumulate(
-                    (self.buffer,), (r, c), combiner, (apply("mul", left(r, c), right(r, c)),)
-                ),
-            ),
+            lambda r, c: Accumulate((self.buffer,), (r, c), combiner, (left(r, c) * right(r, c),)),
         )
 
     def at(self, r: Expr, c: Expr) -> Expr:
@@ -80,31 +76,15 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
         first = b * lanes
 
         def columns(column: Expr, count: int) -> Body:
-            return (
-                serial(
-                    f"{name}g",
-                    lanes // tall,
-                    lambda g: (
-                        unrolled(
-                            f"{name}u",
-                            tall,
-                            lambda u: (
-                                vectorized(
-                                    f"{name}l",
-                                    count,
-                                    lambda lane: body(first + (g * tall + u), column + lane),
-                                ),
-                            ),
-                        ),
-                    ),
-                ),
-            )
+            def row(r: Expr) -> Stmt:
+                return vectorized(f"{name}l", count, lambda lane: body(first + r, column + lane))
 
-        whole, few = divmod(width, lanes)
-        result: Body = ()
-        if whole:
-            result = (serial(f"{name}v", whole, lambda v: columns(v * lanes, lanes)),)
-        return result + (columns(index.constant(whole * lanes), few) if few else ())
+            def rows(g: Expr) -> Stmt:
+                return unrolled(f"{name}u", tall, lambda u: row(g * tall + u))
+
+            return (serial(f"{name}g", lanes // tall, rows),)
+
+        return in_parts(f"{name}v", width, lanes, columns)
 
     done = blocks * lanes
     parts = (
@@ -135,15 +115,6 @@ def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr
         )
 
     return nest(0, index.constant(0), {})
-
-
-def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) -> Body:
-    """`body(start, width)` for panels of `most` elements, and one for the rest."""
-    whole, rest = divmod(width, most)
-    result: Body = ()
-    if whole:
-        result = (serial(name, whole, lambda p: body(p * most, most)),)
-    return result + (body(index.constant(whole * most), rest) if rest else ())
 
 
 def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]) -> Body:

@@ -9,19 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, const, convert, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U16, U32
-from hlo_mlc.loops.core import Accumulate, For, If, Store
-from hlo_mlc.loops.rewrite import allocated, serial, unrolled, vectorized
+from hlo_mlc.loops.core import Stmt
+from hlo_mlc.loops.rewrite import Steps, allocated, serial, unrolled, vectorized, when
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
-from hlo_mlc.templates.by_hand import in_blocks, shared_out
+from hlo_mlc.templates.by_hand import (
+    fold,
+    in_blocks,
+    in_parts,
+    one_of_parts,
+    read,
+    shared_out,
+    store,
+)
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.records import STACK, Body, Sorting
 from hlo_mlc.templates.sorting.ties import Seen, is_in
-from hlo_mlc.tensor.combine import named_combiner
 
 # Simple operations (templates/base.py) that a comparison takes, with what it reads and writes.
 COMPARED = 3
@@ -83,13 +90,7 @@ class _Group:
 
     def _either(self, body: Callable[[Expr, int], Body]) -> Body:
         """`body(first row, rows)` for a whole group, or for the last, shorter one."""
-        whole, rest = divmod(self.sorting.rows, self.lanes)
-        last = body(index.constant(whole * self.lanes), rest) if rest else ()
-        if not whole:
-            return last
-        here = index.minimum(self.number, whole - 1)
-        full = body(index.multiply(here, self.lanes), self.lanes)
-        return (If(index.compare("lt", self.number, whole), full, last),) if rest else full
+        return one_of_parts(self.number, self.sorting.rows, self.lanes, body)
 
     def _at(self, row: Expr) -> dict[Var, Expr]:
         return decoded(self.sorting.outer, row)
@@ -101,15 +102,11 @@ class _Group:
     # From elements to codes and back
 
     def _fill(self, first: Expr, rows: int) -> Body:
-        def column(i: Expr) -> Body:
-            return (
-                vectorized(
-                    "lane",
-                    rows,
-                    lambda r: (
-                        Store(self.codes, self._place(i, r), self._given(index.add(first, r), i)),
-                    ),
-                ),
+        def column(i: Expr) -> Stmt:
+            return vectorized(
+                "lane",
+                rows,
+                lambda r: store(self.codes, self._given(first + r, i), *self._place(i, r)),
             )
 
         body = in_blocks("column", self.n, TRANSPOSED, column)
@@ -120,70 +117,39 @@ class _Group:
         place = self.sorting.stage.sort.place
 
         def results(r: Expr, i: Expr) -> Body:
-            at = self._at(index.add(first, r))
+            at = self._at(first + r)
             rank = self.sorting.rank(at, i)
-            return self.sorting.results(at, i, (load(self.codes, self._place(rank, r)),))
+            return self.sorting.results(at, i, (read(self.codes, *self._place(rank, r)),))
 
-        if all(place not in a.indices[-1].free for a in self.sorting.stage.assigns):
-            return (
-                serial(
-                    "place",
-                    place.extent,
-                    lambda i: (vectorized("lane", rows, lambda r: results(r, i)),),
-                ),
-            )
-
-        def across(begin: Expr, count: int) -> Body:
+        def vectors(begin: Expr, count: int) -> Body:
             return in_blocks(
                 "row",
                 rows,
                 TRANSPOSED,
-                lambda r: (vectorized("lane", count, lambda i: results(r, index.add(begin, i))),),
+                lambda r: vectorized("lane", count, lambda i: results(r, begin + i)),
             )
 
-        whole, rest = divmod(place.extent, self.lanes)
-        body: Body = ()
-        if whole:
-            body += (
-                serial(
-                    "places", whole, lambda v: across(index.multiply(v, self.lanes), self.lanes)
-                ),
-            )
-        return body + (across(index.constant(whole * self.lanes), rest) if rest else ())
+        if any(place in a.indices[-1].free for a in self.sorting.stage.assigns):
+            return in_parts("places", place.extent, self.lanes, vectors)
+        return (
+            serial(
+                "place", place.extent, lambda i: vectorized("lane", rows, lambda r: results(r, i))
+            ),
+        )
 
     def _in_order_with_ties(self) -> Body:
         """What is equal but not the same comes as it came."""
         name, codes = self.coded.stage.name, self.codes
-        seen = [
-            Seen(f"{name}_seen{k}", ties, codes, self.lanes)
-            for k, ties in enumerate(self.coded.ties)
-        ]
+        seen = Seen(f"{name}_seen", self.coded.ties, codes, self.lanes)
         differ = Buffer(f"{name}_differ", U32, (), "register")
-
-        def look(i: Expr) -> Body:
-            return (
-                self._vector(
-                    lambda r: tuple(
-                        s for one in seen for s in one.look(load(codes, self._place(i, r)), r)
-                    )
-                ),
-            )
-
-        looked = allocated(
-            [b for one in seen for b in one.buffers],
-            (
-                *(one.nothing() for one in seen),
-                serial("seen", self.n, look),
-                *(one.differ(differ) for one in seen),
-            ),
-        )
+        looked = seen.look(self.n, lambda i, r: read(codes, *self._place(i, r)))
         return allocated(
             (differ,),
             (
-                Store(differ, (), const(0, U32)),
-                *looked,
-                *self.network.in_order(),
-                If(apply("ne", load(differ, ()), const(0, U32)), self._either(self._again)),
+                store(differ, 0),
+                allocated(seen.buffers, (looked, seen.differ(differ))),
+                self.network.in_order(),
+                when(compare("ne", read(differ), 0), self._either(self._again)),
             ),
         )
 
@@ -198,93 +164,48 @@ class _Group:
         ]
         again = Buffer(f"{name}_again", self.codes.dtype, (TRANSPOSED, self.lanes), "stack")
         to = Buffer(f"{name}_to", dtype, (TRANSPOSED, self.lanes), "stack")
-        add = named_combiner("add", dtype)
 
-        def lane(body: Callable[[Expr], Body]) -> For:
+        def lane(body: Callable[[Expr], Steps]) -> Stmt:
             return vectorized("lane", rows, body)
 
-        def before(i: Expr) -> Body:
-            return (
-                lane(
-                    lambda r: tuple(
-                        Accumulate(
-                            (place,),
-                            (r,),
-                            add,
-                            (
-                                apply(
-                                    "convert",
-                                    apply(
-                                        "lt",
-                                        load(self.codes, self._place(i, r)),
-                                        const(ties[0], self.codes.dtype),
-                                    ),
-                                    dtype=dtype,
-                                ),
-                            ),
-                        )
-                        for place, ties in zip(places, ranges, strict=True)
-                    )
-                ),
-            )
+        def before(i: Expr, r: Expr) -> Steps:
+            code = read(self.codes, *self._place(i, r))
+            return [
+                fold("add", place, convert(compare("lt", code, low), dtype), r)
+                for place, (low, _) in zip(places, ranges, strict=True)
+            ]
 
-        def found(c: Expr, r: Expr) -> Body:
-            is_one = [is_in(load(again, (c, r)), ties) for ties in ranges]
-            there = const(size, dtype)
-            for place, one in zip(places, is_one, strict=True):
-                there = apply("select", one, load(place, (r,)), there)
-            return (
-                Store(to, (c, r), there),
-                *(
-                    Accumulate((place,), (r,), add, (apply("convert", one, dtype=dtype),))
-                    for place, one in zip(places, is_one, strict=True)
-                ),
-            )
+        def found(c: Expr, r: Expr) -> Steps:
+            there, counted = const(size, dtype), []
+            for place, ties in zip(places, ranges, strict=True):
+                is_one = is_in(read(again, c, r), ties)
+                there = select(is_one, read(place, r), there)
+                counted.append(fold("add", place, convert(is_one, dtype), r))
+            return (store(to, there, c, r), counted)
 
-        def moved(c: Expr, r: Expr) -> Body:
-            place, bits = load(to, (c, r)), const(2 * size - 1, dtype)
-            there = (
-                as_index(apply("and", place, bits))
-                if self.codes.shape[-2] == 2 * size
-                else index.minimum(as_index(place), size)
-            )
-            return (Store(self.codes, self._place(there, r), load(again, (c, r))),)
+        def moved(c: Expr, r: Expr) -> Stmt:
+            place = read(to, c, r)
+            if self.codes.shape[-2] == 2 * size:
+                there = as_index(place & (2 * size - 1))
+            else:
+                there = index.minimum(as_index(place), size)
+            return store(self.codes, read(again, c, r), *self._place(there, r))
 
         def columns(begin: Expr, count: int) -> Body:
+            def given(c: Expr, r: Expr) -> Stmt:
+                return store(again, self._given(first + r, begin + c), c, r)
+
             return (
-                unrolled(
-                    "column",
-                    count,
-                    lambda c: (
-                        lane(
-                            lambda r: (
-                                Store(
-                                    again,
-                                    (c, r),
-                                    self._given(index.add(first, r), index.add(begin, c)),
-                                ),
-                            )
-                        ),
-                    ),
-                ),
-                serial("found", count, lambda c: (lane(lambda r: found(c, r)),)),
-                serial("moved", count, lambda c: (unrolled("row", rows, lambda r: moved(c, r)),)),
+                unrolled("column", count, lambda c: lane(lambda r: given(c, r))),
+                serial("found", count, lambda c: lane(lambda r: found(c, r))),
+                serial("moved", count, lambda c: unrolled("row", rows, lambda r: moved(c, r))),
             )
 
-        whole, rest = divmod(self.n, TRANSPOSED)
-        body: Body = (
-            lane(lambda r: tuple(Store(b, (r,), const(0, dtype)) for b in places)),
-            serial("before", size, before),
+        return allocated(
+            (*places, again, to),
+            (
+                lane(lambda r: [store(b, 0, r) for b in places]),
+                serial("before", size, lambda i: lane(lambda r: before(i, r))),
+                in_parts("columns", self.n, TRANSPOSED, columns),
+            ),
         )
-        if whole:
-            body += (
-                serial(
-                    "columns", whole, lambda b: columns(index.multiply(b, TRANSPOSED), TRANSPOSED)
-                ),
-            )
-        if rest:
-            body += columns(index.constant(whole * TRANSPOSED), rest)
-        return allocated((*places, again, to), body)
-
-    def _vector(self, body: Callable[[Expr], Body]) -> For:
-        return vectorized("lane", self.lanes, body)

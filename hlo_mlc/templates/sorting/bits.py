@@ -12,22 +12,21 @@ import functools
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, const, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store, While
-from hlo_mlc.loops.rewrite import allocated, serial, vectorized
+from hlo_mlc.loops.core import If, While
+from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
-from hlo_mlc.templates.by_hand import across, shared_out
-from hlo_mlc.templates.sorting.records import STACK, Body, Place, Sorting, alone, in_row
-from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.templates.by_hand import in_parts, read, shared_out, store
+from hlo_mlc.templates.sorting.lanes import Lanes
+from hlo_mlc.templates.sorting.records import STACK, Body, Place, Sorting, alone, as_number, in_row
 
 # Elements that are looked at together, those left that are collected, and elements of a row from
 # which on that pays.
 BLOCK, LEFT, LONG = 64, 512, 4096
 # Stages of a kernel, each of which looks for places, that may have their keys on the stack.
 _AT_ONCE = 4
-_ADD = named_combiner("add", U32)
 _ZERO, _NONE = const(0, U32), index.constant(0)
 
 
@@ -49,12 +48,8 @@ def by_bits(sorting: Sorting) -> Body:
         place = alone if private else functools.partial(in_row, number)
         search = _Search(sorting, keys, place, at)
         body = (
-            *across(
-                "fill",
-                n,
-                sorting.width,
-                lambda i: (Store(keys, place(i), sorting.keys(sorting.given(at, i))[0]),),
-                LoopKind.SERIAL,
+            *sorting.vectors(
+                "fill", n, lambda i: store(keys, sorting.keys(sorting.given(at, i))[0], *place(i))
             ),
             serial("place", sorting.stage.sort.place.extent, search.one),
         )
@@ -84,258 +79,163 @@ class _Search:
 
     def one(self, number: Expr) -> Body:
         """The results at one place."""
-        whole = const(-1, self.keys.dtype)
-        rank = apply("convert", self.sorting.rank(self.at, number), dtype=U32)
         start = (
-            Store(self.rank, (), rank),
-            Store(self.low, (), const(0, self.keys.dtype)),
-            Store(self.mask, (), whole),
-            Store(self.below, (), _ZERO),
-            Store(self.above, (), const(self.n, U32)),
+            store(self.rank, as_number(self.sorting.rank(self.at, number))),
+            store(self.low, 0),
+            store(self.mask, -1),
+            store(self.below, 0),
+            store(self.above, self.n),
         )
         most = LEFT if self.n >= LONG else 1
         found: Body = (
             While(
                 self._more_than(most),
                 (
-                    Store(self.earlier, (), self._left()),
+                    store(self.earlier, self._left()),
                     *self._step(self._counted(self.n, self._comes_first)),
-                    If(apply("eq", self._left(), load(self.earlier, ())), self._spanned()),
+                    If(compare("eq", self._left(), read(self.earlier)), self._spanned()),
                 ),
             ),
         )
         if most > 1:
             found += (If(self._more_than(1), self._among_few()),)
-        registers = (
-            self.low,
-            self.mask,
-            self.trial,
-            self.rank,
-            self.below,
-            self.above,
-            self.count,
-            self.goes,
-            self.earlier,
-        )
-        return allocated(registers, (*start, *found, *self._hand_out(number)))
+        keys = (self.low, self.mask, self.trial)
+        counts = (self.rank, self.below, self.above, self.count, self.earlier)
+        return allocated((*keys, self.goes, *counts), (*start, *found, *self._hand_out(number)))
 
     def _more_than(self, most: int) -> Expr:
         """Whether more keys have all bits found so far, and there are bits in which they differ."""
-        return apply(
-            "and",
-            apply("ne", load(self.mask, ()), const(0, self.keys.dtype)),
-            apply("gt", self._left(), const(most, U32)),
-        )
+        return compare("ne", read(self.mask), 0) & compare("gt", self._left(), most)
 
     def _left(self) -> Expr:
-        return apply("sub", load(self.above, ()), load(self.below, ()))
+        return read(self.above) - read(self.below)
 
     def _beyond(self, i: Expr) -> Expr:
         """At most `mask` where a key has all bits found so far."""
-        return apply("sub", self._key(i), load(self.low, ()))
+        return self._key(i) - read(self.low)
 
     def _is_left(self, i: Expr) -> Expr:
-        return apply("le", self._beyond(i), load(self.mask, ()))
+        return compare("le", self._beyond(i), read(self.mask))
 
     def _key(self, i: Expr) -> Expr:
-        return load(self.keys, self.place(i))
+        return read(self.keys, *self.place(i))
 
     def _comes_first(self, i: Expr) -> Expr:
-        return apply("lt", self._key(i), load(self.trial, ()))
+        return compare("lt", self._key(i), read(self.trial))
 
     def _step(self, counted: Body) -> Body:
         """One more bit, by how many keys come before the one that has it."""
-        half = apply("shr_logical", load(self.mask, ()), const(1, self.keys.dtype))
-        bit = apply("xor", load(self.mask, ()), half)
-        goes, count = load(self.goes, ()), load(self.count, ())
+        half = read(self.mask) >> 1
+        bit = read(self.mask) ^ half
+        goes, count = read(self.goes), read(self.count)
         return (
-            Store(self.trial, (), apply("or", load(self.low, ()), bit)),
+            store(self.trial, read(self.low) | bit),
             *counted,
-            Store(self.goes, (), apply("le", count, load(self.rank, ()))),
-            Store(self.below, (), apply("select", goes, count, load(self.below, ()))),
-            Store(self.above, (), apply("select", goes, load(self.above, ()), count)),
-            Store(self.low, (), apply("select", goes, load(self.trial, ()), load(self.low, ()))),
-            Store(self.mask, (), half),
+            store(self.goes, compare("le", count, read(self.rank))),
+            store(self.below, select(goes, count, read(self.below))),
+            store(self.above, select(goes, read(self.above), count)),
+            store(self.low, select(goes, read(self.trial), read(self.low))),
+            store(self.mask, half),
         )
 
     def _counted(
         self, n: int, holds: Callable[[Expr], Expr], first: Expr = _NONE, before: Expr = _ZERO
     ) -> Body:
         """In `count`: of how many elements, from the first on, something holds, and so many."""
-        width = self.sorting.width
-        lanes = Buffer(f"{self.sorting.stage.name}_lanes", U32, (width,), "register")
-        blocks, rest = divmod(n, BLOCK) if n > BLOCK else (0, n)
+        lanes = Lanes(f"{self.sorting.stage.name}_lanes", "add", U32, self.sorting.width)
 
-        def each(i: Expr, lane: Expr) -> Body:
-            one = apply("convert", holds(index.add(first, i)), dtype=U32)
-            return (Accumulate((lanes,), (lane,), _ADD, (one,)),)
+        def some(begin: Expr, count: int) -> Body:
+            return lanes.take_all(count, lambda i: as_number(holds(first + begin + i)))
 
-        def vectors(begin: Expr, count: int) -> Body:
-            whole, odd = divmod(count, width)
-            body: list[Stmt] = []
-            for v in range(whole + (odd > 0)):
-                here = index.add(begin, v * width)
-                body.append(
-                    vectorized(
-                        "lane",
-                        width if v < whole else odd,
-                        lambda i, here=here: each(index.add(here, i), i),
-                    )
-                )
-            return tuple(body)
-
-        body = (vectorized("lane", width, lambda i: (Store(lanes, (i,), _ZERO),)),)
-        if blocks:
-            body += (serial("block", blocks, lambda b: vectors(index.multiply(b, BLOCK), BLOCK)),)
-        body += vectors(index.constant(blocks * BLOCK), rest)
+        counted = in_parts("block", n, BLOCK, some) if n > BLOCK else some(_NONE, n)
         return allocated(
-            (lanes,),
-            (
-                *body,
-                Store(self.count, (), before),
-                vectorized(
-                    "lane",
-                    width,
-                    lambda i: (Accumulate((self.count,), (), _ADD, (load(lanes, (i,)),)),),
-                ),
-            ),
+            (lanes.buffer,), (lanes.start(), *counted, *lanes.whole(self.count, before))
         )
 
     def _spanned(self) -> Body:
         """From the first bit on in which the keys that are left differ."""
-        dtype, width = self.keys.dtype, self.sorting.width
-        ends = {
-            name: Buffer(f"{self.sorting.stage.name}_{name}", dtype, (), "register")
-            for name in ("min", "max")
-        }
-        vectors = {
-            name: Buffer(f"{b.name}s", dtype, (width,), "register") for name, b in ends.items()
-        }
-        combiners = {name: named_combiner(name, dtype) for name in ends}
-
-        def none(name: str) -> Expr:
-            return combiners[name].identity[0]
+        name, dtype, width = self.sorting.stage.name, self.keys.dtype, self.sorting.width
+        lanes = [Lanes(f"{name}_{op}s", op, dtype, width) for op in ("min", "max")]
+        ends = [Buffer(f"{name}_{one.op}", dtype, (), "register") for one in lanes]
 
         def look(i: Expr) -> Body:
             return tuple(
-                Accumulate(
-                    (vectors[name],),
-                    (index.floormod(i, width),),
-                    combiners[name],
-                    (apply("select", self._is_left(i), self._key(i), none(name)),),
-                )
-                for name in ends
+                one.take(select(self._is_left(i), self._key(i), one.neutral), i % width)
+                for one in lanes
             )
 
-        def every(change: Callable[[str, Expr], Stmt]) -> Stmt:
-            return vectorized("lane", width, lambda i: tuple(change(name, i) for name in ends))
-
-        least, most = (load(ends[name], ()) for name in ends)
-        differs = apply("xor", least, most)
+        least, most = map(read, ends)
+        differs = least ^ most
         for power in range(dtype.bits.bit_length() - 1):
-            differs = apply("or", differs, apply("shr_logical", differs, const(1 << power, dtype)))
+            differs = differs | (differs >> (1 << power))
         return allocated(
-            (*ends.values(), *vectors.values()),
+            (*ends, *(one.buffer for one in lanes)),
             (
-                every(lambda name, i: Store(vectors[name], (i,), none(name))),
-                *across("look", self.n, width, look, LoopKind.SERIAL),
-                *(Store(b, (), none(name)) for name, b in ends.items()),
-                every(
-                    lambda name, i: Accumulate(
-                        (ends[name],), (), combiners[name], (load(vectors[name], (i,)),)
-                    )
-                ),
-                Store(self.mask, (), differs),
-                Store(self.low, (), apply("and", least, apply("not", load(self.mask, ())))),
+                *(one.start() for one in lanes),
+                *self.sorting.vectors("look", self.n, look),
+                *(s for one, end in zip(lanes, ends, strict=True) for s in one.whole(end)),
+                store(self.mask, differs),
+                store(self.low, least & ~read(self.mask)),
             ),
         )
 
     def _among_few(self) -> Body:
         """The bits that are left, found among the keys that have all bits found so far."""
-        width, few, base = self.sorting.width, self.few, self.seen
-        none = const(-1, few.dtype)  # comes before no other
-        cleared = across("few", LEFT, width, lambda i: (Store(few, (i,), none),), LoopKind.SERIAL)
+        few, base = self.few, self.seen
+        # What comes before no other.
+        cleared = self.sorting.vectors("few", LEFT, lambda i: store(few, -1, i))
         steps = self._step(
             self._counted(
-                LEFT,
-                lambda i: apply("lt", load(few, (i,)), load(self.trial, ())),
-                before=load(base, ()),
+                LEFT, lambda i: compare("lt", read(few, i), read(self.trial)), before=read(base)
             )
         )
         return allocated(
             (few, base),
             (
                 *cleared,
-                Store(self.count, (), _ZERO),
+                store(self.count, 0),
                 *self._collect(),
-                Store(base, (), load(self.below, ())),
+                store(base, read(self.below)),
                 While(self._more_than(1), steps),
             ),
         )
 
     def _collect(self) -> Body:
         """In `few`: the keys that have all bits found so far, `count` of them."""
-        width, best, held = self.sorting.width, self.best, self.count
-        least = named_combiner("min", best.dtype)
-        blocks, rest = divmod(self.n, BLOCK)
+        held, lanes = (
+            self.count,
+            Lanes(f"{self.sorting.stage.name}_bests", "min", self.best.dtype, self.sorting.width),
+        )
 
         def take(i: Expr) -> Body:
             wanted = self._is_left(i)
-            to = as_index(load(held, ()))
-            fits = apply("and", wanted, index.compare("lt", to, LEFT))
+            to = as_index(read(held))
             return (
-                Store(self.few, (to,), self._key(i), fits),
-                Store(held, (), apply("add", load(held, ()), apply("convert", wanted, dtype=U32))),
+                store(self.few, self._key(i), to, guard=wanted & compare("lt", to, LEFT)),
+                store(held, read(held) + as_number(wanted)),
             )
 
-        def block(b: Var) -> Body:
-            begin = index.multiply(b, BLOCK)
-            bests = Buffer(f"{self.sorting.stage.name}_bests", best.dtype, (width,), "register")
-            look: list[Stmt] = [
-                vectorized(
-                    "lane",
-                    width,
-                    lambda i: (Store(bests, (i,), self._beyond(index.add(begin, i))),),
-                )
-            ]
-            for v in range(1, BLOCK // width):
-                here = index.add(begin, v * width)
-                look.append(
-                    vectorized(
-                        "lane",
-                        width,
-                        lambda i, here=here: (
-                            Accumulate((bests,), (i,), least, (self._beyond(index.add(here, i)),)),
-                        ),
-                    )
-                )
+        def block(begin: Expr, count: int) -> Body:
+            taken = serial("taken", count, lambda i: take(begin + i))
+            if count < BLOCK:
+                return (taken,)
             return allocated(
-                (bests,),
+                (self.best, lanes.buffer),
                 (
-                    *look,
-                    Store(best, (), least.identity[0]),
-                    vectorized(
-                        "lane",
-                        width,
-                        lambda i: (Accumulate((best,), (), least, (load(bests, (i,)),)),),
-                    ),
-                    If(
-                        apply("le", load(best, ()), load(self.mask, ())),
-                        (serial("taken", BLOCK, lambda i: take(index.add(begin, i))),),
-                    ),
+                    lanes.start(),
+                    *lanes.take_all(count, lambda i: self._beyond(begin + i)),
+                    *lanes.whole(self.best),
+                    If(compare("le", read(self.best), read(self.mask)), (taken,)),
                 ),
             )
 
-        body = allocated((best,), (serial("block", blocks, block),))
-        if rest:
-            body += (serial("taken", rest, lambda i: take(index.add(blocks * BLOCK, i))),)
-        return body
+        return in_parts("block", self.n, BLOCK, block)
 
     def _hand_out(self, number: Expr) -> Body:
         """The element that takes the place: of those that are left, which have one key, as many
         come before it as places are left."""
         s, n, seen = self.sorting, self.n, self.seen
-        left = apply("sub", load(self.rank, ()), load(self.below, ()))
+        left = read(self.rank) - read(self.below)
         begin, before, position = (
             Buffer(f"{s.stage.name}_{name}", U32, (), "register")
             for name in ("begin", "before", "position")
@@ -343,41 +243,34 @@ class _Search:
 
         def unless_behind(count: Buffer, **new: Expr) -> Body:
             """Stored as long as what is looked for is not behind what was counted."""
-            not_yet = apply("le", load(count, ()), left)
+            not_yet = compare("le", read(count), left)
             return tuple(
-                Store(b, (), apply("select", not_yet, new[name], load(b, ())))
+                store(b, select(not_yet, new[name], read(b)))
                 for name, b in (("begin", begin), ("before", before), ("position", position))
                 if name in new
             )
 
         def block(first: Expr, count: int) -> Body:
             return (
-                *unless_behind(
-                    seen, begin=apply("convert", first, dtype=U32), before=load(seen, ())
-                ),
+                *unless_behind(seen, begin=as_number(first), before=read(seen)),
                 *self._counted(count, self._is_left, first),
-                Store(seen, (), apply("add", load(seen, ()), load(self.count, ()))),
+                store(seen, read(seen) + read(self.count)),
             )
 
         def one(i: Var) -> Body:
-            here = index.minimum(index.add(as_index(load(begin, ())), i), n - 1)
-            found = apply("convert", self._is_left(here), dtype=U32)
+            here = index.minimum(as_index(read(begin)) + i, n - 1)
+            found = as_number(self._is_left(here))
             return (
-                *unless_behind(before, position=apply("convert", here, dtype=U32)),
-                Store(before, (), apply("add", load(before, ()), found)),
+                *unless_behind(before, position=as_number(here)),
+                store(before, read(before) + found),
             )
 
-        body: Body = tuple(Store(b, (), _ZERO) for b in (seen, begin, before, position))
-        whole, rest = divmod(n, BLOCK)
-        if whole:
-            body += (serial("block", whole, lambda b: block(index.multiply(b, BLOCK), BLOCK)),)
-        if rest:
-            body += block(index.constant(whole * BLOCK), rest)
-        there = index.minimum(as_index(load(position, ())), n - 1)
+        there = index.minimum(as_index(read(position)), n - 1)
         return allocated(
             (seen, begin, before, position),
             (
-                *body,
+                *(store(b, 0) for b in (seen, begin, before, position)),
+                *in_parts("block", n, BLOCK, block),
                 serial("one", min(n, BLOCK), one),
                 *s.results(self.at, number, s.given(self.at, there)),
             ),

@@ -13,14 +13,15 @@ import math
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, serial, unrolled, vectorized
+from hlo_mlc.loops.core import If, LoopKind, Stmt
+from hlo_mlc.loops.rewrite import Steps, allocated, serial, when
 from hlo_mlc.templates.base import decoded
-from hlo_mlc.templates.by_hand import across, shared_out
+from hlo_mlc.templates.by_hand import across, fold, read, shared_out, store
 from hlo_mlc.templates.sorting.digits import Digits
+from hlo_mlc.templates.sorting.lanes import Lanes
 from hlo_mlc.templates.sorting.ranks import counted
 from hlo_mlc.templates.sorting.records import (
     STACK,
@@ -28,6 +29,7 @@ from hlo_mlc.templates.sorting.records import (
     Room,
     Sorting,
     alone,
+    as_number,
     first_wanted,
     in_row,
     moved,
@@ -45,7 +47,6 @@ APART, COMPARED, TAKEN = 4, 4, 128
 # Groups whose smallest keys are kept in registers, in vectors, and candidates that are put in order
 # by counting how many come before each.
 IN_REGISTERS, FEW = 8, 64
-_ADD = named_combiner("add", U32)
 
 
 def group_count(kept: int, n: int, width: int) -> int:
@@ -84,114 +85,97 @@ class _Candidates:
         self.last, self.best = (
             Buffer(f"{name}_{what}", key, (), "register") for what in ("last", "best")
         )
-        self.bests = Buffer(f"{name}_bests", key, (sorting.width,), "register")
-        self.least = named_combiner("min", key)
+        self.smallest = Lanes(f"{name}_bests", "min", key, sorting.width)
 
     def row(self) -> Body:
         """The loops of a row."""
         s, n = self.sorting, self.sorting.element.extent
         blocks, rest = divmod(n, BLOCK)
 
-        def block(b: Var) -> Body:
-            first = index.multiply(b, BLOCK)
-            return self._where_wanted(
-                first, BLOCK, (serial("part", BLOCK // s.width, lambda v: part(first, v)),)
-            )
+        def block(first: Expr) -> Body:
+            parts = serial("part", BLOCK // s.width, lambda v: part(first + v * s.width))
+            return self._where_wanted(first, BLOCK, parts)
 
-        def part(first: Expr, v: Var) -> Body:
-            here = index.add(first, index.multiply(v, s.width))
+        def part(here: Expr) -> Body:
             return self._where_wanted(here, s.width, self._collect(here, s.width))
 
-        body = (
-            Store(self.held, (), const(0, U32)),
-            Store(self.ties, (), const(1, U32)),
-            *self._limit(),
-            serial("block", blocks, block),
-        )
-        if rest:  # for which there is room in any case, and nothing behind it
-            body += self._taken(index.constant(blocks * BLOCK), rest)
-        is_few = apply("le", load(self.held, ()), const(FEW, U32))
+        # For what is left over there is room in any case, and nothing behind it.
+        left = self._taken(index.constant(blocks * BLOCK), rest) if rest else ()
+        is_few = compare("le", read(self.held), FEW)
         in_order = self.digits.sorted(self._length(), in_a_loop=True)  # once a row
-        body += (
-            If(is_few, self._few_in_order(), in_order),
-            *s.hand_out(self.digits.ordered, self.at),
+        return allocated(
+            (self.held, self.ties, self.last, self.best),
+            (
+                store(self.held, 0),
+                store(self.ties, 1),
+                self._limit(),
+                serial("block", blocks, lambda b: block(b * BLOCK)),
+                left,
+                If(is_few, self._few_in_order(), in_order),
+                s.hand_out(self.digits.ordered, self.at),
+            ),
         )
-        return allocated((self.held, self.ties, self.last, self.best), body)
 
     def _length(self, most: int | None = None) -> Expr:
-        return index.minimum(as_index(load(self.held, ())), most or self.digits.most)
+        return index.minimum(as_index(read(self.held)), most or self.digits.most)
 
     def _is_wanted(self, key: Expr) -> Expr:
         """Whether it comes before the last of those that are kept; until there are some, whether it
         does not come behind the limit."""
-        tied = apply(
-            "and",
-            apply("eq", key, load(self.last, ())),
-            apply("ne", load(self.ties, ()), const(0, U32)),
-        )
-        return apply("or", apply("lt", key, load(self.last, ())), tied)
+        tied = compare("eq", key, read(self.last)) & compare("ne", read(self.ties), 0)
+        return compare("lt", key, read(self.last)) | tied
 
     def _limit(self) -> Body:
         """A key that no wanted element's comes behind."""
         s, n, kept = self.sorting, self.sorting.element.extent, first_wanted(self.sorting.stage)
         groups = group_count(kept, n, s.width)
+        start = self.smallest.neutral
         if not groups:
-            return (Store(self.last, (), self.least.identity[0]),)
-        vectors, key = groups // s.width, self.last.dtype
-        name, (start,) = s.stage.name, self.least.identity
+            return (store(self.last, start),)
+        vectors, key, name = groups // s.width, self.last.dtype, s.stage.name
         found = Buffer(f"{name}_found", key, (groups,), "stack")
         less = Buffer(f"{name}_less", U32, (groups,), "stack")
-        inner = (
-            found
-            if vectors > IN_REGISTERS
-            else Buffer(f"{name}_groups", key, (groups,), "register")
-        )
-        kind = LoopKind.SERIAL if inner is found else LoopKind.UNROLL
+        inner, kind = found, LoopKind.SERIAL
+        if vectors <= IN_REGISTERS:
+            inner, kind = Buffer(f"{name}_groups", key, (groups,), "register"), LoopKind.UNROLL
 
-        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind = LoopKind.SERIAL) -> Body:
+        def each(
+            name: str, body: Callable[[Expr], Steps], kind: LoopKind = LoopKind.SERIAL
+        ) -> Body:
             return across(name, groups, s.width, body, kind)
 
-        def smallest(first: Expr, i: Expr) -> Body:
-            values = s.given(self.at, index.add(first, i))
-            return (Accumulate((inner,), (i,), self.least, (s.keys(values)[0],)),)
+        def smallest(first: Expr, i: Expr) -> Stmt:
+            return fold("min", inner, self._key(first + i), i)
 
-        def below(h: Expr, i: Expr) -> Body:
-            is_less = apply("lt", load(found, (h,)), load(found, (i,)))
-            return (Accumulate((less,), (i,), _ADD, (apply("convert", is_less, dtype=U32),)),)
+        def below(h: Expr, i: Expr) -> Stmt:
+            return fold("add", less, as_number(compare("lt", read(found, h), read(found, i))), i)
 
-        def last(i: Expr) -> Body:
-            is_first = apply("lt", load(less, (i,)), const(kept, U32))
-            return (
-                Accumulate(
-                    (self.last,),
-                    (),
-                    most,
-                    (apply("select", is_first, load(found, (i,)), most.identity[0]),),
-                ),
-            )
+        def last(i: Expr) -> Stmt:
+            is_first = compare("lt", read(less, i), kept)
+            return fold("max", self.last, select(is_first, read(found, i), lowest))
 
-        most = named_combiner("max", key)
+        lowest = named_combiner("max", key).identity[0]
         # Of n elements in r rounds n / r are up to the limit, or fewer.
         rounds = min(n // groups, math.isqrt(TAKEN * n // groups))
-        body = (
-            *each("start", lambda i: (Store(inner, (i,), start),), kind),
-            serial(
-                "round",
-                rounds,
-                lambda r: each(
-                    "group", functools.partial(smallest, index.multiply(r, n // rounds)), kind
+        apart = n // rounds
+        return allocated(
+            dict.fromkeys((found, less, inner)),
+            (
+                each("start", lambda i: store(inner, start, i), kind),
+                serial(
+                    "round",
+                    rounds,
+                    lambda r: each("group", functools.partial(smallest, r * apart), kind),
                 ),
+                each("found", lambda i: store(found, read(inner, i), i), kind)
+                if inner is not found
+                else (),
+                each("less", lambda i: store(less, 0, i)),
+                serial("other", groups, lambda h: each("below", functools.partial(below, h), kind)),
+                store(self.last, lowest),
+                each("last", last),
             ),
         )
-        if inner is not found:
-            body += each("found", lambda i: (Store(found, (i,), load(inner, (i,))),), kind)
-        body += (
-            *each("less", lambda i: (Store(less, (i,), const(0, U32)),)),
-            serial("other", groups, lambda h: each("below", functools.partial(below, h), kind)),
-            Store(self.last, (), most.identity[0]),
-            *each("last", last),
-        )
-        return allocated((found, less, *((inner,) if inner is not found else ())), body)
 
     def _few_in_order(self) -> Body:
         """The candidates, where there are few, go to the places that tell how many come before."""
@@ -199,113 +183,69 @@ class _Candidates:
         keys = Buffer(f"{s.stage.name}_keys", self.last.dtype, (FEW,), "stack")
         rank = Buffer(f"{s.stage.name}_rank", U32, (FEW,), "stack")
 
-        body = (
-            *across(
-                "cleared",
-                FEW,
-                s.width,
-                lambda i: (
-                    Store(keys, (i,), const(0, keys.dtype)),
-                    Store(rank, (i,), const(0, U32)),
-                ),
-                LoopKind.SERIAL,
-            ),
-            serial("keys", length, lambda i: (Store(keys, (i,), s.keys(d.front.read(i))[0]),)),
-            counted(s, (keys,), rank, length),
-            serial(
-                "moved",
-                length,
-                lambda i: moved(d.front.read(i), d.back, load(rank, (i,)), index.constant(d.most)),
-            ),
-        )
-        if d.ordered is d.front:
-            body += (serial("back", length, lambda i: d.front.store(i, d.back.read(i))),)
-        return allocated((keys, rank), body)
+        def put(i: Expr) -> Body:
+            return moved(d.front.read(i), d.back, read(rank, i), index.constant(d.most))
 
-    def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
-        """`body`, if some of the elements from `first` on may be among the first few."""
-        return (*self._look(first, count), If(self._is_wanted(load(self.best, ())), body))
-
-    def _look(self, first: Expr, count: int) -> Body:
-        """The smallest key of some elements."""
-        width, (start,) = self.sorting.width, self.least.identity
-
-        def key(i: Expr) -> Expr:
-            s = self.sorting
-            return s.keys(s.given(self.at, index.add(first, i)))[0]
-
-        def lane(body: Callable[[Var], Body]) -> Stmt:
-            return vectorized("lane", width, body)
-
-        each = unrolled(
-            "vector",
-            count // width,
-            lambda v: (
-                lane(
-                    lambda i: (
-                        Accumulate(
-                            (self.bests,),
-                            (i,),
-                            self.least,
-                            (key(index.add(index.multiply(v, width), i)),),
-                        ),
-                    )
-                ),
-            ),
-        )
+        back = serial("back", length, lambda i: d.front.store(i, d.back.read(i)))
         return allocated(
-            (self.bests,),
+            (keys, rank),
             (
-                lane(lambda i: (Store(self.bests, (i,), start),)),
-                each,
-                Store(self.best, (), start),
-                lane(
-                    lambda i: (Accumulate((self.best,), (), self.least, (load(self.bests, (i,)),)),)
+                s.vectors("cleared", FEW, lambda i: (store(keys, 0, i), store(rank, 0, i))),
+                serial("keys", length, lambda i: store(keys, s.keys(d.front.read(i))[0], i)),
+                counted(s, (keys,), rank, length),
+                serial("moved", length, put),
+                back if d.ordered is d.front else (),
+            ),
+        )
+
+    def _key(self, position: Expr) -> Expr:
+        return self.sorting.keys(self.sorting.given(self.at, position))[0]
+
+    def _where_wanted(self, first: Expr, count: int, body: Steps) -> Body:
+        """`body`, if some of the elements from `first` on may be among the first few."""
+        smallest = self.smallest
+        return (
+            *allocated(
+                (smallest.buffer,),
+                (
+                    smallest.start(),
+                    smallest.take_all(count, lambda i: self._key(first + i)),
+                    smallest.whole(self.best),
                 ),
             ),
+            *when(self._is_wanted(read(self.best)), body),
         )
 
     def _collect(self, first: Expr, count: int) -> Body:
         """The candidates among some elements; when there is no room for more, only the first of
         them are kept."""
-        full = apply("gt", load(self.held, ()), const(self.digits.most - BLOCK, U32))
-        return (*self._taken(first, count), If(full, self._cut()))
+        full = compare("gt", read(self.held), self.digits.most - BLOCK)
+        return (*self._taken(first, count), *when(full, self._cut()))
 
     def _taken(self, first: Expr, count: int) -> Body:
         """The candidates among some elements."""
         s = self.sorting
 
         def take(i: Var) -> Body:
-            values = s.given(self.at, index.add(first, i))
+            values = s.given(self.at, first + i)
             wanted = self._is_wanted(s.keys(values)[0])
-            to = as_index(load(self.held, ()))
-            guard = apply("and", wanted, index.compare("lt", to, self.digits.most))
+            to = as_index(read(self.held))
+            guard = wanted & compare("lt", to, self.digits.most)
             return (
                 *self.digits.front.store(to, values, guard),
-                Store(
-                    self.held,
-                    (),
-                    apply("add", load(self.held, ()), apply("convert", wanted, dtype=U32)),
-                ),
+                store(self.held, read(self.held) + as_number(wanted)),
             )
 
         return (serial("taken", count, take),)
 
     def _cut(self) -> Body:
         d, kept = self.digits, first_wanted(self.sorting.stage)
-        steps = d.sorted(self._length())
-        if d.ordered is not d.front:
-            steps += across(
-                "kept",
-                kept,
-                self.sorting.width,
-                lambda i: d.front.store(i, d.ordered.read(i)),
-                LoopKind.SERIAL,
-            )
+        back = self.sorting.vectors("kept", kept, lambda i: d.front.store(i, d.ordered.read(i)))
         last = self.sorting.keys(d.front.read(index.constant(kept - 1)))[0]
         return (
-            *steps,
-            Store(self.last, (), last),
-            Store(self.ties, (), const(0, U32)),
-            Store(self.held, (), const(kept, U32)),
+            *d.sorted(self._length()),
+            *(back if d.ordered is not d.front else ()),
+            store(self.last, last),
+            store(self.ties, 0),
+            store(self.held, kept),
         )

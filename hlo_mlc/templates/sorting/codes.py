@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, substitute
+from hlo_mlc.expr.build import apply, as_index, compare, const, convert, select, substitute
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U8, U16, U32, U64, DType
 from hlo_mlc.ops.bits import total_order_key
@@ -75,9 +75,9 @@ def by_position(stage: Stage) -> Coded | None:
         return None
     code = Var(f"{stage.name}_code", dtype)
     terms = dict(zip(stage.accumulators, stage.terms, strict=True))
-    high = apply("shl", apply("convert", substitute(key, terms), dtype=dtype), const(low, dtype))
-    whole = apply("or", high, apply("convert", element, dtype=dtype))
-    position = as_index(apply("and", code, const((1 << low) - 1, dtype)))
+    high = convert(substitute(key, terms), dtype) << low
+    whole = high | convert(element, dtype)
+    position = as_index(code & ((1 << low) - 1))
     there = {element: index.minimum(position, element.extent - 1)}
     return Coded(
         _sorted_by(stage, code, whole, {v: substitute(term, there) for v, term in terms.items()}),
@@ -97,7 +97,7 @@ def _sorted_by(stage: Stage, code: Var, term: Expr, values: dict[Var, Expr]) -> 
 
 
 def _turned(code: Expr, upwards: bool) -> Expr:
-    return code if upwards else apply("not", code)
+    return code if upwards else ~code
 
 
 def _turned_range(codes: Range, dtype: DType, upwards: bool) -> Range:
@@ -136,13 +136,13 @@ def _total_order(dtype: DType, first: int) -> _Encoding:
 
     def code(x: Expr) -> Expr:
         key = apply("bitcast", total_order_key(x), dtype=unsigned)
-        return apply("sub", key, const(first, unsigned))
+        return key - first
 
     def element(code: Expr) -> Expr:
-        key = apply("add", code, const(first, unsigned))
-        negative = apply("gt", key, const(_magnitude(dtype), unsigned))
-        turned = apply("xor", key, const(_magnitude(dtype), unsigned))
-        return apply("bitcast", apply("select", negative, turned, key), dtype=dtype)
+        key = code + first
+        negative = compare("gt", key, _magnitude(dtype))
+        turned = key ^ _magnitude(dtype)
+        return apply("bitcast", select(negative, turned, key), dtype=dtype)
 
     return _Encoding(lambda x: unsigned_key(total_order_key(x)), code, element)
 
@@ -159,8 +159,8 @@ def _magnitude(dtype: DType) -> int:
 
 def _integer(code: Expr, dtype: DType) -> Expr:
     if dtype is BOOL:
-        return apply("ne", code, const(0, code.dtype))
+        return compare("ne", code, 0)
     if not dtype.is_signed:
         return code
     middle = const(1 << (dtype.bits - 1), code.dtype)
-    return apply("bitcast", apply("xor", code, middle), dtype=dtype)
+    return apply("bitcast", code ^ middle, dtype=dtype)

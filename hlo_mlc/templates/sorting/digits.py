@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, convert
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import U8, U16, U32
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, serial
+from hlo_mlc.loops.rewrite import Steps, allocated, serial, when
 from hlo_mlc.templates.base import decoded
-from hlo_mlc.templates.by_hand import across, shared_out
+from hlo_mlc.templates.by_hand import fold, read, shared_out, store
 from hlo_mlc.templates.sorting.records import (
     MOVED,
     STACK,
@@ -26,15 +25,13 @@ from hlo_mlc.templates.sorting.records import (
     Room,
     Sorting,
     alone,
+    as_number,
     in_row,
     moved,
 )
-from hlo_mlc.tensor.combine import named_combiner
 
 # Records from which on digits are counted in several places, and in how many.
 LONG, PLACES = 4096, 2
-_ADD = named_combiner("add", U32)
-_ONE = const(1, U32)
 
 
 def by_digits(sorting: Sorting) -> Body:
@@ -108,70 +105,51 @@ class Digits:
             (len(digits), self._places, self._counters),
             "stack",
         )
-        zero = serial(
-            "cleared",
-            len(digits),
-            lambda d: (
-                serial(
-                    "places",
-                    self._places,
-                    lambda q: across(
-                        "digit",
-                        self._counters,
-                        self.sorting.width,
-                        lambda i: (Store(counts, (d, q, i), const(0, U32)),),
-                        LoopKind.SERIAL,
-                    ),
-                ),
-            ),
-        )
+
+        def clear(d: Expr, q: Expr) -> Body:
+            return self.sorting.vectors(
+                "digit", self._counters, lambda i: store(counts, 0, d, q, i)
+            )
+
         first = self.front.read(index.constant(0))
 
         def count(q: int, i: Expr) -> Body:
             record = self.front.read(i)
             return tuple(
-                Accumulate((counts,), self._counter(d, q, self._digit(d, record)), _ADD, (_ONE,))
-                for d in digits
+                fold("add", counts, 1, *self._counter(d, q, self._digit(d, record))) for d in digits
             )
 
         def differ(d: _Digit) -> Expr:
             same = self._counted(
                 counts, functools.partial(self._counter, d, digit=self._digit(d, first))
             )
-            return apply("ne", same, apply("convert", length, dtype=U32))
+            return compare("ne", same, as_number(length))
 
         def two(one: _Digit, other: _Digit) -> Body:
-            return (
-                If(
-                    apply("or", differ(one), differ(other)),
-                    (
-                        *self._pass(counts, one, self.front, self.back, length),
-                        *self._pass(counts, other, self.back, self.front, length),
-                    ),
-                ),
-            )
+            there = self._pass(counts, one, self.front, self.back, length)
+            back = self._pass(counts, other, self.back, self.front, length)
+            return when(differ(one) | differ(other), (there, back))
 
-        body: list[Stmt] = [zero, *self._in_places(length, count)]
+        def further(begin: int, pair: Expr) -> Body:
+            return two(*(self._further(digit, pair) for digit in digits[begin : begin + 2]))
+
+        passes: list[Steps] = []
         begin = 0
         while begin + 1 < len(digits):
             pairs = self._pairs(begin) if in_a_loop else 1
-            body += (
-                two(*digits[begin : begin + 2])
-                if pairs < 2
-                else (
-                    serial(
-                        "pair",
-                        pairs,
-                        lambda p, d=begin: two(
-                            *(self._further(digit, p) for digit in digits[d : d + 2])
-                        ),
-                    ),
-                )
-            )
+            if pairs < 2:
+                passes.append(two(*digits[begin : begin + 2]))
+            else:
+                passes.append(serial("pair", pairs, functools.partial(further, begin)))
             begin += 2 * max(pairs, 1)
         if begin < len(digits):
-            body += self._pass(counts, digits[begin], self.front, self.back, length)
-        return allocated((counts,), tuple(body))
+            passes.append(self._pass(counts, digits[begin], self.front, self.back, length))
+        cleared = serial(
+            "cleared",
+            len(digits),
+            lambda d: serial("places", self._places, functools.partial(clear, d)),
+        )
+        return allocated((counts,), (cleared, self._in_places(length, count), passes))
 
     def _pairs(self, begin: int) -> int:
         """How many pairs of digits from one on are of the same key: these differ in numbers
@@ -182,43 +160,37 @@ class Digits:
 
     def _further(self, digit: _Digit, pair: Expr) -> _Digit:
         """The same digit of a later pair."""
-        ahead = index.multiply(pair, 2)
-        bits = index.multiply(ahead, self.sorting.digit)
-        return _Digit(digit.key, index.add(digit.number, ahead), index.add(digit.bit, bits))
+        ahead = pair * 2
+        bits = ahead * self.sorting.digit
+        return _Digit(digit.key, digit.number + ahead, digit.bit + bits)
 
     def _in_places(self, length: Expr, body: Callable[[int, Expr], Body]) -> Body:
         """`body(place, record)` for all records."""
         places = self._places
-        part = index.floordiv(length, places)
+        part = length // places
 
         def together(i: Var) -> Body:
-            return tuple(
-                s for q in range(places) for s in body(q, index.add(index.multiply(part, q), i))
-            )
+            return tuple(s for q in range(places) for s in body(q, part * q + i))
 
-        done = index.multiply(part, places)
-        rest = serial(
-            "counted_last", index.subtract(length, done), lambda i: body(0, index.add(done, i))
-        )
+        done = part * places
+        rest = serial("counted_last", length - done, lambda i: body(0, done + i))
         return (serial("counted", part, together), *((rest,) if places > 1 else ()))
 
     def _counted(self, counts: Buffer, counter: Callable[[int], tuple[Expr, ...]]) -> Expr:
         """The records that were counted in all places."""
-        return functools.reduce(
-            functools.partial(apply, "add"), [load(counts, counter(q)) for q in range(self._places)]
-        )
+        first, *others = (read(counts, *counter(q)) for q in range(self._places))
+        return sum(others, first)
 
     def _digit(self, digit: _Digit, values: Sequence[Expr]) -> Expr:
         """A digit of a record, an integer of 16 bits at most."""
         value = self.sorting.keys(values)[digit.key]
-        bit = apply("convert", digit.bit, dtype=value.dtype)
+        bit = convert(digit.bit, value.dtype)
         if not isinstance(digit.bit, Const):  # below the bits there are, as only this tells LLVM
-            bit = apply("and", bit, const(value.dtype.bits - 1, value.dtype))
-        shifted = apply("shr_logical", value, bit)
+            bit = bit & (value.dtype.bits - 1)
+        shifted = value >> bit
         if self.sorting.digit == U8.bits:
-            return apply("convert", shifted, dtype=U8)
-        low = apply("and", shifted, const(self._counters - 1, value.dtype))
-        return apply("convert", low, dtype=U16)
+            return convert(shifted, U8)
+        return convert(shifted & (self._counters - 1), U16)
 
     def _counter(self, which: _Digit, place: int, digit: Expr) -> tuple[Expr, ...]:
         """Where the records of a place with a digit are counted."""
@@ -229,34 +201,33 @@ class Digits:
         """Where the records with each digit begin, then every record to the next place of its."""
         name = self.sorting.stage.name
         total, own = (Buffer(f"{name}_{what}", U32, (), "register") for what in ("total", "own"))
-        digit = Buffer(
-            f"{name}_digit", U8 if self.sorting.digit == U8.bits else U16, (), "register"
-        )
+        dtype = U8 if self.sorting.digit == U8.bits else U16
+        digit = Buffer(f"{name}_digit", dtype, (), "register")
 
         def begin(d: Var) -> Body:
             def counter(q: int) -> tuple[Expr, ...]:
                 return which.number, index.constant(q), d
 
             return (
-                Store(own, (), self._counted(counts, counter)),
-                Store(counts, counter(0), load(total, ())),
-                Store(total, (), apply("add", load(total, ()), load(own, ()))),
+                store(own, self._counted(counts, counter)),
+                store(counts, read(total), *counter(0)),
+                store(total, read(total) + read(own)),
             )
 
         def move(i: Expr) -> Body:
-            counter = self._counter(which, 0, load(digit, ()))
+            counter = self._counter(which, 0, read(digit))
             record = front.read(i)
             return (
-                Store(digit, (), self._digit(which, record)),
-                Store(own, (), load(counts, counter)),
-                *moved(record, back, load(own, ()), length),
-                Store(counts, counter, apply("add", load(own, ()), _ONE)),
+                store(digit, self._digit(which, record)),
+                store(own, read(counts, *counter)),
+                *moved(record, back, read(own), length),
+                store(counts, read(own) + 1, *counter),
             )
 
         return allocated(
             (total, own, digit),
             (
-                Store(total, (), const(0, U32)),
+                store(total, 0),
                 serial("digit", self._counters, begin),
                 serial("moved", length, move),
             ),

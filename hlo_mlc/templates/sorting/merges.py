@@ -12,14 +12,23 @@ import functools
 from collections.abc import Sequence
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, const, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Store
-from hlo_mlc.loops.rewrite import allocated, serial, vectorized
+from hlo_mlc.loops.core import LoopKind, Stmt
+from hlo_mlc.loops.rewrite import allocated, serial, vectorized, when
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
-from hlo_mlc.templates.by_hand import across, in_blocks, parallel_tasks, shared_out
+from hlo_mlc.templates.by_hand import (
+    across,
+    fold,
+    in_blocks,
+    one_of_parts,
+    parallel_tasks,
+    read,
+    shared_out,
+    store,
+)
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
@@ -103,7 +112,7 @@ class _Rows:
         work = parts * self.part * COMPARED * (steps(self.run) + MERGED * self.lanes.bit_length())
         return (
             *shared_out(f"{self.name}_part", parts, work, self._part),
-            *_behind(self.rooms, self.lanes),
+            _behind(self.rooms, self.lanes),
             *self._merged(),
             *self._with_ties(),
             *self._handed_out(),
@@ -130,125 +139,73 @@ class _Rows:
         stacks = Buffer(
             f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes), "stack"
         )
-        levels, place = (self.lanes.bit_length() - 1, index.multiply(number, self.part))
+        levels, place = self.lanes.bit_length() - 1, number * self.part
         piece = min(2 * self.run, self.part // CHAINS)
 
-        def merged(level: Expr, write: Place, into: Buffer) -> Body:
+        def merged(level: Expr, target: Place, into: Buffer) -> Stmt:
             merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
-            return (
-                serial(
-                    "piece",
-                    self.part // (CHAINS * piece),
-                    lambda p: merge.pieces(p, stacks, _in_turn(level), into, write),
-                ),
+            return serial(
+                "piece",
+                self.part // (CHAINS * piece),
+                lambda p: merge.pieces(p, stacks, _in_turn(level), into, target),
             )
 
+        last = index.constant(levels - 1)
         return allocated(
             (codes, stacks),
             (
-                *self._fill(number, codes),
-                *self._looked_at(number, codes),
-                *network.pad(self.run),
-                *network.in_order(),
-                *self._apart(codes, stacks),
-                *_behind(stacks, self.lanes),
-                *(
-                    (
-                        serial(
-                            "level",
-                            levels - 1,
-                            lambda k: merged(k, _in_turn(index.add(k, 1)), stacks),
-                        ),
-                    )
-                    if levels > 1
-                    else ()
-                ),
-                *merged(
-                    index.constant(levels - 1),
-                    lambda i: (index.constant(0), index.add(place, i)),
-                    self.rooms,
-                ),
+                self._fill(number, codes),
+                self._looked_at(number, codes),
+                network.pad(self.run),
+                network.in_order(),
+                self._apart(codes, stacks),
+                _behind(stacks, self.lanes),
+                serial("level", last, lambda k: merged(k, _in_turn(k + 1), stacks))
+                if levels > 1
+                else (),
+                merged(last, lambda i: (index.constant(0), place + i), self.rooms),
             ),
         )
 
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
-        at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), self.part)
+        at = decoded(self.sorting.outer, number // self.parts)
+        first = number % self.parts * self.part
 
-        def column(i: Expr) -> Body:
-            def one(lane: Expr) -> Body:
-                here = index.add(index.add(first, i), index.multiply(lane, self.run))
+        def column(i: Expr) -> Stmt:
+            def one(lane: Expr) -> Stmt:
+                here = first + i + lane * self.run
                 code = self.sorting.given(at, index.minimum(here, self.n - 1))[0]
-                inside = index.compare("lt", here, self.n)
-                return (
-                    Store(
-                        codes, (i, lane), apply("select", inside, code, const(-1, self.coded.dtype))
-                    ),
-                )
+                inside = compare("lt", here, self.n)
+                return store(codes, select(inside, code, -1), i, lane)
 
-            return (vectorized("lane", self.lanes, one),)
+            return vectorized("lane", self.lanes, one)
 
         return in_blocks("column", self.run, TRANSPOSED, column)
 
     def _looked_at(self, number: Expr, codes: Buffer) -> Body:
         """Which codes of elements that are equal there are."""
-        seen = [
-            Seen(f"{self.name}_seen{k}", ties, codes, self.lanes)
-            for k, ties in enumerate(self.coded.ties)
-        ]
+        if not self.coded.ties:
+            return ()
+        seen = Seen(f"{self.name}_seen", self.coded.ties, codes, self.lanes)
+        looked = seen.look(self.run, functools.partial(read, codes))
+        return allocated(seen.buffers, (looked, seen.keep(self.ends, number)))
 
-        def look(i: Expr) -> Body:
-            return (
-                vectorized(
-                    "lane",
-                    self.lanes,
-                    lambda lane: tuple(
-                        s for one in seen for s in one.look(load(codes, (i, lane)), lane)
-                    ),
-                ),
-            )
-
-        found = tuple(
-            s for k, one in enumerate(seen) for s in one.keep(self.ends, number, index.constant(k))
-        )
-        return (
-            allocated(
-                [b for one in seen for b in one.buffers],
-                (*(one.nothing() for one in seen), serial("seen", self.run, look), *found),
-            )
-            if seen
-            else ()
-        )
-
-    def _apart(self, codes: Buffer, into: Buffer) -> Body:
+    def _apart(self, codes: Buffer, into: Buffer) -> Stmt:
         """The runs one behind the other."""
 
+        def one(here: Expr, r: Expr) -> Stmt:
+            return store(into, read(codes, here, r), 0, r * self.run + here)
+
         def vectors(v: Var) -> Body:
-            begin = index.multiply(v, self.lanes)
             return in_blocks(
                 "run",
                 self.lanes,
                 self.lanes,
-                lambda r: (
-                    vectorized(
-                        "lane",
-                        self.lanes,
-                        lambda i: (
-                            Store(
-                                into,
-                                (
-                                    index.constant(0),
-                                    index.add(index.multiply(r, self.run), index.add(begin, i)),
-                                ),
-                                load(codes, (index.add(begin, i), r)),
-                            ),
-                        ),
-                    ),
-                ),
+                lambda r: vectorized("lane", self.lanes, lambda i: one(v * self.lanes + i, r)),
             )
 
-        return (serial("vectors", self.run // self.lanes, vectors),)
+        return serial("vectors", self.run // self.lanes, vectors)
 
     # Rows
 
@@ -264,11 +221,9 @@ class _Rows:
             merge = Merge(f"{self.name}_", self.lanes, self.part, k, size, piece)
 
             def task(number: Expr) -> Body:
-                row = index.multiply(index.floordiv(number, size // share), size)
-                read, write = (_from(row, _in_turn(index.add(k, turn))) for turn in range(2))
-                return merge.pieces(
-                    index.floormod(number, size // share), self.rooms, read, self.rooms, write
-                )
+                row = number // (size // share) * size
+                origin, into = (_from(row, _in_turn(k + turn)) for turn in range(2))
+                return merge.pieces(number % (size // share), self.rooms, origin, self.rooms, into)
 
             return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
 
@@ -278,36 +233,22 @@ class _Rows:
         """What is equal but not the same comes as it came: each part says what it has of a range,
         and rows put what their parts have one behind the other."""
         some = Buffer(f"{self.name}_some", U32, (), "register")
-        parts, ties = self.sorting.rows * self.parts, self.coded.ties
+        rows, ties = self.sorting.rows, self.coded.ties
+        parts = rows * self.parts
+        codes = parts * self.part
 
         def one(k: Var) -> Body:
-            low, span = (
-                self._of(k, [end(t) for t in ties])
-                for end in (lambda t: t[0], lambda t: t[1] - t[0])
+            low = self._of(k, [first for first, _ in ties])
+            span = self._of(k, [last - first for first, last in ties])
+            collect = functools.partial(self._collect, low, span)
+            again = functools.partial(self._again, low)
+            written = (
+                shared_out(f"{self.name}_ties", parts, codes * MERGED, collect),
+                shared_out(f"{self.name}_again", rows, codes * COMPARED, again),
             )
+            looked = serial("row", rows, functools.partial(self._differ, k, some))
             return allocated(
-                (some,),
-                (
-                    Store(some, (), const(0, U32)),
-                    serial("row", self.sorting.rows, functools.partial(self._differ, k, some)),
-                    If(
-                        apply("ne", load(some, ()), const(0, U32)),
-                        (
-                            *shared_out(
-                                f"{self.name}_ties",
-                                parts,
-                                parts * self.part * MERGED,
-                                functools.partial(self._collect, low, span),
-                            ),
-                            *shared_out(
-                                f"{self.name}_again",
-                                self.sorting.rows,
-                                parts * self.part * COMPARED,
-                                functools.partial(self._again, low),
-                            ),
-                        ),
-                    ),
-                ),
+                (some,), (store(some, 0), looked, when(compare("ne", read(some), 0), written))
             )
 
         return (serial("range", len(ties), one),) if ties else ()
@@ -316,123 +257,93 @@ class _Rows:
         """The `k`th of some codes."""
         *others, found = (const(n, self.coded.dtype) for n in numbers)
         for number, other in enumerate(others):
-            found = apply("select", index.compare("eq", k, number), other, found)
+            found = select(compare("eq", k, number), other, found)
         return found
 
     def _differ(self, k: Expr, some: Buffer, row: Expr) -> Body:
         """Whether a row has different ones of a range."""
         ends = [Buffer(f"{self.name}_{kind}", self.coded.dtype, (), "register") for kind in KINDS]
-        folds = [named_combiner(kind, self.coded.dtype) for kind in KINDS]
-        part = index.multiply(row, self.parts)
-        differs = apply("convert", apply("lt", *(load(end, ()) for end in ends)), dtype=U32)
+        folded = list(enumerate(zip(KINDS, ends, strict=True)))
+        part = row * self.parts
         return allocated(
             ends,
             (
-                *(Store(end, (), fold.identity[0]) for end, fold in zip(ends, folds, strict=True)),
+                [
+                    store(end, named_combiner(kind, end.dtype).identity[0])
+                    for _, (kind, end) in folded
+                ],
                 serial(
                     "part",
                     self.parts,
-                    lambda p: tuple(
-                        Accumulate(
-                            (end,),
-                            (),
-                            fold,
-                            (load(self.ends, (index.add(part, p), k, index.constant(n))),),
-                        )
-                        for n, (end, fold) in enumerate(zip(ends, folds, strict=True))
-                    ),
+                    lambda p: [
+                        fold(kind, end, read(self.ends, part + p, k, n))
+                        for n, (kind, end) in folded
+                    ],
                 ),
-                Accumulate((some,), (), named_combiner("or", U32), (differs,)),
+                fold("or", some, as_number(compare("lt", *map(read, ends)))),
             ),
         )
 
     def _collect(self, low: Expr, span: Expr, number: Expr) -> Body:
         """What a part has of a range, and how many."""
         found = Buffer(f"{self.name}_found", U32, (), "register")
-        at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), self.part)
-        begin = index.multiply(number, self.part)
+        at = decoded(self.sorting.outer, number // self.parts)
+        first = number % self.parts * self.part
+        begin = number * self.part
 
         def given(i: Expr) -> Expr:
-            here = index.minimum(index.add(first, i), self.n - 1)
-            return self.sorting.given(at, here)[0]
+            return self.sorting.given(at, index.minimum(first + i, self.n - 1))[0]
 
         def inside(i: Expr) -> Expr:
-            return index.compare("lt", index.add(first, i), self.n)
+            return compare("lt", first + i, self.n)
 
-        return allocated(
-            (found,),
-            (
-                *in_turn(
-                    self.name,
-                    low,
-                    span,
-                    self.lanes,
-                    self.part,
-                    given,
-                    inside if self.parts * self.part > self.n else None,
-                    found,
-                    lambda k, code: (
-                        Store(self.rooms, self._as_it_came(index.add(begin, k)), code),
-                    ),
-                ),
-                Store(self.counts, (number,), load(found, ())),
-            ),
+        def put(k: Expr, code: Expr) -> Stmt:
+            return store(self.rooms, code, *self._as_it_came(begin + k))
+
+        is_whole = self.parts * self.part <= self.n
+        collected = in_turn(
+            self.name,
+            low,
+            span,
+            self.lanes,
+            self.part,
+            given,
+            None if is_whole else inside,
+            found,
+            put,
         )
+        return allocated((found,), (collected, store(self.counts, read(found), number)))
 
     def _again(self, low: Expr, row: Expr) -> Body:
         """What the parts of a row have of a range, where they begin in it."""
         size = self.parts * self.part
         position = Buffer(f"{self.name}_position", U32, (), "register")
-        first, part = (index.multiply(row, n) for n in (size, self.parts))
+        first, part = (row * n for n in (size, self.parts))
 
         def put(p: Var) -> Body:
-            number = index.add(part, p)
-            source = index.multiply(number, self.part)
-            count = index.minimum(as_index(load(self.counts, (number,))), self.part)
-            vectors = index.floordiv(count, self.lanes)
+            number = part + p
+            source = number * self.part
+            count = index.minimum(as_index(read(self.counts, number)), self.part)
+            vectors = count // self.lanes
 
-            def one(i: Expr, width: int, lane: Expr) -> Body:
-                there = index.minimum(index.add(as_index(load(position, ())), i), size - width)
-                return (
-                    Store(
-                        self.rooms,
-                        self._in_order(index.add(first, index.add(there, lane))),
-                        load(self.rooms, self._as_it_came(index.add(source, index.add(i, lane)))),
-                    ),
+            def one(i: Expr, width: int, lane: Expr | int) -> Stmt:
+                there = index.minimum(as_index(read(position)) + i, size - width)
+                code = read(self.rooms, *self._as_it_came(source + (i + lane)))
+                return store(self.rooms, code, *self._in_order(first + (there + lane)))
+
+            def vector(v: Var) -> Stmt:
+                return vectorized(
+                    "lane", self.lanes, lambda lane: one(v * self.lanes, self.lanes, lane)
                 )
 
             return (
-                serial(
-                    "vector",
-                    vectors,
-                    lambda v: (
-                        vectorized(
-                            "lane",
-                            self.lanes,
-                            lambda lane: one(index.multiply(v, self.lanes), self.lanes, lane),
-                        ),
-                    ),
-                ),
-                serial(
-                    "rest",
-                    index.floormod(count, self.lanes),
-                    lambda i: one(
-                        index.add(index.multiply(vectors, self.lanes), i), 1, index.constant(0)
-                    ),
-                ),
-                Store(position, (), apply("add", load(position, ()), as_number(count))),
+                serial("vector", vectors, vector),
+                serial("rest", count % self.lanes, lambda i: one(vectors * self.lanes + i, 1, 0)),
+                store(position, read(position) + as_number(count)),
             )
 
-        return allocated(
-            (position,),
-            (
-                *first_in_order(
-                    position, low, self.rooms, lambda i: self._in_order(index.add(first, i)), size
-                ),
-                serial("part", self.parts, put),
-            ),
-        )
+        begin = first_in_order(position, low, self.rooms, lambda i: self._in_order(first + i), size)
+        return allocated((position,), (begin, serial("part", self.parts, put)))
 
     def _handed_out(self) -> Body:
         place, size = self.sorting.stage.sort.place, self.parts * self.part
@@ -441,27 +352,18 @@ class _Rows:
         blocks = -(-count // block)
 
         def results(number: Expr) -> Body:
-            row, b = index.floordiv(number, blocks), index.floormod(number, blocks)
+            row, b = number // blocks, number % blocks
             at = decoded(self.sorting.outer, row)
 
             def some(begin: Expr, length: int) -> Body:
                 def one(i: Expr) -> Body:
-                    here = index.add(begin, i)
-                    code = load(
-                        self.rooms,
-                        self._in_order(
-                            index.add(index.multiply(row, size), self.sorting.rank(at, here))
-                        ),
-                    )
-                    return self.sorting.results(at, here, (code,))
+                    here = row * size + self.sorting.rank(at, begin + i)
+                    code = read(self.rooms, *self._in_order(here))
+                    return self.sorting.results(at, begin + i, (code,))
 
                 return across("out", length, self.lanes, one, LoopKind.SERIAL)
 
-            whole, rest = divmod(count, block)
-            last = some(index.constant(whole * block), rest) if rest else ()
-            here = index.minimum(b, whole - 1)
-            full = some(index.multiply(here, block), block)
-            return (If(index.compare("lt", b, whole), full, last),) if rest else full
+            return one_of_parts(b, count, block, some)
 
         return shared_out(
             f"{self.name}_out",
@@ -471,31 +373,21 @@ class _Rows:
         )
 
 
-def _behind(rooms: Buffer, lanes: int) -> Body:
+def _behind(rooms: Buffer, lanes: int) -> Stmt:
     """A vector of codes behind the last of each room, which are read and not looked at."""
     count, size = rooms.shape
-    return (
-        serial(
-            "room",
-            count,
-            lambda k: (
-                vectorized(
-                    "behind",
-                    lanes,
-                    lambda lane: (
-                        Store(rooms, (k, index.add(size - lanes, lane)), const(-1, rooms.dtype)),
-                    ),
-                ),
-            ),
-        ),
-    )
+
+    def room(k: Var) -> Stmt:
+        return vectorized("behind", lanes, lambda lane: store(rooms, -1, k, size - lanes + lane))
+
+    return serial("room", count, room)
 
 
 def _in_turn(level: Expr) -> Place:
     """In one room, or in the other at the next level."""
-    return lambda i: (index.floormod(level, 2), i)
+    return lambda i: (level % 2, i)
 
 
 def _from(first: Expr, place: Place) -> Place:
     """In a row that begins there."""
-    return lambda i: place(index.add(first, i))
+    return lambda i: place(first + i)

@@ -11,14 +11,15 @@ Source: K. E. Batcher, Sorting networks and their applications, AFIPS 1968.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.build import apply, compare
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import For, If, Store
-from hlo_mlc.loops.rewrite import allocated, serial, vectorized
+from hlo_mlc.loops.core import For, If, Stmt
+from hlo_mlc.loops.rewrite import Steps, allocated, serial, vectorized
+from hlo_mlc.templates.by_hand import read, store
 from hlo_mlc.templates.sorting.records import Body
 
 Pairs = tuple[tuple[int, int], ...]  # of which the first gets the smaller one
@@ -59,15 +60,9 @@ class Network:
         """From a position on, codes of no element, which are the largest."""
         count = self.size - begin
 
-        def one(i: Expr) -> Body:
-            at = index.add(begin, i)
-            return (
-                self._vector(
-                    lambda lane: (
-                        Store(self.codes, self.place(at, lane), const(-1, self.codes.dtype)),
-                    )
-                ),
-            )
+        def one(i: Expr) -> Stmt:
+            at = begin + i
+            return self._vector(lambda lane: store(self.codes, -1, *self.place(at, lane)))
 
         return (serial("pad", count, one),) if count else ()
 
@@ -76,10 +71,7 @@ class Network:
         begin = self._block
         return (
             *self._steps(
-                "block",
-                self.size // begin,
-                lambda b, k: index.add(index.multiply(b, begin), k),
-                sorted_pairs(begin),
+                "block", self.size // begin, lambda b, k: b * begin + k, sorted_pairs(begin)
             ),
             *self._merged(),
         )
@@ -94,13 +86,15 @@ class Network:
             for n, many in enumerate(parts[1:], 1):
                 further.setdefault((sum(parts[n:]), many), []).append(k)
 
-        def level(k: Var) -> Body:
-            body: Body = ()
-            for n, (many, *_) in levels.items():
-                body += _if_any(k, [n], levels, self._first_steps(1 << (most + n), many))
-            for (apart, many), having in sorted(further.items(), reverse=True):
-                body += _if_any(k, having, levels, self._further_steps(1 << apart, many))
-            return body
+        def level(k: Var) -> Steps:
+            first = [
+                _if_any(k, [n], levels, self._first_steps(1 << (most + n), many))
+                for n, (many, *_) in levels.items()
+            ]
+            return first + [
+                _if_any(k, having, levels, self._further_steps(1 << apart, many))
+                for (apart, many), having in sorted(further.items(), reverse=True)
+            ]
 
         return (serial("twice", len(levels), level),) if levels else ()
 
@@ -110,13 +104,13 @@ class Network:
         middle = count // 2
 
         def blocks(b: Var) -> Body:
-            low = index.multiply(b, 2 * half)
-            high = index.add(low, 2 * half - 1)
+            low = b * (2 * half)
+            high = low + (2 * half - 1)
 
             def position(j: Expr, k: int) -> Expr:
                 if k < middle:
-                    return index.add(index.add(low, k * step), j)
-                return index.subtract(index.subtract(high, (count - 1 - k) * step), j)
+                    return low + k * step + j
+                return high - (count - 1 - k) * step - j
 
             backwards = tuple((k, count - 1 - k) for k in range(middle))
             return self._steps(
@@ -132,11 +126,11 @@ class Network:
         count, step = 1 << many, apart >> many
 
         def blocks(b: Var) -> Body:
-            low = index.multiply(b, apart)
+            low = b * apart
             return self._steps(
                 "apart",
                 step,
-                lambda j, k: index.add(index.add(low, k * step), j),
+                lambda j, k: low + k * step + j,
                 tuple(_apart(count, count >> s) for s in range(1, many + 1)),
             )
 
@@ -160,47 +154,33 @@ class Network:
             turn = dict.fromkeys(used, 0)
 
             def held(k: int, r: Expr) -> Expr:
-                return load(turns[turn[k]], (index.constant(k), r))
+                return read(turns[turn[k]], k, r)
 
-            body = [
-                self._vector(
-                    lambda r: tuple(
-                        Store(
-                            turns[0],
-                            (index.constant(k), r),
-                            load(self.codes, self.place(position(j, k), r)),
-                        )
-                        for k in used
-                    )
-                )
-            ]
+            def taken(r: Expr) -> Steps:
+                return [
+                    store(turns[0], read(self.codes, *self.place(position(j, k), r)), k, r)
+                    for k in used
+                ]
+
+            def compared(pairs: Pairs, r: Expr) -> Steps:
+                return [
+                    store(turns[1 - turn[k]], apply(op, held(a, r), held(b, r)), k, r)
+                    for a, b in pairs
+                    for k, op in ((a, "min"), (b, "max"))
+                ]
+
+            def put(r: Expr) -> Steps:
+                return [store(self.codes, held(k, r), *self.place(position(j, k), r)) for k in used]
+
+            body = [self._vector(taken)]
             for pairs in stages:
-                body.append(
-                    self._vector(
-                        lambda r, pairs=pairs: tuple(
-                            Store(
-                                turns[1 - turn[k]],
-                                (index.constant(k), r),
-                                apply(op, held(a, r), held(b, r)),
-                            )
-                            for a, b in pairs
-                            for k, op in ((a, "min"), (b, "max"))
-                        )
-                    )
-                )
+                body.append(self._vector(functools.partial(compared, pairs)))
                 turn.update({k: 1 - turn[k] for pair in pairs for k in pair})
-            body.append(
-                self._vector(
-                    lambda r: tuple(
-                        Store(self.codes, self.place(position(j, k), r), held(k, r)) for k in used
-                    )
-                )
-            )
-            return allocated(turns, tuple(body))
+            return allocated(turns, (body, self._vector(put)))
 
         return (serial(name, times, once),)
 
-    def _vector(self, body: Callable[[Expr], Body]) -> For:
+    def _vector(self, body: Callable[[Expr], Steps]) -> For:
         return vectorized("lane", self.lanes, body)
 
 
@@ -215,14 +195,7 @@ def _if_any(k: Var, numbers: Sequence[int], among: Collection[int], body: Body) 
     """`body`, if k is one of some numbers among those that it may be."""
     if len(numbers) == len(among):
         return body
-    return (
-        If(
-            functools.reduce(
-                lambda a, b: apply("or", a, b), (index.compare("eq", k, n) for n in numbers)
-            ),
-            body,
-        ),
-    )
+    return (If(functools.reduce(operator.or_, (compare("eq", k, n) for n in numbers)), body),)
 
 
 def _apart(count: int, distance: int) -> Pairs:

@@ -14,11 +14,12 @@ import functools
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import apply, as_index, compare, const, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import For, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, serial, vectorized
+from hlo_mlc.loops.core import For
+from hlo_mlc.loops.rewrite import Steps, allocated, serial, vectorized
+from hlo_mlc.templates.by_hand import read, store
 from hlo_mlc.templates.sorting.records import Body, as_number, bisection
 
 # Pieces that are merged side by side: four take as long, and more code.
@@ -39,100 +40,66 @@ class Merge:
         self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
         level = as_number(level)
         self.length = apply("shl", const(length, U32), level)
-        self.halvings = apply("add", const((2 * length // piece).bit_length() - 1, U32), level)
+        self.halvings = (2 * length // piece).bit_length() - 1 + level
 
-    def pieces(self, number: Expr, source: Buffer, read: Place, into: Buffer, write: Place) -> Body:
+    def pieces(
+        self, number: Expr, source: Buffer, origin: Place, into: Buffer, target: Place
+    ) -> Body:
         """The `number`th of the groups of pieces that are merged side by side."""
-        chains = [_Chain(self, q, source, read) for q in range(CHAINS)]
-        begin = [
-            index.multiply(index.add(index.multiply(number, CHAINS), q), self.piece)
-            for q in range(CHAINS)
-        ]
+        chains = [_Chain(self, q, source, origin) for q in range(CHAINS)]
+        begin = [(number * CHAINS + q) * self.piece for q in range(CHAINS)]
 
         def step(o: Var) -> Body:
-            at = index.multiply(o, self.lanes)
             stages = [
-                chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
+                chain.step(lambda lane, b=b: target(b + o * self.lanes + lane), into)
                 for chain, b in zip(chains, begin, strict=True)
             ]
             inner = [b for chain in chains for b in chain.inner]
-            return allocated(
-                inner, tuple(s for same in zip(*stages, strict=True) for part in same for s in part)
-            )
+            return allocated(inner, list(zip(*stages, strict=True)))
+
+        def start(q: Expr) -> Body:
+            return self._start(starts, q, number * CHAINS + q, source, origin)
 
         starts = Buffer(f"{self.name}starts", U32, (CHAINS, len(chains[0].outer) - 1), "stack")
         return allocated(
             [starts, *(b for chain in chains for b in chain.outer)],
             (
-                serial(
-                    "chain",
-                    CHAINS,
-                    lambda q: self._start(
-                        starts, q, index.add(index.multiply(number, CHAINS), q), source, read
-                    ),
-                ),
-                *(s for chain in chains for s in chain.start(starts)),
+                serial("chain", CHAINS, start),
+                [chain.start(starts) for chain in chains],
                 serial("merged", self.piece // self.lanes, step),
             ),
         )
 
-    def code(self, source: Buffer, read: Place, position: Expr) -> Expr:
+    def code(self, source: Buffer, origin: Place, position: Expr) -> Expr:
         """A code; the first behind all, where there is none."""
-        return load(source, read(index.minimum(as_index(position), self.size)))
+        return read(source, *origin(index.minimum(as_index(position), self.size)))
 
     def _start(
-        self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
+        self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, origin: Place
     ) -> Body:
         """What is next of both runs where a piece begins, and where they end: so many codes of the
         first run come before the piece as bisection finds."""
-        first, begin, low, high, middle, more = (
-            Buffer(f"{self.name}{name}", dtype, (), "register")
-            for name, dtype in (
-                ("pair", U32),
-                ("begin", U32),
-                ("low", U32),
-                ("high", U32),
-                ("middle", U32),
-                ("more", BOOL),
-            )
+        first, begin, low = (
+            Buffer(f"{self.name}{name}", U32, (), "register") for name in ("pair", "begin", "low")
         )
-        pair, place, i = load(first, ()), load(begin, ()), load(middle, ())
-        second = apply("add", pair, self.length)
-        j = apply("sub", apply("sub", place, const(1, U32)), i)
-        bisect = bisection(
-            low,
-            high,
-            middle,
-            more,
-            apply(
-                "le",
-                *(
-                    self.code(source, read, apply("add", run, k))
-                    for run, k in ((pair, i), (second, j))
-                ),
-            ),
-        )
-        piece, unit = as_number(number), const(self.piece, U32)
-        before = apply("shl", apply("shr_logical", piece, self.halvings), self.halvings)
-        least, split = apply("min", place, self.length), load(low, ())
-        found = (
-            apply("add", pair, split),
-            apply("add", second, apply("sub", place, split)),
-            second,
-            apply("add", second, self.length),
-        )
+        pair, place, split = read(first), read(begin), read(low)
+        second = pair + self.length
+
+        def holds(i: Expr) -> Expr:
+            places = pair + i, second + (place - 1 - i)
+            return compare("le", *(self.code(source, origin, at) for at in places))
+
+        piece = as_number(number)
+        before = piece >> self.halvings << self.halvings
+        least = apply("min", place, self.length)
+        found = (pair + split, second + (place - split), second, second + self.length)
         return allocated(
-            (first, begin, low, high, middle, more),
+            (first, begin, low),
             (
-                Store(first, (), apply("mul", before, unit)),
-                Store(begin, (), apply("mul", apply("sub", piece, before), unit)),
-                Store(low, (), apply("sub", place, least)),
-                Store(high, (), least),
-                bisect,
-                *(
-                    Store(starts, (chain, index.constant(k)), value)
-                    for k, value in enumerate(found)
-                ),
+                store(first, before * self.piece),
+                store(begin, (piece - before) * self.piece),
+                bisection(low, place - least, least, holds),
+                [store(starts, value, chain, k) for k, value in enumerate(found)],
             ),
         )
 
@@ -144,8 +111,8 @@ class _Chain:
     code that is the largest counts as next.  Codes of elements may be as large; these are the last.
     """
 
-    def __init__(self, merge: Merge, number: int, source: Buffer, read: Place) -> None:
-        self.merge, self.number, self.source, self.read = merge, number, source, read
+    def __init__(self, merge: Merge, number: int, source: Buffer, origin: Place) -> None:
+        self.merge, self.number, self.source, self.origin = merge, number, source, origin
         name, dtype, lanes = f"{merge.name}_{number}", source.dtype, merge.lanes
         self.next = [Buffer(f"{name}next{run}", U32, (), "register") for run in range(2)]
         self.end = [Buffer(f"{name}end{run}", U32, (), "register") for run in range(2)]
@@ -166,101 +133,74 @@ class _Chain:
 
     def start(self, starts: Buffer) -> Body:
         """What was found out about the piece; the vector that waits is the next of a run."""
+        kept = (*self.next, *self.end)
+        wait = self._vector(lambda lane: store(self.waits, self._taken(lane), lane))
         return (
-            *(
-                Store(own, (), load(starts, (index.constant(self.number), index.constant(k))))
-                for k, own in enumerate((*self.next, *self.end))
-            ),
-            *allocated(
-                (self.begin, self.left, self.first),
-                (
-                    *self._take(),
-                    self._vector(lambda lane: (Store(self.waits, (lane,), self._taken(lane)),)),
-                ),
-            ),
+            *(store(own, read(starts, self.number, k)) for k, own in enumerate(kept)),
+            *allocated((self.begin, self.left, self.first), (self._take(), wait)),
         )
 
-    def step(self, place: Place, rooms: Buffer) -> list[Body]:
+    def step(self, place: Place, rooms: Buffer) -> list[Steps]:
         """One vector of codes: stages of independent statements."""
         lanes, turns = self.merge.lanes, self.turns
-        stages: list[Body] = [
+
+        def halves(r: Expr) -> Body:
+            mine, other = read(self.waits, r), read(self.taken, lanes - 1 - r)
+            return tuple(
+                store(self.turns[0], apply(op, mine, other), half, r)
+                for half, op in enumerate(("min", "max"))
+            )
+
+        stages = [
             self._take(),
-            (self._vector(lambda r: (Store(self.taken, (r,), self._taken(r)),)),),
-            (
-                self._vector(
-                    lambda r: tuple(
-                        Store(
-                            turns[0],
-                            (index.constant(half), r),
-                            apply(
-                                op,
-                                load(self.waits, (r,)),
-                                load(self.taken, (index.subtract(lanes - 1, r),)),
-                            ),
-                        )
-                        for half, op in enumerate(("min", "max"))
-                    )
-                ),
-            ),
+            self._vector(lambda r: store(self.taken, self._taken(r), r)),
+            self._vector(halves),
         ]
         apart = lanes // 2
         while apart:
-            source, into = turns
-            stages.append((self._vector(functools.partial(_compared, source, into, apart)),))
+            stages.append(self._vector(functools.partial(_compared, *turns, apart)))
             turns, apart = turns[::-1], apart // 2
-        stages.append(
-            (
-                self._vector(
-                    lambda r: (
-                        Store(rooms, place(r), load(turns[0], (index.constant(0), r))),
-                        Store(self.waits, (r,), load(turns[0], (index.constant(1), r))),
-                    )
-                ),
+        last = turns[0]
+        handed = self._vector(
+            lambda r: (
+                store(rooms, read(last, 0, r), *place(r)),
+                store(self.waits, read(last, 1, r), r),
             )
         )
-        return stages
+        return [*stages, handed]
 
     def _take(self) -> Body:
         """A vector of the run that has the smaller code next."""
-        first = load(self.first, ())
-        codes, begins, lefts, behind = [], [], [], []
-        for position, end in zip(
-            *([load(b, ()) for b in both] for both in (self.next, self.end)), strict=True
-        ):
-            here = apply("min", position, end)
-            codes.append(
-                apply(
-                    "select",
-                    apply("lt", position, end),
-                    self.merge.code(self.source, self.read, position),
-                    const(-1, self.source.dtype),
-                )
+        first = read(self.first)
+        both = [
+            (read(position), read(end)) for position, end in zip(self.next, self.end, strict=True)
+        ]
+        codes = (
+            select(
+                compare("lt", position, end),
+                self.merge.code(self.source, self.origin, position),
+                -1,
             )
-            begins.append(here)
-            lefts.append(apply("sub", end, here))
-            behind.append(apply("add", position, const(self.merge.lanes, U32)))
+            for position, end in both
+        )
+        begins = [apply("min", position, end) for position, end in both]
+        lefts = (end - begin for begin, (_, end) in zip(begins, both, strict=True))
+        (one, _), (other, _) = both
         return (
-            Store(self.first, (), apply("le", *codes)),
-            Store(self.begin, (), apply("select", first, *begins)),
-            Store(self.left, (), apply("select", first, *lefts)),
-            *(
-                Store(b, (), apply("select", first, *values))
-                for b, values in zip(
-                    self.next,
-                    ((behind[0], load(self.next[0], ())), (load(self.next[1], ()), behind[1])),
-                    strict=True,
-                )
-            ),
+            store(self.first, compare("le", *codes)),
+            store(self.begin, select(first, *begins)),
+            store(self.left, select(first, *lefts)),
+            store(self.next[0], select(first, one + self.merge.lanes, one)),
+            store(self.next[1], select(first, other, other + self.merge.lanes)),
         )
 
     def _taken(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
-        begin = index.minimum(as_index(load(self.begin, ())), self.merge.size)
-        return apply(
-            "select",
-            apply("lt", as_number(lane), load(self.left, ())),
-            load(self.source, self.read(index.add(begin, lane))),
-            const(-1, self.source.dtype),
+        begin = index.minimum(as_index(read(self.begin)), self.merge.size)
+        return select(
+            compare("lt", as_number(lane), read(self.left)),
+            read(self.source, *self.origin(begin + lane)),
+            -1,
         )
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
@@ -269,24 +209,13 @@ class _Chain:
 
 def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:
     """What lies so far apart within both vectors, the smaller ones in front."""
-    is_behind = index.floormod(index.floordiv(lane, apart), 2)
-    partner = index.add(
-        index.multiply(index.floordiv(lane, 2 * apart), 2 * apart),
-        index.floormod(index.add(lane, apart), 2 * apart),
-    )
-    body: list[Stmt] = []
+    is_behind = lane // apart % 2
+    partner = lane // (2 * apart) * (2 * apart) + (lane + apart) % (2 * apart)
+    body: Body = ()
     for half in range(2):
-        mine, other = (load(source, (index.constant(half), i)) for i in (lane, partner))
-        body.append(
-            Store(
-                into,
-                (index.constant(half), lane),
-                apply(
-                    "select",
-                    index.compare("eq", is_behind, 0),
-                    apply("min", mine, other),
-                    apply("max", mine, other),
-                ),
-            )
+        mine, other = (read(source, half, i) for i in (lane, partner))
+        kept = select(
+            compare("eq", is_behind, 0), apply("min", mine, other), apply("max", mine, other)
         )
-    return tuple(body)
+        body += (store(into, kept, half, lane),)
+    return body

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.build import compare
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Stmt
 from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
-from hlo_mlc.templates.by_hand import across, shared_out
+from hlo_mlc.templates.by_hand import across, fold, read, shared_out, store
 from hlo_mlc.templates.sorting.records import (
     MOVED,
     Body,
@@ -19,10 +19,10 @@ from hlo_mlc.templates.sorting.records import (
     Room,
     Sorting,
     alone,
+    as_number,
     comes_first,
     moved,
 )
-from hlo_mlc.tensor.combine import named_combiner
 
 
 def by_ranks(sorting: Sorting) -> Body:
@@ -39,34 +39,25 @@ def by_ranks(sorting: Sorting) -> Body:
 
     def row(number: Expr) -> Body:
         at = decoded(sorting.outer, number)
-        start = across(
-            "start",
-            n,
-            sorting.width,
-            lambda i: (
-                *(
-                    Store(b, (i,), key)
-                    for b, key in zip(keys, sorting.keys(given.read(i)), strict=True)
-                ),
-                Store(rank, (i,), const(0, U32)),
-            ),
-            LoopKind.SERIAL,
-        )
 
-        count = counted(sorting, keys, rank, n)
-        move = serial(
-            "moved",
-            n,
-            lambda i: moved(given.read(i)[:asked], ordered, load(rank, (i,)), index.constant(n)),
-        )
+        def start(i: Expr) -> Body:
+            values = sorting.keys(given.read(i))
+            return (
+                *(store(b, key, i) for b, key in zip(keys, values, strict=True)),
+                store(rank, 0, i),
+            )
+
+        def move(i: Expr) -> Body:
+            return moved(given.read(i)[:asked], ordered, read(rank, i), index.constant(n))
+
         return allocated(
             (*given.buffers, *ordered.buffers, *keys, rank),
             (
-                *sorting.fill(given, at, index.constant(0), n),
-                *start,
-                count,
-                move,
-                *sorting.hand_out(ordered, at),
+                sorting.fill(given, at, index.constant(0), n),
+                sorting.vectors("start", n, start),
+                counted(sorting, keys, rank, n),
+                serial("moved", n, move),
+                sorting.hand_out(ordered, at),
             ),
         )
 
@@ -78,14 +69,10 @@ def counted(sorting: Sorting, keys: Records, rank: Buffer, length: Expr | int) -
     """Adds to the rank of each key how many of the first `length` come before it."""
     (most,) = rank.shape
 
-    def compared(j: Expr, i: Expr) -> Body:
-        mine, theirs = (tuple(load(b, (k,)) for b in keys) for k in (j, i))
-        first = comes_first(mine, theirs, index.compare("lt", j, i))
-        return (
-            Accumulate(
-                (rank,), (i,), named_combiner("add", U32), (apply("convert", first, dtype=U32),)
-            ),
-        )
+    def compared(j: Expr, i: Expr) -> Stmt:
+        mine, theirs = (tuple(read(b, k) for b in keys) for k in (j, i))
+        first = comes_first(mine, theirs, compare("lt", j, i))
+        return fold("add", rank, as_number(first), i)
 
     return serial(
         "other",

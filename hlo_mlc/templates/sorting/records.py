@@ -10,14 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, apply, as_index, const, load, substitute
+from hlo_mlc.expr.build import FALSE, as_index, compare, convert, select, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import LoopKind, Stmt, Store, While
+from hlo_mlc.expr.dtypes import BOOL, U32
+from hlo_mlc.loops.core import LoopKind, Stmt, While
 from hlo_mlc.loops.lower import stores_at
+from hlo_mlc.loops.rewrite import Steps, allocated
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import lanes
-from hlo_mlc.templates.by_hand import across
+from hlo_mlc.templates.by_hand import across, read, store
 from hlo_mlc.tensor.core import Stage
 
 Body = tuple[Stmt, ...]
@@ -39,12 +40,12 @@ class Room:
 
     def read(self, i: Expr) -> tuple[Expr, ...]:
         """A record."""
-        return tuple(load(b, place(i)) for b, place in zip(self.buffers, self.places, strict=True))
+        return tuple(read(b, *place(i)) for b, place in zip(self.buffers, self.places, strict=True))
 
     def store(self, i: Expr, values: Sequence[Expr], guard: Expr | None = None) -> Body:
         """A record that is written."""
         return tuple(
-            Store(b, place(i), value, guard)
+            store(b, value, *place(i), guard=guard)
             for b, place, value in zip(self.buffers, self.places, values, strict=True)
         )
 
@@ -124,7 +125,7 @@ class Sorting:
         """Records in buffers, and in results from the place `first` of a row on."""
 
         def within(indices: tuple[Expr, ...], i: Expr) -> tuple[Expr, ...]:
-            point = {**at, self.stage.sort.place: index.add(first, i)}
+            point = {**at, self.stage.sort.place: first + i}
             return tuple(substitute(e, point) for e in indices)
 
         results = {a.buffer: functools.partial(within, a.indices) for a in self.stage.assigns}
@@ -161,24 +162,20 @@ class Sorting:
         point = {**at, self.stage.sort.place: place, **dict(zip(self.kept, values, strict=False))}
         return stores_at(self.stage.assigns, point)
 
+    def vectors(self, name: str, count: int, body: Callable[[Expr], Steps]) -> Body:
+        """`body(i)` for each i below `count`, in vectors."""
+        return across(name, count, self.width, body, LoopKind.SERIAL)
+
     def fill(self, into: Room, at: dict[Var, Expr], first: Expr, count: int) -> Body:
         """The records of `count` elements from the one at `first` on."""
-        return across(
-            "fill",
-            count,
-            self.width,
-            lambda i: into.store(i, self.given(at, index.add(first, i))),
-            LoopKind.SERIAL,
-        )
+        return self.vectors("fill", count, lambda i: into.store(i, self.given(at, first + i)))
 
     def hand_out(self, records: Room, at: dict[Var, Expr]) -> Body:
         """The results of a row, from its records in order."""
-        return across(
+        return self.vectors(
             "out",
             self.stage.sort.place.extent,
-            self.width,
             lambda i: self.results(at, i, records.read(self.rank(at, i))),
-            LoopKind.SERIAL,
         )
 
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
@@ -204,15 +201,11 @@ def from_nearer_end(stage: Stage) -> Stage:
     low, high = index.bounds(sort.at)
     if high < element.extent - low:
         return stage
-    turned = {element: index.subtract(last, element)}
+    turned = {element: last - element}
     return replace(
         stage,
         terms=tuple(substitute(e, turned) for e in stage.terms),
-        sort=replace(
-            sort,
-            keys=tuple(apply("not", key) for key in sort.keys),
-            at=index.subtract(last, sort.at),
-        ),
+        sort=replace(sort, keys=tuple(~key for key in sort.keys), at=last - sort.at),
     )
 
 
@@ -224,14 +217,14 @@ def first_wanted(stage: Stage) -> int:
 def comes_first(one: Sequence[Expr], other: Sequence[Expr], tied: Expr = FALSE) -> Expr:
     """Whether keys come before others; `tied` where they are the same."""
     for mine, theirs in reversed(tuple(zip(one, other, strict=True))):
-        equal = apply("and", apply("eq", mine, theirs), tied)
-        tied = apply("or", apply("lt", mine, theirs), equal)
+        equal = compare("eq", mine, theirs) & tied
+        tied = compare("lt", mine, theirs) | equal
     return tied
 
 
 def length(run: Expr, size: int, n: int) -> Expr:
     """Elements of a run, of which the last may be shorter."""
-    return index.minimum(size, index.maximum(index.subtract(n, index.multiply(run, size)), 0))
+    return index.minimum(size, index.maximum(n - run * size, 0))
 
 
 def alone(i: Expr) -> tuple[Expr, ...]:
@@ -246,25 +239,23 @@ def moved(record: Sequence[Expr], room: Room, to: Expr, length: Expr) -> Body:
     """A record to the place that a counter says; whether that is inside is asked, so that nobody
     need believe the counters."""
     there = as_index(to)
-    return room.store(there, record, index.compare("lt", there, length))
+    return room.store(there, record, compare("lt", there, length))
 
 
 def as_number(i: Expr) -> Expr:
-    """An index as it is kept in registers."""
-    return apply("convert", i, dtype=U32)
+    """An index, or whether something holds, as it is kept in registers."""
+    return convert(i, U32)
 
 
-def bisection(low: Buffer, high: Buffer, middle: Buffer, more: Buffer, holds: Expr) -> While:
-    """Finds the first number from `low` to `high` of which a condition on `middle` does not hold;
-    `low` has it in the end, and `more` is for what came of the condition."""
-    half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
-    behind = apply("add", load(middle, ()), const(1, U32))
-    return While(
-        apply("lt", load(low, ()), load(high, ())),
-        (
-            Store(middle, (), half),
-            Store(more, (), holds),
-            Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
-            Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ()))),
-        ),
+def bisection(low: Buffer, first: Expr, last: Expr, holds: Callable[[Expr], Expr]) -> Body:
+    """In `low`: the first number from `first` to `last` of which something does not hold."""
+    high, middle = (Buffer(f"{low.name}_{end}", U32, (), "register") for end in ("high", "middle"))
+    more = Buffer(f"{low.name}_more", BOOL, (), "register")
+    halves = (
+        store(middle, (read(low) + read(high)) >> 1),
+        store(more, holds(read(middle))),
+        store(low, select(read(more), read(middle) + 1, read(low))),
+        store(high, select(read(more), read(high), read(middle))),
     )
+    search = While(compare("lt", read(low), read(high)), halves)
+    return (store(low, first), *allocated((high, middle, more), (store(high, last), search)))

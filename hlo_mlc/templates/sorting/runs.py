@@ -6,13 +6,13 @@ from __future__ import annotations
 import functools
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, load
+from hlo_mlc.expr.build import as_index, compare, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import If, Store
+from hlo_mlc.loops.core import If
 from hlo_mlc.loops.rewrite import allocated, serial
 from hlo_mlc.templates.base import decoded
-from hlo_mlc.templates.by_hand import parallel_tasks
+from hlo_mlc.templates.by_hand import one_of_parts, parallel_tasks, read, store
 from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.records import (
     Body,
@@ -38,21 +38,15 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
     back = sorting.records("back", room, "scratch", in_results=sorting.comes_back)
 
     def sort(number: Expr) -> Body:
-        run = index.floormod(number, runs)
-        at = decoded(sorting.outer, index.floordiv(number, runs))
+        run = number % runs
+        at = decoded(sorting.outer, number // runs)
         place = functools.partial(_in_run, number, size)
-        first = index.multiply(run, size)
-        last = n - (runs - 1) * size
-        whole = index.compare("lt", run, runs - 1)
+        first = run * size
         digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, first), size)
-        return (
-            If(
-                whole,
-                sorting.fill(digits.front, at, first, size),
-                sorting.fill(digits.front, at, index.constant((runs - 1) * size), last),
-            ),
-            *digits.sorted(length(run, size, n)),
+        filled = one_of_parts(
+            run, n, size, lambda begin, count: sorting.fill(digits.front, at, begin, count)
         )
+        return (*filled, *digits.sorted(length(run, size, n)))
 
     body = parallel_tasks(f"{sorting.stage.name}_run", sorting.rows * runs, 1, sort)
     source, other = (front, back) if sorting.comes_back else (back, front)
@@ -66,7 +60,7 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
 
 def _in_run(number: Expr, size: int, i: Expr) -> tuple[Expr, ...]:
     """Record i of a run, of which each has room for so many."""
-    return (index.add(index.multiply(number, size), i),)
+    return (number * size + i,)
 
 
 def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, size: int) -> Body:
@@ -80,43 +74,35 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
     share = part * CHAINS
 
     def task(number: Expr) -> Body:
-        begin = index.multiply(index.floormod(number, shares), share)
-        pair = index.floordiv(number, shares)
+        begin = number % shares * share
+        pair = number // shares
         merge = _Merge(sorting, source, into, pair, runs, size)
         taken, ours = (
-            tuple(
+            [
                 Buffer(f"{sorting.stage.name}_{name}{q}", dtype, (), "register")
                 for q in range(CHAINS)
-            )
+            ]
             for name, dtype in (("taken", U32), ("ours", BOOL))
         )
-        at = [index.add(begin, q * part) for q in range(CHAINS)]
+        at = [begin + q * part for q in range(CHAINS)]
         whole = length(merge.within, 2 * size, n)
-        end = index.add(begin, share)
 
         def left(q: int) -> Expr:
-            rest = index.maximum(index.subtract(whole, at[q]), 0)
-            return index.minimum(part, rest)
+            return index.minimum(part, index.maximum(whole - at[q], 0))
 
         def step(q: int, o: Var) -> Body:
-            return merge.step(taken[q], ours[q], index.add(at[q], o))
+            return merge.step(taken[q], ours[q], at[q] + o)
 
+        chains = range(CHAINS)
         return allocated(
             (*taken, *ours),
             (
-                *(s for q in range(CHAINS) for s in merge.share(taken[q], at[q])),
+                [merge.share(taken[q], at[q]) for q in chains],
                 If(
-                    index.compare("le", end, whole),
-                    (
-                        serial(
-                            "merged",
-                            part,
-                            lambda o: tuple(s for q in range(CHAINS) for s in step(q, o)),
-                        ),
-                    ),
+                    compare("le", begin + share, whole),
+                    (serial("merged", part, lambda o: [step(q, o) for q in chains]),),
                     tuple(
-                        serial(f"merged{q}", left(q), functools.partial(step, q))
-                        for q in range(CHAINS)
+                        serial(f"merged{q}", left(q), functools.partial(step, q)) for q in chains
                     ),
                 ),
             ),
@@ -139,16 +125,15 @@ class _Merge:
     ) -> None:
         self.sorting, self.source, self.into = sorting, source, into
         self.pair, self.size = pair, size
-        self.within, self.row = index.floormod(pair, runs // 2), index.floordiv(pair, runs // 2)
-        two = index.constant(2)
-        self.runs = [index.add(index.multiply(pair, two), k) for k in range(2)]
-        first = index.multiply(self.within, two)
-        self.have = [length(index.add(first, k), size, sorting.element.extent) for k in range(2)]
+        self.within, self.row = pair % (runs // 2), pair // (runs // 2)
+        self.runs = [pair * 2 + k for k in range(2)]
+        first = self.within * 2
+        self.have = [length(first + k, size, sorting.element.extent) for k in range(2)]
 
     def _record(self, side: int, position: Expr) -> tuple[Expr, ...]:
         """A record of one run; any, where there is none."""
         inside = index.maximum(index.minimum(position, self.size - 1), 0)
-        return tuple(load(b, _in_run(self.runs[side], self.size, inside)) for b in self.source)
+        return tuple(read(b, *_in_run(self.runs[side], self.size, inside)) for b in self.source)
 
     def _second_first(self, i: Expr, j: Expr) -> Expr:
         """Whether record j of the second run comes before record i of the first."""
@@ -158,15 +143,13 @@ class _Merge:
     def step(self, taken: Buffer, ours: Buffer, place: Expr) -> Body:
         """The record that takes a place, and whether it came from the first run, of which so many
         were taken before."""
-        i = as_index(load(taken, ()))
-        j = index.subtract(place, i)
-        first = apply(
-            "and",
-            apply("lt", i, self.have[0]),
-            apply("or", apply("ge", j, self.have[1]), apply("not", self._second_first(i, j))),
+        i = as_index(read(taken))
+        j = place - i
+        first = compare("lt", i, self.have[0]) & (
+            compare("ge", j, self.have[1]) | ~self._second_first(i, j)
         )
         chosen = tuple(
-            apply("select", load(ours, ()), x, y)
+            select(read(ours), x, y)
             for x, y in zip(self._record(0, i), self._record(1, j), strict=True)
         )
         if self.into is None:
@@ -174,37 +157,18 @@ class _Merge:
             stores = s.results(decoded(s.outer, self.row), place, chosen)
         else:
             stores = tuple(
-                Store(b, _in_run(self.pair, 2 * self.size, place), value)
+                store(b, value, *_in_run(self.pair, 2 * self.size, place))
                 for b, value in zip(self.into, chosen, strict=True)
             )
-        return (
-            Store(ours, (), first),
-            *stores,
-            Store(
-                taken,
-                (),
-                apply("add", load(taken, ()), apply("convert", load(ours, ()), dtype=U32)),
-            ),
-        )
+        return (store(ours, first), *stores, store(taken, read(taken) + as_number(read(ours))))
 
     def share(self, taken: Buffer, begin: Expr) -> Body:
         """How many of the first run come before the record that takes place `begin`, found by
         bisection."""
-        low = taken
-        high, middle, more = (
-            Buffer(f"{taken.name}_{name}", dtype, (), "register")
-            for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL))
-        )
 
-        i = as_index(load(middle, ()))
-        j = index.subtract(index.subtract(begin, i), 1)
-        return (
-            Store(low, (), as_number(index.maximum(index.subtract(begin, self.have[1]), 0))),
-            *allocated(
-                (high, middle, more),
-                (
-                    Store(high, (), as_number(index.minimum(begin, self.have[0]))),
-                    bisection(low, high, middle, more, apply("not", self._second_first(i, j))),
-                ),
-            ),
-        )
+        def holds(taken: Expr) -> Expr:
+            i = as_index(taken)
+            return ~self._second_first(i, begin - i - 1)
+
+        least = as_number(index.maximum(begin - self.have[1], 0))
+        return bisection(taken, least, as_number(index.minimum(begin, self.have[0])), holds)

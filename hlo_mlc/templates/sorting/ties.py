@@ -8,15 +8,17 @@ looked at in vectors for that, and one by one in blocks that have some of the ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import as_index, compare, const, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, If, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, serial, vectorized
+from hlo_mlc.loops.core import If, Stmt
+from hlo_mlc.loops.rewrite import Steps, allocated, flat, serial, vectorized
+from hlo_mlc.templates.by_hand import across, fold, read, store
 from hlo_mlc.templates.sorting.codes import Range
+from hlo_mlc.templates.sorting.lanes import Lanes
 from hlo_mlc.templates.sorting.records import Body, Place, as_number
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -27,100 +29,79 @@ BLOCK, TAKEN = 64, 8
 
 
 class Seen:
-    """The smallest and the largest code of a range that were seen, in each of some lanes."""
+    """The smallest and the largest code of each range that were seen, in each of some lanes."""
 
-    def __init__(self, name: str, codes: Range, like: Buffer, lanes: int) -> None:
-        self.codes, self.lanes = codes, lanes
-        self._ends = {
-            kind: Buffer(f"{name}_{kind}", like.dtype, (lanes,), "register") for kind in KINDS
-        }
+    def __init__(self, name: str, ranges: Sequence[Range], like: Buffer, lanes: int) -> None:
+        self.lanes = lanes
+        self._ends = [
+            (codes, [Lanes(f"{name}_{kind}{k}", kind, like.dtype, lanes) for kind in KINDS])
+            for k, codes in enumerate(ranges)
+        ]
 
     @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        return tuple(self._ends.values())
+    def buffers(self) -> list[Buffer]:
+        return [end.buffer for _, ends in self._ends for end in ends]
 
-    def nothing(self) -> Stmt:
-        """No code was seen."""
+    def look(self, count: int, code: Callable[[Expr, Expr], Expr]) -> Body:
+        """Whatever `code(i, lane)` is for i below `count`."""
+
+        def one(i: Expr, lane: Expr) -> Steps:
+            return [
+                end.take(select(is_in(code(i, lane), codes), code(i, lane), end.neutral), lane)
+                for codes, ends in self._ends
+                for end in ends
+            ]
+
+        return flat(
+            [
+                [end.start() for _, ends in self._ends for end in ends],
+                serial(
+                    "seen", count, lambda i: vectorized("lane", self.lanes, lambda r: one(i, r))
+                ),
+            ]
+        )
+
+    def differ(self, into: Buffer) -> Steps:
+        """Let an element not be 0 if different ones of a range were seen in some lane."""
+
+        def one(ends: Sequence[Lanes], lane: Expr) -> Stmt:
+            least, most = (read(end.buffer, lane) for end in ends)
+            return fold("or", into, as_number(compare("lt", least, most)))
+
         return vectorized(
-            "lane",
-            self.lanes,
-            lambda lane: tuple(
-                Store(b, (lane,), self._none(kind)) for kind, b in self._ends.items()
-            ),
+            "lane", self.lanes, lambda lane: [one(ends, lane) for _, ends in self._ends]
         )
 
-    def look(self, code: Expr, lane: Expr) -> Body:
-        """One more code was."""
-        return tuple(
-            Accumulate(
-                (b,),
-                (lane,),
-                named_combiner(kind, code.dtype),
-                (apply("select", is_in(code, self.codes), code, self._none(kind)),),
-            )
-            for kind, b in self._ends.items()
-        )
+    def keep(self, kept: Buffer, *place: Expr) -> Steps:
+        """Let `kept[place, k]` be the smallest and the largest of range k."""
 
-    def differ(self, into: Buffer) -> Stmt:
-        """Let an element not be 0 if different ones were seen in some lane."""
+        def one(end: Lanes, *there: int) -> Body:
+            whole = Buffer(f"{end.buffer.name}_whole", kept.dtype, (), "register")
+            return allocated((whole,), (end.whole(whole), store(kept, read(whole), *place, *there)))
 
-        def one(lane: Expr) -> Body:
-            least, most = (load(b, (lane,)) for b in self._ends.values())
-            return (
-                Accumulate(
-                    (into,), (), _OR, (apply("convert", apply("lt", least, most), dtype=U32),)
-                ),
-            )
-
-        return vectorized("lane", self.lanes, one)
-
-    def keep(self, ends: Buffer, *place: Expr) -> Body:
-        """Put the smallest and the largest of all lanes to `ends[place, 0]` and `[place, 1]`."""
-        whole = [Buffer(f"{b.name}_whole", b.dtype, (), "register") for b in self.buffers]
-
-        def one(lane: Expr) -> Body:
-            return tuple(
-                Accumulate((to,), (), named_combiner(kind, b.dtype), (load(b, (lane,)),))
-                for to, (kind, b) in zip(whole, self._ends.items(), strict=True)
-            )
-
-        return allocated(
-            whole,
-            (
-                *(Store(to, (), self._none(kind)) for to, kind in zip(whole, KINDS, strict=True)),
-                vectorized("lane", self.lanes, one),
-                *(
-                    Store(ends, (*place, index.constant(n)), load(to, ()))
-                    for n, to in enumerate(whole)
-                ),
-            ),
-        )
-
-    def _none(self, kind: str) -> Expr:
-        return named_combiner(kind, self._ends[kind].dtype).identity[0]
+        return [
+            one(end, k, n) for k, (_, ends) in enumerate(self._ends) for n, end in enumerate(ends)
+        ]
 
 
 def is_in(code: Expr, codes: Range) -> Expr:
     """Whether a code is one of a range."""
-    low, high = (const(n, code.dtype) for n in (codes[0], codes[1] - codes[0]))
-    return apply("le", apply("sub", code, low), high)
+    return compare("le", code - codes[0], codes[1] - codes[0])
 
 
 def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, size: int) -> Body:
     """In `position`: how many of `size` codes in order come before one."""
     highest = size.bit_length() - 1
 
-    def step(k: Var) -> Body:
-        bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
-        here = load(position, ())
-        there = apply("add", here, apply("shl", const(1, U32), bit))
-        last = load(
-            ordered, place(index.minimum(as_index(apply("sub", there, const(1, U32))), size - 1))
-        )
-        comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
-        return (Store(position, (), apply("select", comes_before, there, here)),)
+    def step(k: Var) -> Stmt:
+        bit = highest - as_number(k)
+        here = read(position)
+        there = here + (const(1, U32) << bit)
+        last = read(ordered, *place(index.minimum(as_index(there - 1), size - 1)))
+        comes_before = compare("le", there, size) & compare("lt", last, low)
+        return store(position, select(comes_before, there, here))
 
-    return (Store(position, (), const(0, U32)), serial("bit", highest + 1, step))
+    return (store(position, 0), serial("bit", highest + 1, step))
 
 
 def in_turn(
@@ -132,9 +113,9 @@ def in_turn(
     given: Callable[[Expr], Expr],
     inside: Callable[[Expr], Expr] | None,
     found: Buffer,
-    store: Callable[[Expr, Expr], Body],
+    put: Callable[[Expr, Expr], Steps],
 ) -> Body:
-    """`store(k, code)` of the codes from `low` to `low + span` among `given(i)`, for each i below
+    """`put(k, code)` of the codes from `low` to `low + span` among `given(i)`, for each i below
     `count` that is `inside`, in the order in which they come: k of them came before, and `found` in
     the end.  `count` is so many whole vectors.
 
@@ -144,77 +125,39 @@ def in_turn(
     dtype, length = low.dtype, math.gcd(BLOCK, count)
     together = min(TAKEN, length)
     beyond = Buffer(f"{name}_beyond", dtype, (length,), "stack")
-    nearest = Buffer(f"{name}_nearest", dtype, (lanes,), "register")
     least = Buffer(f"{name}_least", dtype, (), "register")
-    smallest, none = named_combiner("min", dtype), const(-1, dtype)
+    nearest = Lanes(f"{name}_nearest", "min", dtype, lanes)
 
     def distance(i: Expr) -> Expr:
         """How far a code is behind the first of the range: no further than the last."""
-        value = apply("sub", given(i), low)
-        return value if inside is None else apply("select", inside(i), value, none)
+        value = given(i) - low
+        return value if inside is None else select(inside(i), value, -1)
 
-    def look(first: Expr) -> Body:
-        body: list[Stmt] = []
-        for v in range(length // lanes):
-            own = index.constant(v * lanes)
-            body.append(
-                vectorized(
-                    "lane",
-                    lanes,
-                    lambda lane, own=own: (
-                        Store(
-                            beyond,
-                            (index.add(own, lane),),
-                            distance(index.add(first, index.add(own, lane))),
-                        ),
-                    ),
-                )
-            )
-            body.append(
-                vectorized(
-                    "lane",
-                    lanes,
-                    lambda lane, own=own: (
-                        Accumulate(
-                            (nearest,), (lane,), smallest, (load(beyond, (index.add(own, lane),)),)
-                        ),
-                    ),
-                )
-            )
-        return tuple(body)
-
-    def take(v: Expr) -> Body:
+    def take(v: Expr) -> Steps:
         """Some, which ask once whether there is room for all of them: they have come so far."""
-        first = index.multiply(v, together)
-        here = index.minimum(as_index(load(found, ())), count - together)
-        stores: list[Stmt] = []
+        first = v * together
+        here = index.minimum(as_index(read(found)), count - together)
+        stores: list[Steps] = []
         for k in range(together):
-            value = load(beyond, (index.add(first, k),))
-            stores += store(here, apply("add", value, low))
-            here = index.add(
-                here,
-                apply("select", apply("le", value, span), index.constant(1), index.constant(0)),
-            )
-        return (*stores, Store(found, (), as_number(here)))
+            value = read(beyond, first + k)
+            stores.append(put(here, value + low))
+            here = here + select(compare("le", value, span), index.constant(1), 0)
+        return (stores, store(found, as_number(here)))
 
     def block(b: Var) -> Body:
+        begin = b * length
+
+        def look(i: Expr) -> Body:
+            return (store(beyond, distance(begin + i), i), nearest.take(read(beyond, i), i % lanes))
+
         return allocated(
-            (beyond, nearest, least),
+            (beyond, nearest.buffer, least),
             (
-                vectorized(
-                    "lane", lanes, lambda lane: (Store(nearest, (lane,), smallest.identity[0]),)
-                ),
-                *look(index.multiply(b, length)),
-                Store(least, (), smallest.identity[0]),
-                vectorized(
-                    "lane",
-                    lanes,
-                    lambda lane: (Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),),
-                ),
-                If(
-                    apply("le", load(least, ()), span), (serial("taken", length // together, take),)
-                ),
+                nearest.start(),
+                *across("looked", length, lanes, look),
+                *nearest.whole(least),
+                If(compare("le", read(least), span), (serial("taken", length // together, take),)),
             ),
         )
 
-    return (Store(found, (), const(0, U32)), serial("block", count // length, block))
+    return (store(found, 0), serial("block", count // length, block))
