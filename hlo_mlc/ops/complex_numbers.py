@@ -49,7 +49,6 @@ def _part(name: str, number: int) -> OpDef:
           return %0 : tensor<3x4xf32>
         }}""",
         ),
-        f"{name}, StableHLO specification",
     )
 
 
@@ -84,7 +83,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
         }}"""
             for t in ("f32", "f64")
         ),
-        "complex, StableHLO specification",
     ),
 )
 NAMES = frozenset(definition.name for definition in DEFINITIONS)

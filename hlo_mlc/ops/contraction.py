@@ -12,7 +12,6 @@ from itertools import product
 
 import numpy as np
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
@@ -281,8 +280,7 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
     def rhs(indices: Indices, reduced: Indices) -> Expr:
         channel, *offsets = in_order(reduced)
         flipped = [
-            index.subtract(w.size - 1, r) if w.reversed else r
-            for r, w in zip(offsets, c.windows, strict=True)
+            w.size - 1 - r if w.reversed else r for r, w in zip(offsets, c.windows, strict=True)
         ]
         return reads[1](_placed(c.kernel_axes, (indices[c.output_axes[1]], channel, *flipped)))
 
@@ -382,7 +380,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             _dot_example("2xf32", "3xf32", "2x3xf32", "contracting_dims = [] x []"),
             _dot_example("2x0xf32", "0x3xf32", "2x3xf32", _MATMUL),
         ),
-        "dot_general, StableHLO specification",
     ),
     OpDef(
         "stablehlo.convolution",
@@ -423,6 +420,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
             ),
             _convolution_example("2x4xi8", "4x3xi8", "2x3xi32", "[b, f]x[i, o]->[b, f]", ""),
         ),
-        "convolution, StableHLO specification",
     ),
 )

@@ -188,7 +188,6 @@ class OpDef:
     reference(node, operands): the results as NumPy arrays; the definition that tests compare with.
     lower(node, reads): tensor expressions; only called where supports(node) == "".
     examples: StableHLO functions (text) that exercise it, found by the tests.
-    source: section of the StableHLO specification.
     """
 
     name: str
@@ -197,7 +196,6 @@ class OpDef:
     lower: Callable[[Node, Sequence[Read]], Lowered]
     supports: Callable[[Node], str]
     examples: tuple[str, ...]
-    source: str
     cost: int = 0
     is_exact: bool = False
     few_bits: FewBits | None = None

@@ -65,20 +65,11 @@ def chosen(condition: Expr, x: Element, y: Element) -> Element:
 
 def is_nothing(x: Element) -> bool:
     """Whether it is the constant 0."""
-    return all(
-        isinstance(part, Const) and part.value == 0
-        for part in (x if isinstance(x, Complex) else (x,))
-    )
+    return all(isinstance(part, Const) and part.value == 0 for part in parts(x))
 
 
 def negated(x: Element) -> Element:
     return Complex(*(-part for part in x)) if isinstance(x, Complex) else -x
-
-
-def plus(x: Element, y: Element) -> Element:
-    if isinstance(x, Complex):
-        return Complex(*(a + b for a, b in zip(x, y, strict=True)))
-    return x + y
 
 
 def minus(x: Element, y: Element) -> Element:
@@ -96,7 +87,9 @@ def times(x: Element, y: Element) -> Element:
 
 def less_product(start: Element, x: Element, y: Element) -> Element:
     """start - x y, of complex numbers product by product, each of which may be rounded with its
-    sum."""
+    sum; of what is the constant 0 there is none."""
+    if is_nothing(x) or is_nothing(y):
+        return start
     if not isinstance(start, Complex):
         return start - x * y
     (a, b), (c, d) = x, y

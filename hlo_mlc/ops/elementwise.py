@@ -51,7 +51,6 @@ def _define(
 
         return Pointwise((element,))
 
-    source = f"{name.partition('.')[2]}, StableHLO or CHLO specification"
     return OpDef(
         name,
         OpKind.ELEMENTWISE,
@@ -59,7 +58,6 @@ def _define(
         lower,
         supports,
         tuple(examples),
-        source,
         cost,
         is_exact,
         few_bits,

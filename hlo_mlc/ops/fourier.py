@@ -193,13 +193,5 @@ def _examples() -> tuple[str, ...]:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef(
-        "stablehlo.fft",
-        OpKind.SOLVE,
-        _reference,
-        _lower,
-        _supports,
-        _examples(),
-        "fft, StableHLO specification",
-    ),
+    OpDef("stablehlo.fft", OpKind.SOLVE, _reference, _lower, _supports, _examples()),
 )

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
@@ -180,7 +180,7 @@ class _Steps:
             self._passes(
                 self._reading("even"),
                 lambda place, x: [
-                    Put(result, (_plus(_times(place, 2), part),), one)
+                    Put(result, (place * 2 + part,), one)
                     for part, one in enumerate(scaled(x, scale))
                 ],
             )
@@ -203,9 +203,9 @@ class _Steps:
             m,
             lambda p: self._butterfly(
                 first,
-                lambda i: read(_plus(p, m * i)),
+                lambda i: read(p + m * i),
                 self._putting("apart"),
-                lambda k: _plus(p, m * k),
+                lambda k: p + m * k,
                 lambda k: (index.constant(k), p),
                 self.tables[0],
             ),
@@ -216,9 +216,7 @@ class _Steps:
             lambda p: self._inner(
                 "k",
                 first,
-                lambda k: self._putting("even")(
-                    _plus(_times(p, first), k), self._reading("apart")(_plus(_times(k, m), p))
-                ),
+                lambda k: self._putting("even")(p * first + k, self._reading("apart")(k * m + p)),
             ),
         )
         before, source, names = first, "even", ("apart", "even")
@@ -247,9 +245,9 @@ class _Steps:
                 s,
                 lambda q: self._butterfly(
                     r,
-                    lambda i: read(_plus(_plus(q, _times(p, s)), s * m * i)),
+                    lambda i: read(q + p * s + s * m * i),
                     put,
-                    lambda k: _plus(_plus(q, _times(p, s * r)), s * k),
+                    lambda k: q + p * (s * r) + s * k,
                     lambda k: (p, index.constant(k)),
                     table,
                 ),
@@ -277,24 +275,22 @@ class _Steps:
     # Real rows
 
     def _pairs(self, read: Read) -> Read:
-        return lambda j: Number(read(_times(j, 2)).re, read(_plus(_times(j, 2), 1)).re)
+        return lambda j: Number(read(j * 2).re, read(j * 2 + 1).re)
 
     def _apart(self, last: Read, put: Callable[[Expr, Number], list[Move]]) -> None:
         """The spectrum of a real row from that of its pairs."""
         h = self.n
         first = last(index.constant(0))
-        self.body += put(index.constant(0), Number(apply("add", first.re, first.im), None))
-        self.body += put(index.constant(h), Number(apply("sub", first.re, first.im), None))
+        self.body += put(index.constant(0), Number(first.re + first.im, None))
+        self.body += put(index.constant(h), Number(first.re - first.im, None))
 
         def one(number: Expr) -> list[Move]:
-            k = _plus(number, 1)
+            k = number + 1
             x, y = last(k), last(h - k)
-            even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
-            odd = Number(apply("add", x.im, y.im), apply("sub", y.re, x.re))
+            even = Number(x.re + y.re, x.im - y.im)
+            odd = Number(x.im + y.im, y.re - x.re)
             odd = turned(odd, self.tables[-1], (k,))
-            return put(
-                k, scaled(Number(apply("add", even.re, odd.re), apply("add", even.im, odd.im)), 0.5)
-            )
+            return put(k, scaled(Number(even.re + odd.re, even.im + odd.im), 0.5))
 
         self._each("k", h - 1, one)
 
@@ -302,17 +298,15 @@ class _Steps:
         """The spectrum of pairs, twice as large, from that of a real row."""
         h, put = self.n, self._putting("even")
         first, middle = read(index.constant(0)).re, read(index.constant(h)).re
-        self.body += put(
-            index.constant(0), Number(apply("add", first, middle), apply("sub", first, middle))
-        )
+        self.body += put(index.constant(0), Number(first + middle, first - middle))
 
         def one(number: Expr) -> list[Move]:
-            k = _plus(number, 1)
+            k = number + 1
             x, y = read(k), read(h - k)
-            even = Number(apply("add", x.re, y.re), apply("sub", x.im, y.im))
-            odd = Number(apply("sub", x.re, y.re), apply("add", x.im, y.im))
+            even = Number(x.re + y.re, x.im - y.im)
+            odd = Number(x.re - y.re, x.im + y.im)
             odd = turned(odd, self.tables[-1], (k,))
-            return put(k, Number(apply("sub", even.re, odd.im), apply("add", even.im, odd.re)))
+            return put(k, Number(even.re - odd.im, even.im + odd.re))
 
         self._each("k", h - 1, one)
 
@@ -324,9 +318,9 @@ class _Steps:
         )
 
         def one(number: Expr) -> list[Move]:
-            k = _plus(number, 1)
+            k = number + 1
             x = read(k)
-            return [*put(k, x), *put(n - k, Number(x.re, apply("neg", x.im)))]
+            return [*put(k, x), *put(n - k, Number(x.re, -x.im))]
 
         self._each("k", n // 2, one)
 
@@ -368,16 +362,5 @@ def turned(x: Number, table: Table, at: tuple[Expr, ...]) -> Number:
     """A number by one of a table."""
     cosine, sine = (table((index.constant(part), *at)) for part in (0, 1))
     if x.im is None:
-        return Number(apply("mul", x.re, cosine), apply("mul", x.re, sine))
-    return Number(
-        apply("sub", apply("mul", x.re, cosine), apply("mul", x.im, sine)),
-        apply("add", apply("mul", x.re, sine), apply("mul", x.im, cosine)),
-    )
-
-
-def _plus(place: Expr, more: Expr | int) -> Expr:
-    return place + (index.constant(more) if isinstance(more, int) else more)
-
-
-def _times(place: Expr, factor: int) -> Expr:
-    return place * factor
+        return Number(x.re * cosine, x.re * sine)
+    return Number(x.re * cosine - x.im * sine, x.re * sine + x.im * cosine)

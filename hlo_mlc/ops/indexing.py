@@ -99,7 +99,7 @@ class Windows:
         result = [starts.get(axis, index.constant(0)) for axis in range(len(self.shape))]
         for axis, d in self.batching:
             batch_axis = self.batch_axes[d - (d > self.vector_axis)]
-            result[axis] = index.add(result[axis], indices[batch_axis])
+            result[axis] = result[axis] + indices[batch_axis]
         for axis, d in zip(self.kept, self.window_axes, strict=True):
             result[axis] = result[axis] + indices[d]
         return tuple(result)
@@ -315,7 +315,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             ),
             _gather_example("5x3xf32", "0x1xi32", "0x3xf32", _ROWS, "1, 3"),
         ),
-        "gather, StableHLO specification",
         sources=slice(1),
     ),
     OpDef(
@@ -360,7 +359,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             ),
             _scatter_example("5x3xf32", "0x1xi32", "0x3xf32", _INTO_ROWS),
         ),
-        "scatter, StableHLO specification",
     ),
     OpDef(
         "stablehlo.dynamic_update_slice",
@@ -374,7 +372,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             _update_slice_example("5x6xbf16", "1x3xbf16", "ui64"),
             _update_slice_example("5x6xf32", "0x3xf32", "ui8"),
         ),
-        "dynamic_update_slice, StableHLO specification",
         sources=slice(2),
     ),
 )

@@ -16,7 +16,7 @@ order; van Kempen, Numer. Math. 9 (1966), for close eigenvalues.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F64, DType
 from hlo_mlc.ops.elements import Complex, Element, conjugate, parts, real_part, scaled, times
-from hlo_mlc.ops.rolled import as_element, unit_element
-from hlo_mlc.ops.small_matrices import rotation, turned
+from hlo_mlc.ops.factorizations import as_element, unit_element
+from hlo_mlc.ops.rotations import rotation, turned
 from hlo_mlc.ops.steps import Array, Steps
 
 
@@ -52,32 +52,34 @@ def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) 
     size = a.shape[0]
     scale = _scaled_down(s, a)
     if vectors is not None:
-        with s.each("i", 0, size) as i, s.each("j", 0, size) as j:
-            s.put(vectors, (i, j), unit_element(vectors, i, j))
-    with s.each("trip", 0, sweeps * size // 2) as trip:
+        for i in s.each("i", 0, size):
+            for j in s.each("j", 0, size):
+                s.put(vectors, (i, j), unit_element(vectors, i, j))
+    for trip in s.each("trip", 0, sweeps * size // 2):
         for group in (0, 1):
             turn = trip * 2 + group
             side = turn // size % 2
             _turn_neighbours(s, a, vectors, group, index.compare("eq", side, 1))
-    with s.each("i", 0, size) as i:
+    for i in s.each("i", 0, size):
         s.put(values, i, real_part(a[i, i]))
     _sort(s, values)
-    with s.each("i", 0, size) as i:
-        s.put(values, i, apply("mul", values[i], scale))
+    for i in s.each("i", 0, size):
+        s.put(values, i, values[i] * scale)
 
 
 def _scaled_down(s: Steps, a: Array) -> Expr:
     """The lower triangle, divided by its largest element, so that no square overflows; and that."""
     size, zero = a.shape[0], const(0, s.dtype)
     largest = s.let("largest", zero)
-    with s.each("i", 0, size) as i:
+    for i in s.each("i", 0, size):
         s.put(a, (i, i), as_element(a, real_part(a[i, i])))
-        with s.each("j", 0, i + 1) as j:
+        for j in s.each("j", 0, i + 1):
             for part in parts(a[i, j]):
                 s.let("largest", apply("max", largest, apply("abs", part)))
     scale = s.let("scale", apply("select", apply("eq", largest, zero), const(1, s.dtype), largest))
-    with s.each("i", 0, size) as i, s.each("j", 0, i + 1) as j:
-        s.put(a, (i, j), scaled(a[i, j], scale))
+    for i in s.each("i", 0, size):
+        for j in s.each("j", 0, i + 1):
+            s.put(a, (i, j), scaled(a[i, j], scale))
     return scale
 
 
@@ -92,24 +94,24 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
     cosines, sines = s.real("cosines", count), s.real("sines", count)
     phases = s.array("phases", count) if a.is_complex else None
 
-    def pairs() -> AbstractContextManager[Expr]:
+    def pairs() -> Iterable[Expr]:
         return s.each("pair", 0, (size - group) // 2)
 
     def first(pair: Expr) -> Expr:
         return pair * 2 + group
 
-    with pairs() as pair:
+    for pair in pairs():
         cosine, sine, phase = _turned_diagonal(s, a, first(pair), ascends)
         s.put(cosines, pair, cosine)
         s.put(sines, pair, sine)
         if phases is not None:
             s.put(phases, pair, phase)
-    with pairs() as pair:
+    for pair in pairs():
         p = first(pair)
         turn = cosines[pair], sines[pair], None if phases is None else phases[pair]
         _turn_others(s, a, p, turn)
         if vectors is not None:
-            with s.each("i", 0, size) as i:
+            for i in s.each("i", 0, size):
                 _turn(s, vectors, (p, i), (p + 1, i), turn)
 
 
@@ -118,19 +120,15 @@ def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> Turn:
     q, zero = p + 1, const(0, s.dtype)
     between, phase = _made_real(s, s.let("between", a[q, p]))
     on_p, on_q = real_part(a[p, p]), real_part(a[q, q])
-    apart = s.let("apart", apply("sub", on_q, on_p))
+    apart = s.let("apart", on_q - on_p)
     cosine, sine, moved = rotation(apart, between)
-    low, high = s.let("low", apply("sub", on_p, moved)), s.let("high", apply("add", on_q, moved))
+    low, high = s.let("low", on_p - moved), s.let("high", on_q + moved)
     # Which of both is larger stays as it is, unless the rotation is by a right angle more.
-    is_more = apply("xor", apply("ge", apart, zero), ascends)
+    is_more = apply("ge", apart, zero) ^ ascends
     s.put(a, (p, p), as_element(a, apply("select", is_more, high, low)))
     s.put(a, (q, q), as_element(a, apply("select", is_more, low, high)))
     s.put(a, (q, p), as_element(a, zero))
-    return (
-        apply("select", is_more, apply("neg", sine), cosine),
-        apply("select", is_more, cosine, sine),
-        phase,
-    )
+    return (apply("select", is_more, -sine, cosine), apply("select", is_more, cosine, sine), phase)
 
 
 def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
@@ -139,9 +137,7 @@ def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
     if not isinstance(x, Complex):
         return x, None
     limits, zero, one = np.finfo(s.dtype.numpy), const(0, s.dtype), const(1, s.dtype)
-    square = s.let(
-        "square", apply("add", apply("mul", x.real, x.real), apply("mul", x.imaginary, x.imaginary))
-    )
+    square = s.let("square", x.real * x.real + x.imaginary * x.imaginary)
     is_none = apply("lt", square, const(float(limits.tiny / limits.eps), s.dtype))
     length = s.let("length", apply("select", is_none, zero, apply("sqrt", square)))
     return length, Complex(
@@ -157,9 +153,9 @@ def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
     q = p + 1
     cosine, sine, phase = turn
     across = cosine, sine, None if phase is None else conjugate(phase)
-    with s.each("i", 0, p) as i:
+    for i in s.each("i", 0, p):
         _turn(s, a, (p, i), (q, i), across)
-    with s.each("i", q + 1, a.shape[0]) as i:
+    for i in s.each("i", q + 1, a.shape[0]):
         _turn(s, a, (i, p), (i, q), turn)
 
 
@@ -174,8 +170,9 @@ def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], 
 def _sort(s: Steps, values: Array) -> None:
     """Equal values may have changed in the last place."""
     last = index.constant(values.shape[0] - 1)
-    with s.each("i", 0, last) as i, s.each("j", 0, last - i) as j:
-        low, high = s.let("low", values[j]), s.let("high", values[j + 1])
-        is_larger = apply("gt", low, high)
-        s.put(values, j, apply("select", is_larger, high, low))
-        s.put(values, j + 1, apply("select", is_larger, low, high))
+    for i in s.each("i", 0, last):
+        for j in s.each("j", 0, last - i):
+            low, high = s.let("low", values[j]), s.let("high", values[j + 1])
+            is_larger = apply("gt", low, high)
+            s.put(values, j, apply("select", is_larger, high, low))
+            s.put(values, j + 1, apply("select", is_larger, low, high))

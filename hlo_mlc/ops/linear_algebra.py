@@ -8,11 +8,11 @@ which works in blocks.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from hlo_mlc.expr.dtypes import C64, C128, F32, F64
 from hlo_mlc.graph.core import Node, Value
-from hlo_mlc.ops import lapack_reference as reference
-from hlo_mlc.ops import matrix_lowering as lowering
+from hlo_mlc.ops import lapack_reference, matrix_lowering
 from hlo_mlc.ops.definition import OpDef, OpKind
 from hlo_mlc.ops.lapack_examples import (
     COMPLEX,
@@ -68,13 +68,16 @@ def _matrices(node: Node) -> tuple[Value, ...]:
     return tuple(v for v in (*node.operands, *node.results) if len(v.type.shape) == rank)
 
 
+def _solve(name: str, examples: Iterable[str], op: str = "") -> OpDef:
+    """A call of LAPACK's or BLAS's function of that name, or an op that computes the same."""
+    reference, lower = getattr(lapack_reference, name), getattr(matrix_lowering, name)
+    op = op or f"lapack.{name}"
+    return OpDef(op, OpKind.SOLVE, reference, lower, _supports, tuple(examples))
+
+
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef(
-        "lapack.potrf",
-        OpKind.SOLVE,
-        reference.potrf,
-        lowering.potrf,
-        _supports,
+    _solve(
+        "potrf",
         tuple(
             call("potrf", t, f"{t}, {numbers_of(t)}", f"uplo={uplo}")
             for t in SQUARE
@@ -85,14 +88,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
             for t, batch in COMPLEX
             for uplo in "LU"
         ),
-        "potrf, LAPACK",
     ),
-    OpDef(
-        "lapack.getrf",
-        OpKind.SOLVE,
-        reference.getrf,
-        lowering.getrf,
-        _supports,
+    _solve(
+        "getrf",
         tuple(
             call("getrf", t, f"{t}, {numbers_of(t, steps)}, {numbers_of(t)}")
             for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))
@@ -101,23 +99,10 @@ DEFINITIONS: tuple[OpDef, ...] = (
             call("getrf", t, f"{t}, {batch}{steps}xi32, {batch}i32")
             for (t, batch), steps in zip(COMPLEX, "341", strict=True)
         ),
-        "getrf, LAPACK",
     ),
-    OpDef(
-        "lapack.trsm",
-        OpKind.SOLVE,
-        reference.trsm,
-        lowering.trsm,
-        _supports,
-        solve_examples(),
-        "trsm, BLAS",
-    ),
-    OpDef(
-        "lapack.geqrf",
-        OpKind.SOLVE,
-        reference.geqrf,
-        lowering.geqrf,
-        _supports,
+    _solve("trsm", solve_examples()),
+    _solve(
+        "geqrf",
         tuple(
             call("geqrf", t, f"{t}, {factors_of(t, steps)}")
             for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))
@@ -130,14 +115,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 ("1x1xcomplex<f32>", "1xcomplex<f32>"),
             )
         ),
-        "geqrf, LAPACK",
     ),
-    OpDef(
-        "lapack.orgqr",
-        OpKind.SOLVE,
-        reference.orgqr,
-        lowering.orgqr,
-        _supports,
+    _solve(
+        "orgqr",
         (
             call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
             call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
@@ -145,14 +125,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
             call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
             call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
         ),
-        "orgqr, LAPACK",
     ),
-    OpDef(
-        "lapack.ormqr",
-        OpKind.SOLVE,
-        reference.ormqr,
-        lowering.ormqr,
-        _supports,
+    _solve(
+        "ormqr",
         (
             *(
                 call(
@@ -192,14 +167,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 for transpose in ("true", "false")
             ),
         ),
-        "ormqr, LAPACK",
     ),
-    OpDef(
-        "lapack.syevd",
-        OpKind.SOLVE,
-        reference.syevd,
-        lowering.syevd,
-        _supports,
+    _solve(
+        "syevd",
         tuple(
             call("syevd", t, f"{t}, {factors_of(t, t[-5])}, {numbers_of(t)}", f"mode=V uplo={uplo}")
             for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32", "3x5x5xf64", "2x8x8xf32")
@@ -219,15 +189,11 @@ DEFINITIONS: tuple[OpDef, ...] = (
             )
             for uplo in "LU"
         ),
-        "syevd, LAPACK",
     ),
-    OpDef(
-        "stablehlo.cholesky",
-        OpKind.SOLVE,
-        reference.potrf,
-        lowering.potrf,
-        _supports,
-        (
+    _solve(
+        "potrf",
+        op="stablehlo.cholesky",
+        examples=(
             in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
             in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
             *(
@@ -237,15 +203,11 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 for lower in ("true", "false")
             ),
         ),
-        "cholesky, StableHLO specification",
     ),
-    OpDef(
-        "stablehlo.triangular_solve",
-        OpKind.SOLVE,
-        reference.trsm,
-        lowering.trsm,
-        _supports,
-        (
+    _solve(
+        "trsm",
+        op="stablehlo.triangular_solve",
+        examples=(
             *(
                 in_stablehlo(
                     "triangular_solve",
@@ -263,6 +225,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 )
             ),
         ),
-        "triangular_solve, StableHLO specification",
     ),
 )

@@ -62,7 +62,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             _example("5", "i64", "0", "%z = stablehlo.multiply %x, %y : tensor<i64>"),
             _example("7", "i32", "0", "%z = stablehlo.maximum %y, %x : tensor<i32>"),
         ),
-        "map, StableHLO specification",
         cost=2,
         is_exact=True,
     ),

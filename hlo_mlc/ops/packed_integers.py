@@ -24,7 +24,7 @@ def unpacked(read: Read, tensor: TensorType, dtype: DType) -> Read:
     def element(indices: Indices) -> Expr:
         place, lane = _place(tensor, indices)
         byte = apply("convert", read(place), dtype=wide)
-        start = apply("convert", index.multiply(lane, bits), dtype=wide)
+        start = apply("convert", lane * bits, dtype=wide)
         if not signed:
             found = (byte >> start) & ((1 << bits) - 1)
         else:
@@ -57,25 +57,25 @@ def _place(tensor: TensorType, indices: Indices) -> tuple[Indices, Expr]:
     many = 8 // tensor.dtype.bits
     if _has_whole_rows(tensor):
         *outer, last = indices
-        return (*outer, index.floordiv(last, many)), index.floormod(last, many)
+        return (*outer, last // many), last % many
     flat: Expr = index.constant(0)
     for i, extent in zip(indices, tensor.shape, strict=True):
-        flat = index.add(index.multiply(flat, extent), i)
-    return (index.floordiv(flat, many),), index.floormod(flat, many)
+        flat = flat * extent + i
+    return (flat // many,), flat % many
 
 
 def _element(tensor: TensorType, indices: Indices, lane: int) -> tuple[Indices, Expr]:
     """The indices of an element in a byte, past the end those of the last one; and whether it is
     there."""
     *outer, byte = indices
-    flat = index.add(index.multiply(byte, 8 // tensor.dtype.bits), lane)
+    flat = byte * (8 // tensor.dtype.bits) + lane
     if _has_whole_rows(tensor):
         return (*outer, flat), TRUE
     last, found = index.constant(tensor.size - 1), []
     is_there, flat = index.compare("le", flat, last), index.minimum(flat, last)
     for position, extent in enumerate(tensor.shape):
         inner = math.prod(tensor.shape[position + 1 :])
-        found.append(index.floormod(index.floordiv(flat, inner), extent))
+        found.append(flat // inner % extent)
     return tuple(found), is_there
 
 

@@ -196,7 +196,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 "9xui64",
             )
         ),
-        "rng_bit_generator, StableHLO specification",
         cost=100,
     ),
 )

@@ -351,7 +351,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
             _argmax_example("GT", "0xFF800000"),
             _argmax_example("LT", "0x7F800000"),
         ),
-        "reduce, StableHLO specification",
     ),
     OpDef(
         "stablehlo.reduce_window",
@@ -395,6 +394,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 "window_dimensions = array<i64: 2>, padding = dense<[[-1, 1]]> : tensor<1x2xi64>",
             ),
         ),
-        "reduce_window, StableHLO specification",
     ),
 )

@@ -215,6 +215,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
             _example("6x5xbf16", "3x4xbf16", _attributes("2, 2", "2, 1")),
             _example("6x5xf32", "2x2xf32", _attributes("3, 2", "3, 2"), op="stablehlo.maximum"),
         ),
-        "select_and_scatter, StableHLO specification",
     ),
 )

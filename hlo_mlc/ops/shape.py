@@ -43,7 +43,6 @@ def _define(
         lower,
         lambda node: "",
         tuple(examples),
-        f"{name}, StableHLO specification",
         sources=sources,
     )
 
@@ -244,7 +243,6 @@ _CONSTANT = OpDef(
         _function("", "tensor<3xi32>", "stablehlo.constant dense<[1, 2, 3]> : tensor<3xi32>"),
         _function("", "tensor<2xi1>", "stablehlo.constant dense<true> : tensor<2xi1>"),
     ),
-    "constant, StableHLO specification",
 )
 
 _BARRIER = OpDef(
@@ -259,7 +257,6 @@ _BARRIER = OpDef(
         "  %r:2 = stablehlo.optimization_barrier %a, %b : tensor<3xf32>, tensor<2xi32>\n"
         "  return %r#0, %r#1 : tensor<3xf32>, tensor<2xi32>\n}\n",
     ),
-    "optimization_barrier, StableHLO specification",
 )
 
 DEFINITIONS: tuple[OpDef, ...] = (

@@ -27,13 +27,13 @@ X, Y = Buffer("x", F32, (3, 4), "operand"), Buffer("y", F32, (3, 4), "result")
 POINT, PLACE = variable("i", 3), variable("j", 4)
 
 
-def running_sums() -> Steps:
+def running_sums(is_written_out: bool = False) -> Steps:
     """Of each row of X, in place."""
-    s = Steps(F32, is_complex=False)
+    s = Steps(F32, is_complex=False, is_written_out=is_written_out)
     sums = s.array("sums", 4)
-    with s.each("k", 0, 4) as k:
+    for k in s.each("k", 0, 4):
         s.put(sums, k, load(X, (POINT, k)))
-    with s.each("k", 1, 4) as k:
+    for k in s.each("k", 1, 4):
         s.put(sums, k, apply("add", sums[k], sums[index.subtract(k, index.constant(1))]))
     return s
 
@@ -76,16 +76,23 @@ def test_it_is_spelled_step_by_step() -> None:
     ]
 
 
+def test_written_out_steps_are_expressions() -> None:
+    s = running_sums(is_written_out=True)
+    x = [load(X, (POINT, index.constant(k))) for k in range(4)]
+    assert s.array("sums", 4)[3] is x[3] + (x[2] + (x[1] + x[0]))
+    assert s.procedure().body == ()
+
+
 def test_only_loops_that_repeat_are_loops() -> None:
     s = Steps(F32, is_complex=False)
     a = s.array("a", 4)
     one = const(1, F32)
     for first, end in ((0, 1), (2, 2), (3, 1)):
-        with s.each("i", first, end) as i:
+        for i in s.each("i", first, end):
             s.put(a, i, one)
-    with s.each("i", 1, 3, down=True) as i:
+    for i in s.each("i", 1, 3, down=True):
         s.put(a, i, one)
-    with s.each("i", 0, 4):
+    for _ in s.each("i", 0, 4):
         pass
     i = variable("i", 2)
     assert s.procedure().body == (
@@ -107,8 +114,9 @@ def test_parts_of_complex_numbers_are_computed_before_either_is_put() -> None:
 def test_loops_that_run_less_and_less_often_cost_half() -> None:
     s = Steps(F32, is_complex=False)
     a = s.array("a", 8)
-    with s.each("i", 0, 8) as i, s.each("j", i, 8) as j:
-        s.put(a, j, apply("add", a[i], a[j]))
+    for i in s.each("i", 0, 8):
+        for j in s.each("j", i, 8):
+            s.put(a, j, apply("add", a[i], a[j]))
     assert s.procedure().total(lambda _: 1) == 8 * 4
 
 

@@ -1,5 +1,9 @@
-"""Factorizations and solves of matrices in loops over rows and columns: what is written out for
-small ones (small_matrices.py) would be too long.
+"""Factorizations and solves of matrices, step by step: in loops over rows and columns, or, of small
+ones, with all loops written out (steps.py), where an element costs what it adds to those before it.
+
+Nothing branches: a row is exchanged by selecting, for each element, which of two rows it comes
+from.  What is defined for a whole matrix by the first step that fails (`info`) is selected the same
+way.
 
 Source: the unblocked algorithms of LAPACK (getf2, potf2, geqr2, org2r, orm2r) and BLAS (trsm),
 whose results these are but for rounding, and for what NaNs make of comparisons.
@@ -7,13 +11,12 @@ whose results these are but for rounding, and for what NaNs make of comparisons.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, compare, const, select
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import I32
 from hlo_mlc.ops.elements import (
@@ -60,27 +63,27 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
     rows, columns = a.shape
     row = s.array("row", columns)
     s.put(info, (), const(0, I32))
-    with s.each("k", 0, min(rows, columns)) as k:
+    for k in s.each("k", 0, min(rows, columns)):
         after = k + 1
         place = _largest_below(s, a, k)
         s.put(pivots, k, place + const(1, I32))
-        with s.each("j", 0, columns) as j:
+        for j in s.each("j", 0, columns):
             s.put(row, j, a[k, j])
-            with s.each("i", after, rows) as i:
+            for i in s.each("i", after, rows):
                 s.put(row, j, chosen(_is_at(place, i), a[i, j], row[j]))
         _note_failure(s, info, k, is_zero(row[k]))
         divisor = s.let("divisor", _usable(row[k]))
-        with s.each("i", after, rows) as i:
+        for i in s.each("i", after, rows):
 
-            def exchanged(j: Expr, i: Expr = i) -> Element:
+            def exchanged(j: Expr, i: Expr = i, k: Expr = k, place: Expr = place) -> Element:
                 return chosen(_is_at(place, i), a[k, j], a[i, j])
 
-            with s.each("j", 0, k) as j:
+            for j in s.each("j", 0, k):
                 s.put(a, (i, j), exchanged(j))
             s.put(a, (i, k), over(exchanged(k), divisor))
-            with s.each("j", after, columns) as j:
+            for j in s.each("j", after, columns):
                 s.put(a, (i, j), less_product(exchanged(j), a[i, k], row[j]))
-        with s.each("j", 0, columns) as j:
+        for j in s.each("j", 0, columns):
             s.put(a, (k, j), row[j])
 
 
@@ -89,7 +92,7 @@ def _largest_below(s: Steps, a: Array, k: Expr) -> Expr:
     largest, place = s.real("largest"), s.integers("place")
     s.put(largest, (), size_of(a[k, k]))
     s.put(place, (), number(k))
-    with s.each("i", k + 1, a.shape[0]) as i:
+    for i in s.each("i", k + 1, a.shape[0]):
         size = s.let("size", size_of(a[i, k]))
         is_larger = apply("gt", size, largest[()])
         s.put(place, (), apply("select", is_larger, number(i), place[()]))
@@ -117,23 +120,24 @@ def solve_triangular(
     s: Steps, a: Read, x: Array, at: At, size: int, columns: int, *, lower: bool, unit: bool
 ) -> None:
     """`x`, which is to hold b, becomes x in a x = b; x[at(i, j)] is that of row i, column j."""
-    with s.each("k", 0, size, down=not lower) as k:
+    for k in s.each("k", 0, size, down=not lower):
         if not unit:
             divisor = s.let("divisor", a(k, k))
-            with s.each("j", 0, columns) as j:
+            for j in s.each("j", 0, columns):
                 s.put(x, at(k, j), over(x[at(k, j)], divisor))
         rest = (k + 1, size) if lower else (0, k)
-        with s.each("i", *rest) as i:
+        for i in s.each("i", *rest):
             factor = s.let("factor", a(i, k))
-            with s.each("j", 0, columns) as j:
+            for j in s.each("j", 0, columns):
                 s.put(x, at(i, j), less_product(x[at(i, j)], factor, x[at(k, j)]))
 
 
 def filled(s: Steps, name: str, read: Read, rows: int, columns: int) -> Array:
     """A matrix of what is read."""
     a = s.array(name, rows, columns)
-    with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
-        s.put(a, (i, j), read(*places((i, j))))
+    for i in s.each("i", 0, rows):
+        for j in s.each("j", 0, columns):
+            s.put(a, (i, j), read(*places((i, j))))
     return a
 
 
@@ -143,17 +147,17 @@ def cholesky(s: Steps, a: Array, info: Array, at: At) -> None:
     """
     size = a.shape[0]
     s.put(info, (), const(0, I32))
-    with s.each("k", 0, size) as k:
+    for k in s.each("k", 0, size):
         after = k + 1
         pivot = s.let("pivot", real_part(a[at(k, k)]))
         _note_failure(s, info, k, apply("le", pivot, const(0, pivot.dtype)))
         root = s.let("root", apply("sqrt", pivot))
         s.put(a, at(k, k), as_element(a, root))
-        with s.each("i", after, size) as i:
+        for i in s.each("i", after, size):
             s.put(a, at(i, k), scaled(a[at(i, k)], root))
-        with s.each("j", after, size) as j:
+        for j in s.each("j", after, size):
             factor = s.let("factor", conjugate(a[at(j, k)]))
-            with s.each("i", j, size) as i:
+            for i in s.each("i", j, size):
                 s.put(a, at(i, j), less_product(a[at(i, j)], a[at(i, k)], factor))
 
 
@@ -161,24 +165,25 @@ def qr(s: Steps, a: Array, factors: Array) -> None:
     """R on and above the diagonal of `a`, below it the vectors of the reflections, whose first
     element is 1 and left out, and their factors: Q is the product of 1 - tau v v^H."""
     rows, columns = a.shape
-    with s.each("k", 0, min(rows, columns)) as k:
+    for k in s.each("k", 0, min(rows, columns)):
         tau = _reflection(s, a, k)
         s.put(factors, k, tau)
-        with s.each("j", k + 1, columns) as j:
+        for j in s.each("j", k + 1, columns):
             _reflect(s, a, k, j, lambda i, k=k: a[i, k], conjugate(tau), rows)
 
 
 def q_of(s: Steps, q: Array, a: Read, factors: Callable[[Expr], Element], count: int) -> None:
     """`q` becomes the first columns of the product of `count` reflections that `qr` leaves."""
     rows, columns = q.shape
-    with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
-        s.put(q, (i, j), unit_element(q, i, j))
-    with s.each("k", 0, count, down=True) as k:
+    for i in s.each("i", 0, rows):
+        for j in s.each("j", 0, columns):
+            s.put(q, (i, j), unit_element(q, i, j))
+    for k in s.each("k", 0, count, down=True):
         vector, tau = _read_reflection(s, a, factors, k, rows)
-        with s.each("j", k + 1, columns) as j:
+        for j in s.each("j", k + 1, columns):
             _reflect(s, q, k, j, vector, tau, rows)
         s.put(q, (k, k), minus(like(tau, 1), tau))
-        with s.each("i", k + 1, rows) as i:
+        for i in s.each("i", k + 1, rows):
             s.put(q, (i, k), negated(times(tau, vector(i))))
 
 
@@ -196,9 +201,9 @@ def times_q(
 ) -> None:
     """`c` is reflected by vectors that `qr` leaves, by the last one first if `down`; c[at(i, j)] is
     the element in row i, column j."""
-    with s.each("k", 0, count, down=down) as k:
+    for k in s.each("k", 0, count, down=down):
         vector, tau = _read_reflection(s, a, factors, k, rows)
-        with s.each("j", 0, columns) as j:
+        for j in s.each("j", 0, columns):
             _reflect(s, c, k, j, vector, tau, rows, at)
 
 
@@ -217,7 +222,7 @@ def _read_reflection(
     s: Steps, a: Read, factors: Callable[[Expr], Element], k: Expr, rows: int
 ) -> tuple[Callable[[Expr], Element], Element]:
     vector = s.array("vector", rows)
-    with s.each("i", k + 1, rows) as i:
+    for i in s.each("i", k + 1, rows):
         s.put(vector, i, a(i, k))
     return lambda i: vector[i], s.let("tau", factors(k))
 
@@ -232,35 +237,25 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     real, *imaginary = parts(first)
     zero, one = const(0, real.dtype), const(1, real.dtype)
     below = (k + 1, a.shape[0])
-    largest = s.let("largest", apply("abs", imaginary[0]) if imaginary else zero)
-    with s.each("i", *below) as i:
-        s.let(
-            "largest",
-            functools.reduce(
-                functools.partial(apply, "max"),
-                (apply("abs", part) for part in parts(a[i, k])),
-                largest,
-            ),
-        )
-    is_done = apply("eq", largest, zero)
-    divisor = s.let(
-        "scale", apply("select", is_done, one, apply("max", largest, apply("abs", real)))
-    )
+    largest, squares = s.real("largest"), s.real("squares")
+    s.put(largest, (), apply("abs", imaginary[0]) if imaginary else zero)
+    for i in s.each("i", *below):
+        for part in parts(a[i, k]):
+            s.put(largest, (), apply("max", largest[()], apply("abs", part)))
+    is_done = compare("eq", largest[()], 0)
+    divisor = s.let("scale", select(is_done, one, apply("max", largest[()], apply("abs", real))))
 
-    def squares(element: Element, start: Expr) -> Expr:
+    def add_square(element: Element) -> None:
         for part in parts(element):
             fraction = part / divisor
-            start = fraction * fraction + start
-        return start
+            s.put(squares, (), fraction * fraction + squares[()])
 
-    total = s.let("squares", squares(first, zero))
-    with s.each("i", *below) as i:
-        s.let("squares", squares(a[i, k], total))
-    norm = divisor * apply("sqrt", total)
-    beta = s.let(
-        "beta",
-        apply("select", is_done, real, apply("select", apply("lt", real, zero), norm, -norm)),
-    )
+    s.put(squares, (), zero)
+    add_square(first)
+    for i in s.each("i", *below):
+        add_square(a[i, k])
+    norm = divisor * apply("sqrt", squares[()])
+    beta = s.let("beta", select(is_done, real, select(compare("lt", real, 0), norm, -norm)))
     tau, rest = (beta - real) / beta, real - beta
     if imaginary:
         tau = Complex(tau, -(imaginary[0] / beta))
@@ -268,7 +263,7 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     tau = s.let("tau", chosen(is_done, like(first, 0), tau))
     rest = s.let("rest", chosen(is_done, like(first, 1), rest))
     s.put(a, (k, k), as_element(a, beta))
-    with s.each("i", *below) as i:
+    for i in s.each("i", *below):
         s.put(a, (i, k), over(a[i, k], rest))
     return tau
 
@@ -285,10 +280,11 @@ def _reflect(
 ) -> None:
     """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself."""
     below = (k + 1, rows)
-    total = s.let("total", a[at(k, j)])
-    with s.each("i", *below) as i:
-        s.let("total", less_product(total, negated(conjugate(vector(i))), a[at(i, j)]))
-    total = s.let("total", times(tau, total))
+    total = s.array("total")
+    s.put(total, (), a[at(k, j)])
+    for i in s.each("i", *below):
+        s.put(total, (), less_product(total[()], negated(conjugate(vector(i))), a[at(i, j)]))
+    total = s.let("total", times(tau, total[()]))
     s.put(a, at(k, j), minus(a[at(k, j)], total))
-    with s.each("i", *below) as i:
+    for i in s.each("i", *below):
         s.put(a, at(i, j), less_product(a[at(i, j)], vector(i), total))
