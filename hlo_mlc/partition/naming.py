@@ -294,8 +294,9 @@ def _function(values: Iterable[Expr]) -> str:
     ops = {node.op for node in nodes}
     if {"xor", "shl", "shr_logical"} <= ops:
         return "random"
-    if ops & {"erf", "erfc"}:
-        return "gelu" if "mul" in ops else "erf"
+    errors = [node.args[0] for node in nodes if node.op in ("erf", "erfc")]
+    if errors:
+        return "gelu" if any(_is_factor(_unscaled(e), nodes) for e in errors) else "erf"
     if any(node.op in ("tanh", "logistic") and _is_polynomial(node.args[0]) for node in nodes):
         return "gelu"  # as it is approximated
     if any(
@@ -343,6 +344,26 @@ def _is_polynomial(value: Expr) -> bool:
         and node.op == "mul"
         and not any(isinstance(a, Const) for a in node.args)
         for node in walk(value)
+    )
+
+
+def _unscaled(value: Expr) -> Expr:
+    """What a value is a constant multiple of, in whatever type."""
+    while isinstance(value, Apply):
+        factors = [a for a in value.args if not isinstance(a, Const)]
+        if len(factors) != 1 or value.op not in ("mul", "div", "neg", "convert"):
+            break
+        (value,) = factors
+    return value
+
+
+def _is_factor(value: Expr, nodes: Iterable[Apply]) -> bool:
+    """Whether a multiple of a value is multiplied by something that is computed."""
+    return any(
+        value in map(_unscaled, node.args[:2])
+        and not any(isinstance(a, Const) for a in node.args[:2])
+        for node in nodes
+        if node.op in ("mul", "fma")
     )
 
 

@@ -49,6 +49,7 @@ def convolution(x: jax.Array, w: jax.Array) -> jax.Array:
         ("matmul+relu", lambda x, y: jax.nn.relu(x @ y + 1), (X, Y)),
         ("matmul+gelu", lambda x, y: jax.nn.gelu(x @ y), (X, Y)),
         ("matmul+gelu", lambda x, y: jax.nn.gelu(x @ y, approximate=False), (X, Y)),
+        ("matmul+erf", lambda x, y: jnp.tanh(x @ y) * jax.lax.erf(x @ y), (X, Y)),
         ("matmul+silu", lambda x, y: jax.nn.silu(x @ y), (X, Y)),
         ("matvec", lambda x, v: x @ v, (X, Y[:, 0])),
         ("dot", lambda u, v: u @ v, (X[0], Y[:, 0])),
