@@ -184,7 +184,7 @@ SCHEDULES = [
     if module.startswith("hlo_mlc.templates.")
     and not (name := module.removeprefix("hlo_mlc.templates.")).startswith(BY_HAND)
 ]
-LOOPS = ("loop", "serial", "vectorized", "unrolled", "allocated")
+LOOPS = ("loop", "serial", "vectorized", "unrolled", "allocated", "store", "fold")
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), *LOOPS}
 
 
