@@ -23,8 +23,9 @@ from hlo_mlc.templates.by_hand import across, in_blocks, parallel_tasks, shared_
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
-from hlo_mlc.templates.sorting.pairs import CHAINS, Merge, Place
-from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, row_count
+from hlo_mlc.templates.sorting.pairs import CHAINS, Merge
+from hlo_mlc.templates.sorting.records import Body, Place, Sorting, as_number, row_count
+from hlo_mlc.templates.sorting.rooms import Codes, Room, Rooms, behind
 from hlo_mlc.templates.sorting.ties import KINDS, Seen, first_in_order, in_turn
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -61,10 +62,7 @@ def by_merges(coded: Coded, target: CpuTarget) -> Scheduled:
 
 
 class _Rows:
-    """Rows of codes, each a power of two of parts; a part is a run in each lane.
-
-    Rooms that are read and written in turns are rows of one buffer.
-    """
+    """Rows of codes, each a power of two of parts; a part is a run in each lane."""
 
     def __init__(self, coded: Coded, target: CpuTarget) -> None:
         self.coded, self.lanes = coded, rows_abreast(coded, target)
@@ -73,13 +71,8 @@ class _Rows:
         self.parts = part_count(coded, target)
         self.run = -(-self.n // (self.parts * self.lanes * self.lanes)) * self.lanes
         self.part = self.run * self.lanes
-        total = self.sorting.rows * self.parts * self.part
-        self.rooms = Buffer(
-            f"{self.name}_rooms",
-            coded.dtype,
-            (2 if self.parts > 1 or coded.ties else 1, total + self.lanes),
-            "scratch",
-        )
+        self.size = self.parts * self.part
+        self.rooms = Rooms(coded, self.sorting, self.size, self.parts.bit_length() - 1)
         self.at_once = target.registers // 2
         # The smallest and the largest code of each range of equal elements, in each part.
         self.ends = Buffer(
@@ -95,7 +88,7 @@ class _Rows:
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        return (self.rooms, *((self.ends, self.counts) if self.coded.ties else ()))
+        return (self.rooms.scratch, *((self.ends, self.counts) if self.coded.ties else ()))
 
     def body(self) -> Body:
         """All of it."""
@@ -103,24 +96,21 @@ class _Rows:
         work = parts * self.part * COMPARED * (steps(self.run) + MERGED * self.lanes.bit_length())
         return (
             *shared_out(f"{self.name}_part", parts, work, self._part),
-            *_behind(self.rooms, self.lanes),
+            *self.rooms.behind(),
             *self._merged(),
             *self._with_ties(),
             *self._handed_out(),
         )
 
-    def _in_order(self, position: Expr) -> tuple[Expr, ...]:
-        """Where the codes of all rows are in the end."""
-        return (index.constant((self.parts.bit_length() - 1) % 2), position)
-
-    def _as_it_came(self, position: Expr) -> tuple[Expr, ...]:
-        """Where those of a range are, part by part, before they are written once more."""
-        return (index.constant(self.parts.bit_length() % 2), position)
+    def _within(self, number: Expr) -> tuple[Expr, Expr]:
+        """The row of a part, and where in it the part begins."""
+        row, part = (f(number, self.parts) for f in (index.floordiv, index.floormod))
+        return row, index.multiply(part, self.part)
 
     # Parts
 
     def _part(self, number: Expr) -> Body:
-        """One part, into the first room."""
+        """One part, into the first of the rooms."""
         codes = Buffer(
             f"{self.name}_codes", self.coded.dtype, (padded(self.run), self.lanes), "stack"
         )
@@ -130,16 +120,17 @@ class _Rows:
         stacks = Buffer(
             f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes), "stack"
         )
-        levels, place = (self.lanes.bit_length() - 1, index.multiply(number, self.part))
+        levels, (row, first) = self.lanes.bit_length() - 1, self._within(number)
         piece = min(2 * self.run, self.part // CHAINS)
 
-        def merged(level: Expr, write: Place, into: Buffer) -> Body:
-            merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
+        def merged(level: Expr, into: Codes) -> Body:
+            merge = Merge(
+                f"{self.name}_", self.coded.dtype, self.lanes, self.run, level, self.part, piece
+            )
+            source = Codes.of(stacks, _in_turn(level))
             return (
                 serial(
-                    "piece",
-                    self.part // (CHAINS * piece),
-                    lambda p: merge.pieces(p, stacks, _in_turn(level), into, write),
+                    "piece", self.part // (CHAINS * piece), lambda p: merge.pieces(p, source, into)
                 ),
             )
 
@@ -151,30 +142,26 @@ class _Rows:
                 *network.pad(self.run),
                 *network.in_order(),
                 *self._apart(codes, stacks),
-                *_behind(stacks, self.lanes),
+                *behind(stacks, self.lanes),
                 *(
                     (
                         serial(
                             "level",
                             levels - 1,
-                            lambda k: merged(k, _in_turn(index.add(k, 1)), stacks),
+                            lambda k: merged(k, Codes.of(stacks, _in_turn(index.add(k, 1)))),
                         ),
                     )
                     if levels > 1
                     else ()
                 ),
-                *merged(
-                    index.constant(levels - 1),
-                    lambda i: (index.constant(0), index.add(place, i)),
-                    self.rooms,
-                ),
+                *merged(index.constant(levels - 1), self.rooms.first(row).behind(first)),
             ),
         )
 
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
-        at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), self.part)
+        row, first = self._within(number)
+        at = decoded(self.sorting.outer, row)
 
         def column(i: Expr) -> Body:
             def one(lane: Expr) -> Body:
@@ -254,25 +241,21 @@ class _Rows:
 
     def _merged(self) -> Body:
         """All pairs of runs of all rows, level by level, in tasks of as many pieces."""
-        if self.parts == 1:
-            return ()
-        size = self.parts * self.part
-        piece = min(2 * self.part, size // CHAINS)
-        share = CHAINS * piece
+        piece = min(2 * self.part, self.size // CHAINS)
+        shares = self.size // (CHAINS * piece)
 
-        def level(k: Var) -> Body:
-            merge = Merge(f"{self.name}_", self.lanes, self.part, k, size, piece)
+        def level(k: Expr, source: Room, into: Room) -> Body:
+            merge = Merge(
+                f"{self.name}_", self.coded.dtype, self.lanes, self.part, k, self.size, piece
+            )
 
             def task(number: Expr) -> Body:
-                row = index.multiply(index.floordiv(number, size // share), size)
-                read, write = (_from(row, _in_turn(index.add(k, turn))) for turn in range(2))
-                return merge.pieces(
-                    index.floormod(number, size // share), self.rooms, read, self.rooms, write
-                )
+                row, share = (f(number, shares) for f in (index.floordiv, index.floormod))
+                return merge.pieces(share, source(row), into(row))
 
-            return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
+            return parallel_tasks(f"{self.name}_merge", self.sorting.rows * shares, 1, task)
 
-        return (serial(f"{self.name}_level", self.parts.bit_length() - 1, level),)
+        return self.rooms.each_level(level)
 
     def _with_ties(self) -> Body:
         """What is equal but not the same comes as it came: each part says what it has of a range,
@@ -349,9 +332,8 @@ class _Rows:
     def _collect(self, low: Expr, span: Expr, number: Expr) -> Body:
         """What a part has of a range, and how many."""
         found = Buffer(f"{self.name}_found", U32, (), "register")
-        at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
-        first = index.multiply(index.floormod(number, self.parts), self.part)
-        begin = index.multiply(number, self.part)
+        row, first = self._within(number)
+        at, into = decoded(self.sorting.outer, row), self.rooms.spare(row).behind(first)
 
         def given(i: Expr) -> Expr:
             here = index.minimum(index.add(first, i), self.n - 1)
@@ -370,11 +352,9 @@ class _Rows:
                     self.lanes,
                     self.part,
                     given,
-                    inside if self.parts * self.part > self.n else None,
+                    inside if self.size > self.n else None,
                     found,
-                    lambda k, code: (
-                        Store(self.rooms, self._as_it_came(index.add(begin, k)), code),
-                    ),
+                    lambda k, code: (into.write(k, code),),
                 ),
                 Store(self.counts, (number,), load(found, ())),
             ),
@@ -382,25 +362,19 @@ class _Rows:
 
     def _again(self, low: Expr, row: Expr) -> Body:
         """What the parts of a row have of a range, where they begin in it."""
-        size = self.parts * self.part
         position = Buffer(f"{self.name}_position", U32, (), "register")
-        first, part = (index.multiply(row, n) for n in (size, self.parts))
+        ordered, came = self.rooms.ordered(row), self.rooms.spare(row)
 
         def put(p: Var) -> Body:
-            number = index.add(part, p)
-            source = index.multiply(number, self.part)
+            number = index.add(index.multiply(row, self.parts), p)
+            source = came.behind(index.multiply(p, self.part))
             count = index.minimum(as_index(load(self.counts, (number,))), self.part)
             vectors = index.floordiv(count, self.lanes)
 
             def one(i: Expr, width: int, lane: Expr) -> Body:
-                there = index.minimum(index.add(as_index(load(position, ())), i), size - width)
-                return (
-                    Store(
-                        self.rooms,
-                        self._in_order(index.add(first, index.add(there, lane))),
-                        load(self.rooms, self._as_it_came(index.add(source, index.add(i, lane)))),
-                    ),
-                )
+                there = index.minimum(index.add(as_index(load(position, ())), i), self.size - width)
+                code = source.read(index.add(i, lane))
+                return (ordered.write(index.add(there, lane), code),)
 
             return (
                 serial(
@@ -427,32 +401,24 @@ class _Rows:
         return allocated(
             (position,),
             (
-                *first_in_order(
-                    position, low, self.rooms, lambda i: self._in_order(index.add(first, i)), size
-                ),
+                *first_in_order(position, low, ordered.read, self.size),
                 serial("part", self.parts, put),
             ),
         )
 
     def _handed_out(self) -> Body:
-        place, size = self.sorting.stage.sort.place, self.parts * self.part
-        count = place.extent
+        count = self.sorting.stage.sort.place.extent
         block = min(count, BLOCK)
         blocks = -(-count // block)
 
         def results(number: Expr) -> Body:
             row, b = index.floordiv(number, blocks), index.floormod(number, blocks)
-            at = decoded(self.sorting.outer, row)
+            at, ordered = decoded(self.sorting.outer, row), self.rooms.ordered(row)
 
             def some(begin: Expr, length: int) -> Body:
                 def one(i: Expr) -> Body:
                     here = index.add(begin, i)
-                    code = load(
-                        self.rooms,
-                        self._in_order(
-                            index.add(index.multiply(row, size), self.sorting.rank(at, here))
-                        ),
-                    )
+                    code = ordered.read(self.sorting.rank(at, here))
                     return self.sorting.results(at, here, (code,))
 
                 return across("out", length, self.lanes, one, LoopKind.SERIAL)
@@ -471,31 +437,6 @@ class _Rows:
         )
 
 
-def _behind(rooms: Buffer, lanes: int) -> Body:
-    """A vector of codes behind the last of each room, which are read and not looked at."""
-    count, size = rooms.shape
-    return (
-        serial(
-            "room",
-            count,
-            lambda k: (
-                vectorized(
-                    "behind",
-                    lanes,
-                    lambda lane: (
-                        Store(rooms, (k, index.add(size - lanes, lane)), const(-1, rooms.dtype)),
-                    ),
-                ),
-            ),
-        ),
-    )
-
-
 def _in_turn(level: Expr) -> Place:
     """In one room, or in the other at the next level."""
     return lambda i: (index.floormod(level, 2), i)
-
-
-def _from(first: Expr, place: Place) -> Place:
-    """In a row that begins there."""
-    return lambda i: place(index.add(first, i))

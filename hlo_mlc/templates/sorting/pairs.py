@@ -16,16 +16,14 @@ from collections.abc import Callable
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import BOOL, U32
+from hlo_mlc.expr.dtypes import BOOL, U32, DType
 from hlo_mlc.loops.core import For, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.sorting.records import Body, as_number, bisection
+from hlo_mlc.templates.sorting.rooms import Codes
 
 # Pieces that are merged side by side: four take as long, and more code.
 CHAINS = 2
-
-Place = Callable[[Expr], tuple[Expr, ...]]
-"""Where code i of all is, or belongs."""
 
 
 class Merge:
@@ -34,16 +32,17 @@ class Merge:
     other.  A pair has a power of two of pieces."""
 
     def __init__(
-        self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
+        self, name: str, dtype: DType, lanes: int, length: int, level: Expr, size: int, piece: int
     ) -> None:
-        self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
+        self.name, self.dtype, self.lanes = name, dtype, lanes
+        self.size, self.piece = size, piece
         level = as_number(level)
         self.length = apply("shl", const(length, U32), level)
         self.halvings = apply("add", const((2 * length // piece).bit_length() - 1, U32), level)
 
-    def pieces(self, number: Expr, source: Buffer, read: Place, into: Buffer, write: Place) -> Body:
+    def pieces(self, number: Expr, source: Codes, into: Codes) -> Body:
         """The `number`th of the groups of pieces that are merged side by side."""
-        chains = [_Chain(self, q, source, read) for q in range(CHAINS)]
+        chains = [_Chain(self, q, source) for q in range(CHAINS)]
         begin = [
             index.multiply(index.add(index.multiply(number, CHAINS), q), self.piece)
             for q in range(CHAINS)
@@ -52,7 +51,7 @@ class Merge:
         def step(o: Var) -> Body:
             at = index.multiply(o, self.lanes)
             stages = [
-                chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
+                chain.step(into.behind(index.add(b, at)))
                 for chain, b in zip(chains, begin, strict=True)
             ]
             inner = [b for chain in chains for b in chain.inner]
@@ -68,7 +67,7 @@ class Merge:
                     "chain",
                     CHAINS,
                     lambda q: self._start(
-                        starts, q, index.add(index.multiply(number, CHAINS), q), source, read
+                        starts, q, index.add(index.multiply(number, CHAINS), q), source
                     ),
                 ),
                 *(s for chain in chains for s in chain.start(starts)),
@@ -76,13 +75,11 @@ class Merge:
             ),
         )
 
-    def code(self, source: Buffer, read: Place, position: Expr) -> Expr:
+    def code(self, source: Codes, position: Expr) -> Expr:
         """A code; the first behind all, where there is none."""
-        return load(source, read(index.minimum(as_index(position), self.size)))
+        return source.read(index.minimum(as_index(position), self.size))
 
-    def _start(
-        self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
-    ) -> Body:
+    def _start(self, starts: Buffer, chain: Expr, number: Expr, source: Codes) -> Body:
         """What is next of both runs where a piece begins, and where they end: so many codes of the
         first run come before the piece as bisection finds."""
         first, begin, low, high, middle, more = (
@@ -106,10 +103,7 @@ class Merge:
             more,
             apply(
                 "le",
-                *(
-                    self.code(source, read, apply("add", run, k))
-                    for run, k in ((pair, i), (second, j))
-                ),
+                *(self.code(source, apply("add", run, k)) for run, k in ((pair, i), (second, j))),
             ),
         )
         piece, unit = as_number(number), const(self.piece, U32)
@@ -144,9 +138,9 @@ class _Chain:
     code that is the largest counts as next.  Codes of elements may be as large; these are the last.
     """
 
-    def __init__(self, merge: Merge, number: int, source: Buffer, read: Place) -> None:
-        self.merge, self.number, self.source, self.read = merge, number, source, read
-        name, dtype, lanes = f"{merge.name}_{number}", source.dtype, merge.lanes
+    def __init__(self, merge: Merge, number: int, source: Codes) -> None:
+        self.merge, self.number, self.source = merge, number, source
+        name, dtype, lanes = f"{merge.name}_{number}", merge.dtype, merge.lanes
         self.next = [Buffer(f"{name}next{run}", U32, (), "register") for run in range(2)]
         self.end = [Buffer(f"{name}end{run}", U32, (), "register") for run in range(2)]
         self.waits = Buffer(f"{name}waits", dtype, (lanes,), "register")
@@ -180,7 +174,7 @@ class _Chain:
             ),
         )
 
-    def step(self, place: Place, rooms: Buffer) -> list[Body]:
+    def step(self, into: Codes) -> list[Body]:
         """One vector of codes: stages of independent statements."""
         lanes, turns = self.merge.lanes, self.turns
         stages: list[Body] = [
@@ -205,14 +199,13 @@ class _Chain:
         ]
         apart = lanes // 2
         while apart:
-            source, into = turns
-            stages.append((self._vector(functools.partial(_compared, source, into, apart)),))
+            stages.append((self._vector(functools.partial(_compared, *turns, apart)),))
             turns, apart = turns[::-1], apart // 2
         stages.append(
             (
                 self._vector(
                     lambda r: (
-                        Store(rooms, place(r), load(turns[0], (index.constant(0), r))),
+                        into.write(r, load(turns[0], (index.constant(0), r))),
                         Store(self.waits, (r,), load(turns[0], (index.constant(1), r))),
                     )
                 ),
@@ -232,8 +225,8 @@ class _Chain:
                 apply(
                     "select",
                     apply("lt", position, end),
-                    self.merge.code(self.source, self.read, position),
-                    const(-1, self.source.dtype),
+                    self.merge.code(self.source, position),
+                    const(-1, self.merge.dtype),
                 )
             )
             begins.append(here)
@@ -259,8 +252,8 @@ class _Chain:
         return apply(
             "select",
             apply("lt", as_number(lane), load(self.left, ())),
-            load(self.source, self.read(index.add(begin, lane))),
-            const(-1, self.source.dtype),
+            self.source.read(index.add(begin, lane)),
+            const(-1, self.merge.dtype),
         )
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:

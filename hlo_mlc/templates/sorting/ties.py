@@ -17,7 +17,7 @@ from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, If, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, serial, vectorized
 from hlo_mlc.templates.sorting.codes import Range
-from hlo_mlc.templates.sorting.records import Body, Place, as_number
+from hlo_mlc.templates.sorting.records import Body, as_number
 from hlo_mlc.tensor.combine import named_combiner
 
 KINDS = ("min", "max")
@@ -106,7 +106,7 @@ def is_in(code: Expr, codes: Range) -> Expr:
     return apply("le", apply("sub", code, low), high)
 
 
-def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, size: int) -> Body:
+def first_in_order(position: Buffer, low: Expr, ordered: Callable[[Expr], Expr], size: int) -> Body:
     """In `position`: how many of `size` codes in order come before one."""
     highest = size.bit_length() - 1
 
@@ -114,9 +114,7 @@ def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, s
         bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
         here = load(position, ())
         there = apply("add", here, apply("shl", const(1, U32), bit))
-        last = load(
-            ordered, place(index.minimum(as_index(apply("sub", there, const(1, U32))), size - 1))
-        )
+        last = ordered(index.minimum(as_index(apply("sub", there, const(1, U32))), size - 1))
         comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
         return (Store(position, (), apply("select", comes_before, there, here)),)
 
