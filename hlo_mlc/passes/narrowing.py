@@ -14,6 +14,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
+from hlo_mlc.passes.parts import combining
 
 _SLICE, _CONVERT, _REDUCE = (f"stablehlo.{name}" for name in ("slice", "convert", "reduce"))
 _STARTS, _LIMITS, _STRIDES = "start_indices", "limit_indices", "strides"
@@ -104,7 +105,7 @@ def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
         (term, context.add(_CONVERT, (first,), scalar)),
         node.results[0].type,
         total.attributes,
-        (_addition(scalar),),
+        (combining("stablehlo.add", scalar.dtype),),
     )
 
 
@@ -115,11 +116,6 @@ def _adds(region: Graph) -> bool:
         and {*region.nodes[0].operands} == {*region.parameters}
         and region.results == region.nodes[0].results
     )
-
-
-def _addition(scalar: TensorType) -> Graph:
-    one, other, total = (Value(scalar) for _ in range(3))
-    return Graph((one, other), (Node("stablehlo.add", (one, other), (total,)),), (total,))
 
 
 # (start, limit, stride) along one axis.

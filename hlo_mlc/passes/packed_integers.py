@@ -20,6 +20,7 @@ from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
+from hlo_mlc.passes.parts import combining
 
 _CONVERT, _BITCAST = "stablehlo.convert", "stablehlo.bitcast_convert"
 _WHOLE = {8: U8, 16: U16, 32: U32, 64: U64}
@@ -245,7 +246,7 @@ class _Unpacking(NodeList):
                 (parts, zero),
                 (found,),
                 {"dimensions": (len(tensor.shape) - 1,)},
-                (_combining("stablehlo.add", dtype),),
+                (combining("stablehlo.add", dtype),),
                 location=self.location,
             )
         )
@@ -291,9 +292,4 @@ def _is_ring(region: Graph) -> bool:
 
 def _plain(region: Graph) -> Graph:
     """The same of two bytes."""
-    return _combining(region.nodes[0].op, _byte_of(region.results[0].type.dtype))
-
-
-def _combining(op: str, dtype: DType) -> Graph:
-    one, other, result = (Value(TensorType((), dtype)) for _ in range(3))
-    return Graph((one, other), (Node(op, (one, other), (result,)),), (result,))
+    return combining(region.nodes[0].op, _byte_of(region.results[0].type.dtype))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import DType, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.registry import ELEMENTWISE
@@ -62,7 +62,7 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
                     (part, node.operands[1]),
                     node.results[0].type,
                     node.attributes,
-                    (_body(operation, whole.type),),
+                    (combining(operation, whole.type.dtype),),
                 )
             )
         while len(folded) > 1:  # neighbours in rounds, as exact as one fold
@@ -97,8 +97,9 @@ def _operation(node: Node, context: Rewriter) -> str | None:
     return operation
 
 
-def _body(operation: str, of: TensorType) -> Graph:
-    left, right, result = (Value(TensorType((), of.dtype)) for _ in range(3))
+def combining(operation: str, dtype: DType) -> Graph:
+    """What reductions apply: an operation of two elements."""
+    left, right, result = (Value(TensorType((), dtype)) for _ in range(3))
     return Graph((left, right), (Node(operation, (left, right), (result,)),), (result,))
 
 

@@ -1,13 +1,17 @@
-"""Products of matrices that are faster in another type."""
+"""Products of matrices that are faster in another type, or of which one factor is a splat."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import splat_constant
+from hlo_mlc.passes.parts import combining
+from hlo_mlc.passes.splat import splat, splat_constant
 
 _AXES = (
     "lhs_batching_dimensions",
@@ -39,4 +43,58 @@ def product_of_bools(node: Node, context: Rewriter) -> Value | None:
     )
 
 
-PRODUCT_RULES: Mapping[str, Sequence[Rule]] = {"stablehlo.dot_general": (product_of_bools,)}
+def product_with_a_splat(node: Node, context: Rewriter) -> Value | None:
+    """`dot_general(x [n, k], broadcast(c) [k, m])` -> `broadcast(reduce_add(x * c) [n])`
+
+    Of two factors either may be the one whose elements are all the same, as those of a quadratic
+    form of zeros are: what is not a number in the other still makes results of none.  Narrow floats
+    are summed in f32, as products of them are.
+    """
+    result, last = node.results[0].type, len(_AXES) - 1
+    for side, factor in enumerate(node.operands):
+        element, own = splat(factor, context), _own_axes(node, side)
+        other, summed = node.operands[1 - side], node.attributes[_AXES[last - side]]
+        repeats = math.prod(factor.type.shape[d] for d in own)
+        if element is None or other.type.size == 0 or (summed and repeats <= 1):
+            continue
+        dtype = F32 if result.dtype.is_narrow_float else result.dtype
+        if dtype is BOOL:
+            return None
+        wide = TensorType(other.type.shape, dtype)
+        if other.type != wide:
+            other = context.add("stablehlo.convert", (other,), wide)
+        number = context.constant(np.broadcast_to(element.astype(dtype.numpy), wide.shape))
+        product = context.add("stablehlo.multiply", (other, number), wide)
+        kept = [d for d in range(len(wide.shape)) if d not in summed]
+        if summed:
+            product = context.add(
+                "stablehlo.reduce",
+                (product, context.constant(np.zeros((), dtype.numpy))),
+                TensorType(tuple(wide.shape[d] for d in kept), dtype),
+                {"dimensions": tuple(sorted(summed))},
+                (combining("stablehlo.add", dtype),),
+            )
+        if dtype is not result.dtype:
+            narrow = TensorType(product.type.shape, result.dtype)
+            product = context.add("stablehlo.convert", (product,), narrow)
+        batch, free = node.attributes[_AXES[1 - side]], _own_axes(node, 1 - side)
+        begin = len(batch) + (len(own) if side == 0 else 0)
+        places = {d: n for n, d in enumerate(batch)} | {d: begin + n for n, d in enumerate(free)}
+        return context.add(
+            "stablehlo.broadcast_in_dim",
+            (product,),
+            result,
+            {"broadcast_dimensions": tuple(places[d] for d in kept)},
+        )
+    return None
+
+
+def _own_axes(node: Node, side: int) -> list[int]:
+    """The axes of one factor that the other does not share."""
+    shared = {d for name in _AXES[side::2] for d in node.attributes[name]}
+    return [d for d in range(len(node.operands[side].type.shape)) if d not in shared]
+
+
+PRODUCT_RULES: Mapping[str, Sequence[Rule]] = {
+    "stablehlo.dot_general": (product_of_bools, product_with_a_splat)
+}

@@ -114,6 +114,20 @@ def test_leaves_what_was_measured_slower(function: Callable, shapes: list, kind:
     assert all("predicted no faster" in verdict.reason for _, verdict in plan.rejected)
 
 
+def test_places_of_several_numbers_are_written_side_by_side_there() -> None:
+    def counts(places: jax.Array) -> jax.Array:
+        return jnp.zeros(5, jnp.int32).at[places].add(1)
+
+    def kinds(function: Callable, shape: tuple[int, ...]) -> tuple[set[str], set[str]]:
+        plan = plan_of(function, indices(*shape))
+        return tuple(
+            {verdict.estimate.kind for _, verdict in side} for side in (plan.taken, plan.rejected)
+        )
+
+    assert "scatter" in kinds(jax.vmap(counts), (301, 2000))[0]
+    assert "scatter" in kinds(counts, (602_000,))[1]
+
+
 def test_products_of_bytes_stay_but_others_of_integers_go() -> None:
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return lax.dot(a, b, preferred_element_type=jnp.int32)

@@ -1,4 +1,4 @@
-"""Products in another type."""
+"""Products in another type, and of factors that are splats."""
 
 from __future__ import annotations
 
@@ -37,6 +37,32 @@ def test_products_of_bools(
     assert "compare" in ops_of(counted)
     same(counted, graph, args)
     check(function, *args, kernels=None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("spec", ["ij,jk->ik", "jk,ij->ik", "bji,jbk->bik", "i,ij->ij"])
+@pytest.mark.parametrize("number", [0, 3])
+def test_products_with_a_splat(
+    spec: str, dtype: str, number: int, traced: Callable, same: Callable, ops_of: Callable, check
+) -> None:
+    """Sums, or multiples, of the other factor: of none that were not numbers where it has such."""
+    sizes = {"i": 17, "j": 5, "k": 4, "b": 3}
+    first = spec in ("jk,ij->ik", "i,ij->ij")
+    splat, other = spec.partition("->")[0].split(",")[:: 1 if first else -1]
+    x = np.array(jnp.asarray(RNG.integers(-9, 9, [sizes[c] for c in other]), dtype))
+    if dtype != "int32":
+        x[..., 1] = np.inf
+
+    def function(x):
+        equal = jnp.full([sizes[c] for c in splat], number, x.dtype)
+        return jnp.einsum(spec, *((equal, x) if first else (x, equal)))
+
+    graph = traced(function, x)
+    summed = apply_rules(graph, PRODUCT_RULES)
+    assert "dot_general" in ops_of(graph)
+    assert "dot_general" not in ops_of(summed)
+    same(summed, graph, [x])
+    check(function, x, kernels=None)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.int32])

@@ -299,7 +299,7 @@ def sums_of_fewer_bits(op: str) -> Iterator[Program]:
 
 
 def products(op: str) -> Iterator[Program]:
-    """Products of bools."""
+    """Products of bools, and products of which one factor is the same everywhere."""
     for m, k, n in ((1, 0, 2), (1, 3, 2), (2, 2, 2), (2, 3, 1)):
         left, right, result = f"tensor<{m}x{k}xi1>", f"tensor<{k}x{n}xi1>", f"tensor<{m}x{n}xi1>"
         yield Program(
@@ -312,6 +312,42 @@ def products(op: str) -> Iterator[Program]:
             ),
             every,
         )
+    for dtype in ("f32", "i32", "bf16", "i1"):
+        of, equal = f"tensor<2x3x2x{dtype}>", f"tensor<2x2x2x{dtype}>"
+        one = "true" if dtype == "i1" else "2" if dtype == "i32" else "2.0"
+        for given, axes in (
+            (
+                "%a, %c",
+                f"batching_dims = [0] x [2], contracting_dims = [2] x [0] : ({of}, {equal})",
+            ),
+            (
+                "%c, %a",
+                f"batching_dims = [2] x [0], contracting_dims = [0] x [2] : ({equal}, {of})",
+            ),
+        ):
+            shape = "2x3x2" if given[1] == "a" else "2x2x3"
+            yield Program(
+                written(
+                    f"%a: {of}",
+                    f"tensor<{shape}x{dtype}>",
+                    f"""
+            %c = stablehlo.constant dense<{one}> : {equal}
+            %r = stablehlo.dot_general {given}, {axes} -> tensor<{shape}x{dtype}>""",
+                ),
+                unit_vectors,
+            )
+    each, row = "tensor<2x3xf32>", "tensor<2xf32>"
+    yield Program(
+        written(
+            f"%a: {each}",
+            each,
+            f"""
+            %c = stablehlo.constant dense<2.0> : {row}
+            %r = stablehlo.dot_general %c, %a, batching_dims = [0] x [0], contracting_dims = [] x []
+              : ({row}, {each}) -> {each}""",
+        ),
+        unit_vectors,
+    )
 
 
 def convolved(op: str) -> Iterator[Program]:

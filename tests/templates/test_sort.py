@@ -19,6 +19,8 @@ from hlo_mlc.loops.prove import prove
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.sorting import rooms
+from hlo_mlc.templates.sorting.merges import PART
 from hlo_mlc.templates.sorting.template import RUN, SortTemplate
 
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
@@ -208,6 +210,35 @@ def test_records_are_moved_within_results(take_apart, rows, count):
     assert 8 <= scratch(jnp.sort, "float32") < 8.4
     cores = 16
     assert 8 <= scratch(jnp.sort, "float32") < 8.4
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("shape", [(1, 65_536), (1, 40_001), (3, 16_385), (2, 9)], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "float16"])
+def test_many_codes_are_merged_within_a_result(
+    take_apart, machine_code, monkeypatch, dtype, shape, level
+):
+    """So that they need as much memory again, and not twice that; equal elements, which are put
+    right in the other room, and parts that are not whole among them."""
+    with jax.enable_x64(True):
+        x = values(dtype, shape, 5)
+        parts = take_apart(jnp.sort, x)
+        expected = jax.jit(jnp.sort)(x)
+    tuned = {0: ("sort", {**WAYS[0], "merges": 1})}
+    target = replace(named(level), cores=2)
+
+    def scheduled():
+        loops, proof = prove(schedule_program(parts.programs[0], target, tuned)[0])
+        assert not proof.guarded
+        return loops.scratch_bytes
+
+    two_rooms = scheduled()
+    monkeypatch.setattr(rooms, "MANY_BYTES", 0)
+    one_room = scheduled()
+    has_two = max(shape) > 2 * PART or dtype != "int64"
+    assert one_room < (0.52 if has_two and x.size > PART else 1.01) * two_rooms
+    execute = machine_code.executing(tuned=tuned, target=target, threads=2)
+    same_bits(parts.run([x], execute), [expected])
 
 
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float16"])

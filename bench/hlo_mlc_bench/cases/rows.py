@@ -70,6 +70,12 @@ CASES = (
     _case("moments", moments, _MATRIX, tolerance=8),
     _case("rmsnorm", rmsnorm, _MATRIX, tolerance=8),
     _case(
+        "sum_of_long_rows",
+        of_normals(functools.partial(jnp.sum, axis=0)),
+        {"rows": 64, "columns": 32_768},
+        tolerance=16,
+    ),
+    _case(
         "rmsnorm_rope",
         normed_and_turned,
         {"length": 512, "heads": 12, "width": 64},

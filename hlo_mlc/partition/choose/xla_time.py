@@ -43,7 +43,7 @@ from hlo_mlc.tensor.classify import (
 )
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import is_several
-from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.core import Assign, Stage
 
 # What each thread of an elementwise loop gets at least: bytes, where the loop does no more
 # operations than that, else operations, a byte counting as ten.  Functions count as none.  Source:
@@ -159,7 +159,8 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         if ours.is_serial:
-            return XlaTime("scatter", work * figure("scatter"))
+            joined = points(stage) * _joined_places(stage) * figure("scatter_place_ns") / 1e3
+            return XlaTime("scatter", work * figure("scatter") + joined)
         return XlaTime("scatter", max(work, memory) * figure("scatter_rows"))
     if ours.is_serial:
         return XlaTime("serial", ours.alone_us * figure("serial"))
@@ -177,6 +178,19 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
         memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
     return XlaTime(kind, us + (figure("fork_us") if threads > 1 else 0), threads > 1)
+
+
+def _joined_places(stage: Stage) -> int:
+    """The numbers of a place that XLA first writes side by side, where it takes several to say
+    where an element of a scatter goes: those that are read, and what they are read along."""
+    return max(map(_place_numbers, stage.assigns))
+
+
+def _place_numbers(assign: Assign) -> int:
+    looked_up = [i for i in assign.indices if loads(i)]
+    along = {i for i in assign.indices if any(i in place.free for place in looked_up)}
+    count = len(looked_up) + len(along)
+    return count if count > 1 else 0
 
 
 def _goes_round(procedure: Procedure) -> bool:

@@ -32,8 +32,9 @@ from hlo_mlc.templates.by_hand import (
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
-from hlo_mlc.templates.sorting.pairs import CHAINS, Merge, Place
-from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, row_count
+from hlo_mlc.templates.sorting.pairs import CHAINS, Merge
+from hlo_mlc.templates.sorting.records import Body, Place, Sorting, as_number, row_count
+from hlo_mlc.templates.sorting.rooms import Codes, Room, Rooms, behind
 from hlo_mlc.templates.sorting.ties import KINDS, Seen, first_in_order, in_turn
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -70,10 +71,7 @@ def by_merges(coded: Coded, target: CpuTarget) -> Scheduled:
 
 
 class _Rows:
-    """Rows of codes, each a power of two of parts; a part is a run in each lane.
-
-    Rooms that are read and written in turns are rows of one buffer.
-    """
+    """Rows of codes, each a power of two of parts; a part is a run in each lane."""
 
     def __init__(self, coded: Coded, target: CpuTarget) -> None:
         self.coded, self.lanes = coded, rows_abreast(coded, target)
@@ -82,13 +80,8 @@ class _Rows:
         self.parts = part_count(coded, target)
         self.run = -(-self.n // (self.parts * self.lanes * self.lanes)) * self.lanes
         self.part = self.run * self.lanes
-        total = self.sorting.rows * self.parts * self.part
-        self.rooms = Buffer(
-            f"{self.name}_rooms",
-            coded.dtype,
-            (2 if self.parts > 1 or coded.ties else 1, total + self.lanes),
-            "scratch",
-        )
+        self.size = self.parts * self.part
+        self.rooms = Rooms(coded, self.sorting, self.size, self.parts.bit_length() - 1)
         self.at_once = target.registers // 2
         # The smallest and the largest code of each range of equal elements, in each part.
         self.ends = Buffer(
@@ -104,7 +97,7 @@ class _Rows:
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        return (self.rooms, *((self.ends, self.counts) if self.coded.ties else ()))
+        return (self.rooms.scratch, *((self.ends, self.counts) if self.coded.ties else ()))
 
     def body(self) -> Body:
         """All of it."""
@@ -112,24 +105,20 @@ class _Rows:
         work = parts * self.part * COMPARED * (steps(self.run) + MERGED * self.lanes.bit_length())
         return (
             *shared_out(f"{self.name}_part", parts, work, self._part),
-            _behind(self.rooms, self.lanes),
+            self.rooms.behind(),
             *self._merged(),
             *self._with_ties(),
             *self._handed_out(),
         )
 
-    def _in_order(self, position: Expr) -> tuple[Expr, ...]:
-        """Where the codes of all rows are in the end."""
-        return (index.constant((self.parts.bit_length() - 1) % 2), position)
-
-    def _as_it_came(self, position: Expr) -> tuple[Expr, ...]:
-        """Where those of a range are, part by part, before they are written once more."""
-        return (index.constant(self.parts.bit_length() % 2), position)
+    def _within(self, number: Expr) -> tuple[Expr, Expr]:
+        """The row of a part, and where in it the part begins."""
+        return number // self.parts, number % self.parts * self.part
 
     # Parts
 
     def _part(self, number: Expr) -> Body:
-        """One part, into the first room."""
+        """One part, into the first of the rooms."""
         codes = Buffer(
             f"{self.name}_codes", self.coded.dtype, (padded(self.run), self.lanes), "stack"
         )
@@ -139,15 +128,16 @@ class _Rows:
         stacks = Buffer(
             f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes), "stack"
         )
-        levels, place = self.lanes.bit_length() - 1, number * self.part
+        levels, (row, first) = self.lanes.bit_length() - 1, self._within(number)
         piece = min(2 * self.run, self.part // CHAINS)
 
-        def merged(level: Expr, target: Place, into: Buffer) -> Stmt:
-            merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
+        def merged(level: Expr, into: Codes) -> Stmt:
+            merge = Merge(
+                f"{self.name}_", self.coded.dtype, self.lanes, self.run, level, self.part, piece
+            )
+            source = Codes.of(stacks, _in_turn(level))
             return serial(
-                "piece",
-                self.part // (CHAINS * piece),
-                lambda p: merge.pieces(p, stacks, _in_turn(level), into, target),
+                "piece", self.part // (CHAINS * piece), lambda p: merge.pieces(p, source, into)
             )
 
         last = index.constant(levels - 1)
@@ -159,18 +149,18 @@ class _Rows:
                 network.pad(self.run),
                 network.in_order(),
                 self._apart(codes, stacks),
-                _behind(stacks, self.lanes),
-                serial("level", last, lambda k: merged(k, _in_turn(k + 1), stacks))
+                behind(stacks, self.lanes),
+                serial("level", last, lambda k: merged(k, Codes.of(stacks, _in_turn(k + 1))))
                 if levels > 1
                 else (),
-                merged(last, lambda i: (index.constant(0), place + i), self.rooms),
+                merged(last, self.rooms.first(row).behind(first)),
             ),
         )
 
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
-        at = decoded(self.sorting.outer, number // self.parts)
-        first = number % self.parts * self.part
+        row, first = self._within(number)
+        at = decoded(self.sorting.outer, row)
 
         def column(i: Expr) -> Stmt:
             def one(lane: Expr) -> Stmt:
@@ -211,23 +201,21 @@ class _Rows:
 
     def _merged(self) -> Body:
         """All pairs of runs of all rows, level by level, in tasks of as many pieces."""
-        if self.parts == 1:
-            return ()
-        size = self.parts * self.part
-        piece = min(2 * self.part, size // CHAINS)
-        share = CHAINS * piece
+        piece = min(2 * self.part, self.size // CHAINS)
+        shares = self.size // (CHAINS * piece)
 
-        def level(k: Var) -> Body:
-            merge = Merge(f"{self.name}_", self.lanes, self.part, k, size, piece)
+        def level(k: Expr, source: Room, into: Room) -> Body:
+            merge = Merge(
+                f"{self.name}_", self.coded.dtype, self.lanes, self.part, k, self.size, piece
+            )
 
             def task(number: Expr) -> Body:
-                row = number // (size // share) * size
-                origin, into = (_from(row, _in_turn(k + turn)) for turn in range(2))
-                return merge.pieces(number % (size // share), self.rooms, origin, self.rooms, into)
+                row = number // shares
+                return merge.pieces(number % shares, source(row), into(row))
 
-            return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
+            return parallel_tasks(f"{self.name}_merge", self.sorting.rows * shares, 1, task)
 
-        return (serial(f"{self.name}_level", self.parts.bit_length() - 1, level),)
+        return self.rooms.each_level(level)
 
     def _with_ties(self) -> Body:
         """What is equal but not the same comes as it came: each part says what it has of a range,
@@ -287,9 +275,8 @@ class _Rows:
     def _collect(self, low: Expr, span: Expr, number: Expr) -> Body:
         """What a part has of a range, and how many."""
         found = Buffer(f"{self.name}_found", U32, (), "register")
-        at = decoded(self.sorting.outer, number // self.parts)
-        first = number % self.parts * self.part
-        begin = number * self.part
+        row, first = self._within(number)
+        at, into = decoded(self.sorting.outer, row), self.rooms.spare(row).behind(first)
 
         def given(i: Expr) -> Expr:
             return self.sorting.given(at, index.minimum(first + i, self.n - 1))[0]
@@ -297,10 +284,6 @@ class _Rows:
         def inside(i: Expr) -> Expr:
             return compare("lt", first + i, self.n)
 
-        def put(k: Expr, code: Expr) -> Stmt:
-            return store(self.rooms, code, *self._as_it_came(begin + k))
-
-        is_whole = self.parts * self.part <= self.n
         collected = in_turn(
             self.name,
             low,
@@ -308,28 +291,26 @@ class _Rows:
             self.lanes,
             self.part,
             given,
-            None if is_whole else inside,
+            inside if self.size > self.n else None,
             found,
-            put,
+            into.write,
         )
         return allocated((found,), (collected, store(self.counts, read(found), number)))
 
     def _again(self, low: Expr, row: Expr) -> Body:
         """What the parts of a row have of a range, where they begin in it."""
-        size = self.parts * self.part
         position = Buffer(f"{self.name}_position", U32, (), "register")
-        first, part = (row * n for n in (size, self.parts))
+        ordered, came = self.rooms.ordered(row), self.rooms.spare(row)
 
         def put(p: Var) -> Body:
-            number = part + p
-            source = number * self.part
+            number = row * self.parts + p
+            source = came.behind(p * self.part)
             count = index.minimum(as_index(read(self.counts, number)), self.part)
             vectors = count // self.lanes
 
             def one(i: Expr, width: int, lane: Expr | int) -> Stmt:
-                there = index.minimum(as_index(read(position)) + i, size - width)
-                code = read(self.rooms, *self._as_it_came(source + (i + lane)))
-                return store(self.rooms, code, *self._in_order(first + (there + lane)))
+                there = index.minimum(as_index(read(position)) + i, self.size - width)
+                return ordered.write(there + lane, source.read(i + lane))
 
             def vector(v: Var) -> Stmt:
                 return vectorized(
@@ -342,23 +323,21 @@ class _Rows:
                 store(position, read(position) + as_number(count)),
             )
 
-        begin = first_in_order(position, low, self.rooms, lambda i: self._in_order(first + i), size)
+        begin = first_in_order(position, low, ordered.read, self.size)
         return allocated((position,), (begin, serial("part", self.parts, put)))
 
     def _handed_out(self) -> Body:
-        place, size = self.sorting.stage.sort.place, self.parts * self.part
-        count = place.extent
+        count = self.sorting.stage.sort.place.extent
         block = min(count, BLOCK)
         blocks = -(-count // block)
 
         def results(number: Expr) -> Body:
             row, b = number // blocks, number % blocks
-            at = decoded(self.sorting.outer, row)
+            at, ordered = decoded(self.sorting.outer, row), self.rooms.ordered(row)
 
             def some(begin: Expr, length: int) -> Body:
                 def one(i: Expr) -> Body:
-                    here = row * size + self.sorting.rank(at, begin + i)
-                    code = read(self.rooms, *self._in_order(here))
+                    code = ordered.read(self.sorting.rank(at, begin + i))
                     return self.sorting.results(at, begin + i, (code,))
 
                 return across("out", length, self.lanes, one, LoopKind.SERIAL)
@@ -373,21 +352,6 @@ class _Rows:
         )
 
 
-def _behind(rooms: Buffer, lanes: int) -> Stmt:
-    """A vector of codes behind the last of each room, which are read and not looked at."""
-    count, size = rooms.shape
-
-    def room(k: Var) -> Stmt:
-        return vectorized("behind", lanes, lambda lane: store(rooms, -1, k, size - lanes + lane))
-
-    return serial("room", count, room)
-
-
 def _in_turn(level: Expr) -> Place:
     """In one room, or in the other at the next level."""
     return lambda i: (level % 2, i)
-
-
-def _from(first: Expr, place: Place) -> Place:
-    """In a row that begins there."""
-    return lambda i: place(first + i)

@@ -16,17 +16,15 @@ from collections.abc import Callable
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, compare, const, select
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import BOOL, U32
+from hlo_mlc.expr.dtypes import BOOL, U32, DType
 from hlo_mlc.loops.core import For
 from hlo_mlc.loops.rewrite import Steps, allocated, serial, vectorized
 from hlo_mlc.templates.by_hand import read, store
 from hlo_mlc.templates.sorting.records import Body, as_number, bisection
+from hlo_mlc.templates.sorting.rooms import Codes
 
 # Pieces that are merged side by side: four take as long, and more code.
 CHAINS = 2
-
-Place = Callable[[Expr], tuple[Expr, ...]]
-"""Where code i of all is, or belongs."""
 
 
 class Merge:
@@ -35,30 +33,29 @@ class Merge:
     other.  A pair has a power of two of pieces."""
 
     def __init__(
-        self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
+        self, name: str, dtype: DType, lanes: int, length: int, level: Expr, size: int, piece: int
     ) -> None:
-        self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
+        self.name, self.dtype, self.lanes = name, dtype, lanes
+        self.size, self.piece = size, piece
         level = as_number(level)
         self.length = apply("shl", const(length, U32), level)
         self.halvings = (2 * length // piece).bit_length() - 1 + level
 
-    def pieces(
-        self, number: Expr, source: Buffer, origin: Place, into: Buffer, target: Place
-    ) -> Body:
+    def pieces(self, number: Expr, source: Codes, into: Codes) -> Body:
         """The `number`th of the groups of pieces that are merged side by side."""
-        chains = [_Chain(self, q, source, origin) for q in range(CHAINS)]
+        chains = [_Chain(self, q, source) for q in range(CHAINS)]
         begin = [(number * CHAINS + q) * self.piece for q in range(CHAINS)]
 
         def step(o: Var) -> Body:
             stages = [
-                chain.step(lambda lane, b=b: target(b + o * self.lanes + lane), into)
+                chain.step(into.behind(b + o * self.lanes))
                 for chain, b in zip(chains, begin, strict=True)
             ]
             inner = [b for chain in chains for b in chain.inner]
             return allocated(inner, list(zip(*stages, strict=True)))
 
         def start(q: Expr) -> Body:
-            return self._start(starts, q, number * CHAINS + q, source, origin)
+            return self._start(starts, q, number * CHAINS + q, source)
 
         starts = Buffer(f"{self.name}starts", U32, (CHAINS, len(chains[0].outer) - 1), "stack")
         return allocated(
@@ -70,13 +67,11 @@ class Merge:
             ),
         )
 
-    def code(self, source: Buffer, origin: Place, position: Expr) -> Expr:
+    def code(self, source: Codes, position: Expr) -> Expr:
         """A code; the first behind all, where there is none."""
-        return read(source, *origin(index.minimum(as_index(position), self.size)))
+        return source.read(index.minimum(as_index(position), self.size))
 
-    def _start(
-        self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, origin: Place
-    ) -> Body:
+    def _start(self, starts: Buffer, chain: Expr, number: Expr, source: Codes) -> Body:
         """What is next of both runs where a piece begins, and where they end: so many codes of the
         first run come before the piece as bisection finds."""
         first, begin, low = (
@@ -87,7 +82,7 @@ class Merge:
 
         def holds(i: Expr) -> Expr:
             places = pair + i, second + (place - 1 - i)
-            return compare("le", *(self.code(source, origin, at) for at in places))
+            return compare("le", *(self.code(source, at) for at in places))
 
         piece = as_number(number)
         before = piece >> self.halvings << self.halvings
@@ -111,9 +106,9 @@ class _Chain:
     code that is the largest counts as next.  Codes of elements may be as large; these are the last.
     """
 
-    def __init__(self, merge: Merge, number: int, source: Buffer, origin: Place) -> None:
-        self.merge, self.number, self.source, self.origin = merge, number, source, origin
-        name, dtype, lanes = f"{merge.name}_{number}", source.dtype, merge.lanes
+    def __init__(self, merge: Merge, number: int, source: Codes) -> None:
+        self.merge, self.number, self.source = merge, number, source
+        name, dtype, lanes = f"{merge.name}_{number}", merge.dtype, merge.lanes
         self.next = [Buffer(f"{name}next{run}", U32, (), "register") for run in range(2)]
         self.end = [Buffer(f"{name}end{run}", U32, (), "register") for run in range(2)]
         self.waits = Buffer(f"{name}waits", dtype, (lanes,), "register")
@@ -140,7 +135,7 @@ class _Chain:
             *allocated((self.begin, self.left, self.first), (self._take(), wait)),
         )
 
-    def step(self, place: Place, rooms: Buffer) -> list[Steps]:
+    def step(self, into: Codes) -> list[Steps]:
         """One vector of codes: stages of independent statements."""
         lanes, turns = self.merge.lanes, self.turns
 
@@ -162,10 +157,7 @@ class _Chain:
             turns, apart = turns[::-1], apart // 2
         last = turns[0]
         handed = self._vector(
-            lambda r: (
-                store(rooms, read(last, 0, r), *place(r)),
-                store(self.waits, read(last, 1, r), r),
-            )
+            lambda r: (into.write(r, read(last, 0, r)), store(self.waits, read(last, 1, r), r))
         )
         return [*stages, handed]
 
@@ -176,11 +168,7 @@ class _Chain:
             (read(position), read(end)) for position, end in zip(self.next, self.end, strict=True)
         ]
         codes = (
-            select(
-                compare("lt", position, end),
-                self.merge.code(self.source, self.origin, position),
-                -1,
-            )
+            select(compare("lt", position, end), self.merge.code(self.source, position), -1)
             for position, end in both
         )
         begins = [apply("min", position, end) for position, end in both]
@@ -198,9 +186,7 @@ class _Chain:
         """The codes that were taken, and the largest ones behind the end of their run."""
         begin = index.minimum(as_index(read(self.begin)), self.merge.size)
         return select(
-            compare("lt", as_number(lane), read(self.left)),
-            read(self.source, *self.origin(begin + lane)),
-            -1,
+            compare("lt", as_number(lane), read(self.left)), self.source.read(begin + lane), -1
         )
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:

@@ -19,7 +19,7 @@ from hlo_mlc.loops.rewrite import Steps, allocated, flat, serial, vectorized
 from hlo_mlc.templates.by_hand import across, fold, read, store
 from hlo_mlc.templates.sorting.codes import Range
 from hlo_mlc.templates.sorting.lanes import Lanes
-from hlo_mlc.templates.sorting.records import Body, Place, as_number
+from hlo_mlc.templates.sorting.records import Body, as_number
 from hlo_mlc.tensor.combine import named_combiner
 
 KINDS = ("min", "max")
@@ -89,7 +89,7 @@ def is_in(code: Expr, codes: Range) -> Expr:
     return compare("le", code - codes[0], codes[1] - codes[0])
 
 
-def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, size: int) -> Body:
+def first_in_order(position: Buffer, low: Expr, ordered: Callable[[Expr], Expr], size: int) -> Body:
     """In `position`: how many of `size` codes in order come before one."""
     highest = size.bit_length() - 1
 
@@ -97,7 +97,7 @@ def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, s
         bit = highest - as_number(k)
         here = read(position)
         there = here + (const(1, U32) << bit)
-        last = read(ordered, *place(index.minimum(as_index(there - 1), size - 1)))
+        last = ordered(index.minimum(as_index(there - 1), size - 1))
         comes_before = compare("le", there, size) & compare("lt", last, low)
         return store(position, select(comes_before, there, here))
 
