@@ -41,26 +41,38 @@ def _is_infinite(z: Complex) -> Real:
 
 
 def divide(z: Complex, w: Complex) -> Complex:
-    """Smith's division; by zero, as NumPy has it, by the absolute value.  A finite number by an
-    infinite one is zero, as in C, also where both parts are infinite."""
+    """Smith's division of finite numbers.  Of an infinite one only the direction counts, each part
+    as one or zero: by a finite number it stays infinite, a finite number by it is zero.  By zero
+    both parts are infinite times the sign of its real part, or NaN."""
     (a, b), (c, d) = z, w
-    lengths = abs(c), abs(d)
-    wide, larger = lengths[0] >= lengths[1], lengths[0].larger(lengths[1])  # NaN where one is
+    zero = c.equals(0.0) & d.equals(0.0)
+    unbounded, vanishes = _is_infinite(z) & _is_finite(w), _is_finite(z) & _is_infinite(w)
+    a, b = (unbounded.choose(_direction(part), part) for part in z)
+    c, d = (vanishes.choose(_direction(part), part) for part in w)
+    scale = unbounded.choose(a.like(math.inf), vanishes.choose(a.like(0.0), 1.0))
+    wide = abs(c) >= abs(d)
     large, small = wide.choose(c, d), wide.choose(d, c)
-    ratio = (
-        abs(small)
-        .equals(math.inf)
-        .choose(small.like(1.0).with_sign_of(small * large), small / large)
-    )
+    ratio = small / large
     below = large + small * ratio
     # (a + b r) / q and (b - a r) / q where c is the larger, (a r + b) / q and (b r - a) / q else.
     ar, br = a * ratio, b * ratio
     over = wide.choose(a + br, ar + b), wide.choose(b - ar, br - a)
-    by_zero = larger.equals(0.0)
-    return (
-        by_zero.choose(a / larger, over[0] / below),
-        by_zero.choose(b / larger, over[1] / below),
+    pole = c.like(math.inf).with_sign_of(c)
+    re, im = (
+        zero.choose(part * pole, scale * (top / below)) for part, top in zip(z, over, strict=True)
     )
+    return re, im
+
+
+def _is_finite(z: Complex) -> Real:
+    a, b = z
+    return a.is_finite() & b.is_finite()
+
+
+def _direction(part: Real) -> Real:
+    """One where it is infinite, else zero, with its sign."""
+    size = abs(part).equals(math.inf).choose(part.like(1.0), 0.0)
+    return size.with_sign_of(part)
 
 
 def exponential(z: Complex) -> Complex:

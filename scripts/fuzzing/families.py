@@ -13,8 +13,11 @@ from fuzzing import (
     elementwise,
     folds,
     indexed,
+    integers,
     joined,
+    layouts,
     matrices,
+    together,
     transformed,
 )
 from fuzzing.draws import Again, Draws
@@ -96,6 +99,16 @@ FAMILIES: Mapping[str, Family] = {
     "indexed": Family(indexed.indexed, 2),
     "scattered": Family(indexed.scattered, 2),
     "library": Family(indexed.library, 3),
+    "corners": Family(integers.corners, 4),
+    "rounded": Family(integers.rounded, 3),
+    "laid_out": Family(layouts.laid_out, 3),
+    "transform": Family(layouts.transform, 1),
+    "many_axes": Family(layouts.many_axes, 3),
+    "running": Family(together.running, 2),
+    "nested_scans": Family(together.nested_scans, 3, results=2),
+    "sorted_in_loop": Family(together.sorted_in_loop, 2, results=2),
+    "keys_in_loop": Family(together.keys_in_loop, 1),
+    "placed": Family(transformed.placed, 4),
 }
 CONTROL = frozenset(
     (
@@ -112,6 +125,9 @@ CONTROL = frozenset(
         "mapped",
         "cell",
         "walk",
+        "nested_scans",
+        "sorted_in_loop",
+        "keys_in_loop",
     )
 )
 

@@ -29,15 +29,15 @@ POSITIVE = (
 def matrices(draw: Draws) -> str:
     """Of stacks, squares of which a multiple of one is added to what the program has."""
     x = draw.value(
-        "f",
+        "fc",
         rank=2,
         most_rank=4,
-        fits=lambda v: v.dtype in ("float32", "float64") and 0 < v.shape[-1] <= MOST_ROWS,
+        fits=lambda v: v.dtype not in ("float16", "bfloat16") and 0 < v.shape[-1] <= MOST_ROWS,
     )
     rows = x.shape[-1]
     one = f"{2 * rows} * jnp.eye({rows}, dtype={x.dtype!r})"
     small = draw.among((f"jnp.tanh({x})", str(x)))
-    positive = f"(jnp.einsum('...ji,...jk->...ik', {small}, {small}) + {one})"
+    positive = f"(jnp.einsum('...ji,...jk->...ik', jnp.conj({small}), {small}) + {one})"
     if draw.chance(30):
         return _triangular(draw, positive, f"{x}.mT")
     if draw.chance(50):

@@ -29,6 +29,32 @@ INDEXED = (
     "jnp.flip({x}, {a}) - {x}[n]",
 )
 
+PLACED = (
+    "r.at[n].get(mode='fill', fill_value=7)",
+    "r.at[n].get(mode='clip')",
+    "r.at[n].set(3, mode='drop')",
+    "r.at[n].set(q[0], mode='clip')",
+    "r.at[n].multiply(2, mode='drop')",
+    "r.at[n].min(q[-1], mode='clip')",
+    "r.at[jnp.stack([n, n + 2])].add(2, mode={mode!r})",
+    "r.at[jnp.stack([n, n + 2, n])].max(q[0], mode={mode!r})",
+    "r.at[jnp.stack([n, n + 2])].get(mode={mode!r}, fill_value=5)",
+    "r.at[jnp.stack([n, n * 3])].get(mode='fill', fill_value=1) * 2",
+    "r.at[..., n].add(r[..., 0], mode={mode!r})",
+    "r.at[n, ..., m].set(2, mode={mode!r})",
+    "r.at[n, ..., m].get(mode={mode!r}, fill_value=3)",
+    "lax.dynamic_update_slice(r, q[:{half}], (n, *(m,) * (r.ndim - 1)))",
+    "lax.dynamic_update_slice(r, lax.slice(q, (0,) * q.ndim, {sizes}), (n, *(m,) * (r.ndim - 1)))",
+    "lax.dynamic_slice(r, (n, *(m,) * (r.ndim - 1)), {sizes})",
+    "lax.dynamic_update_index_in_dim(r, q[..., 0] * 2, n, r.ndim - 1)",
+    "jnp.take_along_axis(r, jnp.full(r.shape, n), 0, mode={mode!r})",
+    "jnp.take(r, jnp.stack([n, m]), r.ndim - 1, mode={mode!r})",
+    "jnp.put_along_axis(r, jnp.full((1, *r.shape[1:]), n % {e}), 3, 0, inplace=False)",
+    "jnp.insert(r, 1, n, 0)",
+    "jnp.where(n > 1, r.at[n].set(0, mode='drop'), q)",
+)
+MODES = ("clip", "fill")
+
 
 def mapped_control(draw: Draws) -> str:
     """Loops and choices of which each row has its own: with masks and selections in the end."""
@@ -76,6 +102,36 @@ def mapped_indexing(draw: Draws) -> str:
     )
 
 
+def placed(draw: Draws) -> str:
+    """Reads and writes of rows at places of their own, beyond either end too, in every mode, with
+    either the array, the places or the update the same for all; or their derivatives."""
+    x = draw.value("fiu", rank=2, most_rank=4, fits=lambda v: v.size > 0)
+    shape = x.shape[1:]
+    expression = draw.among(PLACED).format(
+        mode=draw.among(MODES),
+        half=-(-shape[0] // 2),
+        sizes=tuple(draw.between(1, min(3, e)) for e in shape),
+        e=shape[0],
+    )
+    count, which = x.shape[0], draw.among(("int32", "int8", "int16", "uint8", "uint32"))
+    numbers = draw.among(("jnp.arange({n}) - 2", "jnp.arange({n}) * 5 % 7", "-jnp.arange({n})"))
+    places = f"({numbers.format(n=count)}).astype({which!r})"
+    other = f"jnp.int32({draw.between(-3, 3)})"
+    if x.kind == "f" and draw.chance(40):
+        expression = f"jax.grad(lambda r, q: jnp.sum(jnp.sin({expression})), {{}})(r, q)"
+        expression = expression.format(draw.among((0, 1)))
+    axes, given = draw.among(
+        (
+            ("(0, 0, 0)", f"{x}, {x}[::-1], {places}"),
+            ("(0, None, 0)", f"{x}, {x}[0], {places}"),
+            ("(None, 0, 0)", f"{x}[-1], {x}, {places}"),
+            ("(None, None, 0)", f"{x}[-1], {x}[0], {places}"),
+            ("(0, 0, None)", f"{x}, {x}[::-1], {places}[-1]"),
+        )
+    )
+    return f"jax.vmap(lambda r, q, n: (lambda m: {expression})({other}), {axes})({given})"
+
+
 def derivative(draw: Draws) -> str:
     """Derivatives of a loop, a scan or a choice, forwards or backwards, also of a checkpoint."""
     c = draw.value("f", most_rank=3)
@@ -94,7 +150,11 @@ def derivative(draw: Draws) -> str:
         )
     )
     total = f"lambda c: sum(jnp.sum(jnp.sin(r)) for r in jax.tree.leaves(({function})(c)))"
-    how = draw.between(0, 3)
+    how = draw.between(0, 5)
+    if how == 4:
+        return f"jax.jvp(jax.grad({total}), ({c},), ({x},))[1]"
+    if how == 5:
+        return f"jax.vmap(jax.grad({total}))(jnp.stack([{c}, {x}, {c} * 2]))"
     if how == 0:
         return f"jax.jvp({total}, ({c},), ({x},))[1]"
     if how == 1:

@@ -6,9 +6,27 @@ import numpy as np
 
 
 def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """As NumPy has it, but that finite numbers divided by one with two infinite parts are nothing,
-    as in C and XLA."""
+    """As C has it, and XLA: by a number without end each finite one is zero, each one without end
+    divided by a finite number has none.  By zero both parts take the sign of its real part.
+
+    Source: C11, annex G, 5.1.
+    """
+    unbounded, vanishes = np.isinf(x) & np.isfinite(y), np.isfinite(x) & np.isinf(y)
     with np.errstate(all="ignore"):
-        result = x / y
-    vanishes = np.isinf(y.real) & np.isinf(y.imag) & np.isfinite(x)
-    return np.where(vanishes, np.where(np.isnan(result), 0, result), result)
+        top = np.where(unbounded, _direction(x), x)
+        found = top / np.where(vanishes, _direction(y), y)
+        scale = np.where(unbounded, np.inf, np.where(vanishes, 0.0, 1.0))
+        pole = np.copysign(np.inf, y.real)
+        result = np.empty(found.shape, x.dtype)
+        result.real = np.where(y == 0, x.real * pole, found.real * scale)
+        result.imag = np.where(y == 0, x.imag * pole, found.imag * scale)
+    return result
+
+
+def _direction(x: np.ndarray) -> np.ndarray:
+    """One in the place of each infinite part, zero in that of others, with its sign."""
+    direction = np.empty_like(x)
+    direction.real, direction.imag = (
+        np.copysign(np.where(np.isinf(part), 1.0, 0.0), part) for part in (x.real, x.imag)
+    )
+    return direction

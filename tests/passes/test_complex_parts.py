@@ -217,6 +217,14 @@ def test_products_that_are_accumulated_in_another_type_stay_with_xla(
 SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
 
 
+def pairs_of(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    re, im = np.meshgrid(parts, parts)
+    whole = np.empty(re.size, np.complex64)
+    whole.real, whole.imag = re.ravel(), im.ravel()
+    x, y = np.meshgrid(whole, whole)
+    return x.ravel(), y.ravel()
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -231,11 +239,8 @@ SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.
 )
 def test_zeros_and_infinities(function: Callable) -> None:
     """As in NumPy: a number where that has one, NaN and infinities in the same parts; quotients as
-    in C, where infinite divisors leave nothing."""
-    re, im = np.meshgrid(SPECIAL, SPECIAL)
-    whole = np.empty(re.size, np.complex64)
-    whole.real, whole.imag = re.ravel(), im.ravel()
-    x, y = (a.ravel() for a in np.meshgrid(whole, whole))
+    in C."""
+    x, y = pairs_of(SPECIAL)
     ours = np.asarray(mlc_jit(function, choose="ours")(x, y))
     with np.errstate(all="ignore"):
         expected = quotient(x, y) if function is operator.truediv else function(x, y)
@@ -245,6 +250,22 @@ def test_zeros_and_infinities(function: Callable) -> None:
         np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
         np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-36)
+
+
+def test_quotients_are_those_of_xla() -> None:
+    """Finite, infinite and NaN in the same parts, with the same signs; of two numbers without end
+    XLA may have one whose other part is NaN."""
+    x, y = pairs_of(SPECIAL[:-2])
+    compiled = mlc_jit(operator.truediv, choose="ours")
+    ours, theirs = np.asarray(compiled(x, y)), np.asarray(jax.jit(operator.truediv)(x, y))
+    assert compiled.report(x, y).coverage == 1
+    ends = np.isinf(ours) & np.isinf(theirs)
+    np.testing.assert_array_equal(np.isinf(ours), np.isinf(theirs))
+    for part in (np.real, np.imag):
+        one, other = part(ours), part(theirs)
+        known = ~(ends & (np.isnan(one) | np.isnan(other)))
+        np.testing.assert_array_equal(np.isnan(one)[known], np.isnan(other)[known])
+        np.testing.assert_allclose(one[known], other[known], rtol=1e-6, atol=1e-6)
 
 
 def test_the_inverse_of_what_leaves_the_range_is_nothing() -> None:

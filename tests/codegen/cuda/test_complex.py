@@ -239,7 +239,7 @@ OPERATIONS = {
 
 def test_zeros_and_infinities(take_apart, emulator, cuda_source) -> None:
     """As in NumPy: a number where that has one, NaN and infinities in the same parts; quotients as
-    in C, where infinite divisors leave nothing."""
+    in C."""
     re, im = np.meshgrid(SPECIAL, SPECIAL)
     whole = np.empty(re.size, np.complex64)
     whole.real, whole.imag = re.ravel(), im.ravel()
