@@ -1,8 +1,8 @@
 """Functions of complex numbers a + b i, on arrays of their real and imaginary parts.
 
-Each part is right to a few units in its own last place or, of `exponential_minus_one`, `logistic`
-and `power`, in that of the number; no step leaves the range of numbers where the result does not.
-On branch cuts the sign of a zero says which side it is of.
+Each part is right to a few units in its own last place or, of `exponential_minus_one`, `logistic`,
+`power` and `atan2`, in that of the number; no step but of `atan2` leaves the range of numbers where
+the result does not.  On branch cuts the sign of a zero says which side it is of.
 Sources: Kahan, Branch cuts for complex elementary functions, 1987 (square root, tanh); Hull,
 Fairgrieve and Tang, Implementing the complex arcsine and arccosine functions using exception
 handling, TOMS 23, 1997; Ogita, Rump and Oishi, Accurate sum and dot product, SIAM J. Sci.
@@ -283,6 +283,15 @@ def power(z: Complex, w: Complex) -> Complex:
     re = vanishes.choose(re.like(0.0), is_one.choose(re.like(1.0), re))
     im = (vanishes | is_one).choose(im.like(0.0), im)
     return re.converted(narrow), im.converted(narrow)
+
+
+def atan2(y: Complex, x: Complex) -> Complex:
+    """-i log((x + i y) / sqrt(x^2 + y^2)), as XLA has it; f32 goes through f64."""
+    narrow = x[0].value.type.dtype
+    (a, b), (c, d) = ((part.converted(F64) for part in z) for z in (x, y))
+    squares = a * a - b * b + (c * c - d * d), 2.0 * (a * b + c * d)
+    size, angle = log(divide((a - d, b + c), sqrt(squares)))
+    return angle.converted(narrow), (-size).converted(narrow)
 
 
 def sign(z: Complex) -> Complex:

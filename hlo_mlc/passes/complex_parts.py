@@ -37,7 +37,7 @@ from hlo_mlc.passes.real_parts import Real
 # in order 0.06; sums, products and signs of elements take as long as there in arrays of less than a
 # megabyte.
 _FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
-    f"stablehlo.{name}" for name in ("abs", "dot_general", "power", "sort")
+    f"stablehlo.{name}" for name in ("abs", "atan2", "dot_general", "power", "sort")
 }
 # So are factorizations and solves of small matrices, which take whole numbers: 10 to 40 times.
 _LARGE = 1 << 20
@@ -257,9 +257,12 @@ def _divide(node: Node, s: Splitter) -> Parts:
     return _values(complex_functions.divide((a, b), (c, d)))
 
 
-def _power(node: Node, s: Splitter) -> Parts:
-    z, w = (_reals(s, v) for v in node.operands)
-    return _values(complex_functions.power(z, w))
+def _of_two(function: Callable[[Complex, Complex], Complex]) -> Split:
+    def rule(node: Node, s: Splitter) -> Parts:
+        z, w = (_reals(s, v) for v in node.operands)
+        return _values(function(z, w))
+
+    return rule
 
 
 def _abs(node: Node, s: Splitter) -> Value:
@@ -331,7 +334,8 @@ _RULES: Mapping[str, Split] = {
     **{name: _function(function) for name, function in complex_functions.FUNCTIONS.items()},
     "stablehlo.multiply": _multiply,
     "stablehlo.divide": _divide,
-    "stablehlo.power": _power,
+    "stablehlo.power": _of_two(complex_functions.power),
+    "stablehlo.atan2": _of_two(complex_functions.atan2),
     "stablehlo.maximum": _extreme("GT"),
     "stablehlo.minimum": _extreme("LT"),
     "stablehlo.abs": _abs,

@@ -115,7 +115,8 @@ def many_axes(draw: Draws) -> str:
     turned = tuple(shape[a] for a in order)
     first = draw.below(len(order))
     second = (first + draw.between(1, len(order) - 1)) % len(order)
-    value = f"{x}.reshape({tuple(shape)}).transpose({tuple(order)})"
+    # Extents may be open in a module, but not what is a product of numbers here.
+    value = f"jnp.resize({x}, {tuple(shape)}).transpose({tuple(order)})"
     body = draw.among(MANY).format(
         v="v",
         p=first,

@@ -231,6 +231,21 @@ def test_powers(dtype: str) -> None:
     np.testing.assert_array_equal(compiled("stablehlo.power", zero, one), [1, 0, 0, 0])
 
 
+@pytest.mark.parametrize("dtype", PARTS)
+def test_angles(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    y, x = ((rng.standard_normal(999) + 1j * rng.standard_normal(999)) * 3 for _ in range(2))
+    y, x = y.astype(dtype), x.astype(dtype)
+    wide_y, wide_x = y.astype(np.clongdouble), x.astype(np.clongdouble)
+    exact = -1j * np.log((wide_x + 1j * wide_y) / np.sqrt(wide_x**2 + wide_y**2))
+    with jax.enable_x64(dtype == "complex128"):
+        found = compiled("stablehlo.atan2", y, x)
+    np.testing.assert_allclose(found, exact, rtol=64 * np.finfo(dtype).eps)
+    quarters = np.array([0, 1, 0, -1], np.complex64), np.array([1, 0, -1, 0], np.complex64)
+    expected = np.array([0, 0.5, 1, -0.5]) * np.pi
+    np.testing.assert_allclose(compiled("stablehlo.atan2", *quarters), expected, rtol=1e-6)
+
+
 def test_the_larger_and_the_smaller_one_by_both_parts() -> None:
     z = np.array([1 + 2j, 1 + 3j, 2 - 1j, np.nan + 1j, 1 + 1j], np.complex64)
     w = np.array([1 + 3j, 1 + 2j, 1 + 9j, 5 + 1j, np.nan + 1j], np.complex64)
