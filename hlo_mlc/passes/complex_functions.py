@@ -401,3 +401,8 @@ FUNCTIONS: Mapping[str, Callable[[Complex], Complex]] = {
     "chlo.atanh": atanh,
 }
 """Those of one number, by the op that stands for them."""
+FUNCTIONS_OF_TWO: Mapping[str, Callable[[Complex, Complex], Complex]] = {
+    "stablehlo.power": power,
+    "stablehlo.atan2": atan2,
+}
+"""Those of two numbers that are no arithmetic."""

@@ -36,9 +36,11 @@ from hlo_mlc.passes.real_parts import Real
 # to 0.3, functions of 100,000 complex64 on Zen 5 0.04 (atan) to 0.4 (sqrt), powers 0.12, rows of 64
 # in order 0.06; sums, products and signs of elements take as long as there in arrays of less than a
 # megabyte.
-_FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
-    f"stablehlo.{name}" for name in ("abs", "atan2", "dot_general", "power", "sort")
-}
+_FASTER = (
+    complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"}
+    | complex_functions.FUNCTIONS_OF_TWO.keys()
+    | {f"stablehlo.{name}" for name in ("abs", "dot_general", "sort")}
+)
 # So are factorizations and solves of small matrices, which take whole numbers: 10 to 40 times.
 _LARGE = 1 << 20
 
@@ -332,10 +334,9 @@ _RULES: Mapping[str, Split] = {
     "stablehlo.iota": _iota,
     "stablehlo.convert": _convert,
     **{name: _function(function) for name, function in complex_functions.FUNCTIONS.items()},
+    **{name: _of_two(function) for name, function in complex_functions.FUNCTIONS_OF_TWO.items()},
     "stablehlo.multiply": _multiply,
     "stablehlo.divide": _divide,
-    "stablehlo.power": _of_two(complex_functions.power),
-    "stablehlo.atan2": _of_two(complex_functions.atan2),
     "stablehlo.maximum": _extreme("GT"),
     "stablehlo.minimum": _extreme("LT"),
     "stablehlo.abs": _abs,
