@@ -12,7 +12,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
-from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Prefetch, Store
+from hlo_mlc.loops.core import STACK_BYTES, Allocate, For, LoopKind, LoopProgram, Prefetch, Store
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.support.errors import CodegenError
@@ -600,3 +600,29 @@ def test_what_llvm_is_told_of_buffers_grows_with_their_number() -> None:
 
     small, large = size(100), size(1000)
     assert large < 15 * small
+
+
+def test_buffers_on_the_stack_take_turns(machine) -> None:
+    """Any number of large ones, one after the other, need no more memory than the largest; what is
+    inside another one is beside it."""
+    n = STACK_BYTES // 4 // t.F32.bytes
+    x = Buffer("x", t.F32, (n,), "operand")
+    results = [Buffer(f"y{k}", t.F32, (n,), "result") for k in range(6)]
+    body: list[Allocate] = []
+    for k, y in enumerate(results):
+        outer = Buffer(f"outer{k}", t.F32, (n,), "stack")
+        inner = Buffer(f"inner{k}", t.F32, (n,), "stack")
+        i, j, m = (variable(f"{name}{k}", n) for name in "ijm")
+        fill = _over(i, Store(outer, (i,), apply("add", load(x, (i,)), const(k, t.F32))))
+        turn = _over(j, Store(inner, (_times(-1, j, n - 1),), load(outer, (j,))))
+        total = apply("mul", load(outer, (m,)), load(inner, (m,)))
+        body.append(
+            Allocate(outer, (fill, Allocate(inner, (turn, _over(m, Store(y, (m,), total))))))
+        )
+    program = LoopProgram("turns", (x,), tuple(results), tuple(body))
+    assert print_program(program, named("x86-64-v3")).count("alloca") == 2
+    _check(machine, program, [np.arange(n, dtype=np.float32)], None)
+
+
+def _over(variable: Var, *body) -> For:
+    return For(variable, index.constant(variable.extent), LoopKind.SERIAL, body)

@@ -17,6 +17,7 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
+    Allocate,
     Call,
     For,
     LoopKind,
@@ -326,6 +327,9 @@ def _alias_classes(program: LoopProgram) -> dict[str, int]:
             group[find(name)] = find(owner)
         if end > reach:
             reach, owner = end, name
+    on_stack = list(_stack_depths(program))
+    for name, depth in on_stack:
+        group[find(name)] = find(f"stack {depth}")
     aliased = {operand.name for _, operand in program.aliases}
     classes: dict[str, int] = {}
     numbers: dict[str, int] = {}
@@ -335,4 +339,18 @@ def _alias_classes(program: LoopProgram) -> dict[str, int]:
     for buffer in (*program.results, *(b for b, _ in program.scratch), *program.operands):
         if buffer.name not in classes:
             classes[buffer.name] = numbers.setdefault(find(buffer.name), len(numbers) + 1)
+    for name, _ in on_stack:
+        classes[name] = numbers.setdefault(find(name), len(numbers) + 1)
     return classes
+
+
+def _stack_depths(program: LoopProgram) -> Iterator[tuple[str, int]]:
+    """The names of buffers on the stack, and how many others there are around each: those that are
+    equally deep are never there at once, and take turns in the same memory."""
+    waiting = [(stmt, 0) for stmt in reversed(program.body)]
+    while waiting:
+        stmt, depth = waiting.pop()
+        if isinstance(stmt, Allocate) and stmt.buffer.scope == "stack":
+            yield stmt.buffer.name, depth
+            depth += 1
+        waiting += [(one, depth) for body in bodies(stmt) for one in reversed(body)]

@@ -417,10 +417,7 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     rows = element_strides(buffer)[0] * buffer.shape[0] if buffer.shape else 1
     size = rows * buffer.dtype.bytes * (lanes or 1)
     module, is_register = writer.module, buffer.scope == "register"
-    # Copies of the same code have the same buffers, one after the other.
-    room, pointer = writer.stack.get(buffer.name, (0, ""))
-    if room < size or is_register:
-        room, pointer = size, _stack(writer, buffer, size)
+    pointer = _stack(writer, buffer, size) if is_register else _room(writer, buffer, size)
     writer.allocate(
         buffer,
         Storage(
@@ -436,12 +433,23 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     )
     if module.checked:
         checking.poison(writer, pointer, size)
+    writer.stack_depth += not is_register
     write_all(writer, stmt.body)
+    writer.stack_depth -= not is_register
     function.forget((module.alias_class(buffer),))
     function.registers.drop(writer.storage(buffer).array)
     writer.allocate(buffer, None)
-    if not is_register:
-        writer.stack[buffer.name] = room, pointer
+
+
+def _room(writer: Writer, buffer: Buffer, size: int) -> str:
+    """So many bytes that buffers with as many others around them take one after the other."""
+    while len(writer.stack) <= writer.stack_depth:
+        writer.stack.append((0, ""))
+    room, pointer = writer.stack[writer.stack_depth]
+    if room < size:
+        pointer = _stack(writer, buffer, size)
+        writer.stack[writer.stack_depth] = size, pointer
+    return pointer
 
 
 def _stack(writer: Writer, buffer: Buffer, size: int) -> str:

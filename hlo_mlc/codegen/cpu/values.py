@@ -36,7 +36,9 @@ class Writer:
         self.captured: list[Value] = []
         self.streams = False  # whether non-temporal stores were written
         self.stack_bytes = 0
-        self.stack: dict[str, tuple[int, str]] = {}  # bytes that buffers of a name had, and where
+        # Bytes and place that buffers with so many others around them have had so far.
+        self.stack: list[tuple[int, str]] = []
+        self.stack_depth = 0  # buffers on the stack around the statement being written
         self.computed: Buffer | None = None  # by the statement being written
         self._storages: dict[Buffer, Storage] = {}
         self._literals: dict[Const, Value] = {}
