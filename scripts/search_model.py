@@ -15,12 +15,12 @@ files as well.
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from hlo_mlc.tuning.model import Forest
 from hlo_mlc.tuning.pool import Pool, may_win
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc.tuning.workers import helpers
 from hlo_mlc_bench.cases import BY_NAME
 from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.searches import Timings, timings
@@ -130,46 +131,58 @@ def collect(path: Path, cases: Sequence[str]) -> None:
     """Adds a line for each kernel, with the time of each schedule / that of the default."""
     library.register_with_jax()
     done = {found.case for found in timings(path)}
-    for case in cases:
-        if case in done:
-            continue
-        task = costliest(case)
-        space = task.generator.space(task.program, task.target)
-        ratios: dict[Key, float | None] = {}
-        loops, codes = set[str](), set[str]()
-        default = _description(task, space, key_of(space.default))
-        try:
-            with Supervisor(task, PATIENCE) as supervisor:
-                for configuration in itertools.islice(drawn(space, ratios), MOST_DRAWN):
-                    look = _description(task, space, key_of(configuration))
-                    if (
-                        look is None
-                        or look.digest in loops
-                        or not may_win(task.target, look.features, default.features)
-                    ):
-                        continue
-                    loops.add(look.digest)
-                    (built,) = supervisor.build(
-                        [Build(space.schedules(configuration), frozenset(codes))]
-                    )
-                    if isinstance(built, Built):
-                        if built.digest in codes:
-                            continue
-                        codes.add(built.digest)
-                    timed = (
-                        built if isinstance(built, Failed) else supervisor.measure(built, TRIAL_S)
-                    )
-                    ratios[key_of(configuration)] = (
-                        None if isinstance(timed, Failed) else round(1 / timed.speedup, 3)
-                    )
-                    if len(ratios) == TRIALS:
-                        break
-                confirm(supervisor, space, ratios)
-        except TuningError as error:
-            print(f"{case}: {error}")
-            continue
-        with path.open("a") as file:
-            file.write(Timings(case, task.target.cpu, space, ratios).line())
+    with helpers() as others:
+        for case in cases:
+            if case in done:
+                continue
+            task = costliest(case)
+            space = task.generator.space(task.program, task.target)
+            try:
+                with Supervisor(task, PATIENCE, others) as supervisor:
+                    ratios = ratios_of(task, space, supervisor)
+            except TuningError as error:
+                print(f"{case}: {error}")
+                continue
+            with path.open("a") as file:
+                file.write(Timings(case, task.target.cpu, space, ratios).line())
+
+
+def ratios_of(task: Task, space: Space, supervisor: Supervisor) -> dict[Key, float | None]:
+    """The time of schedules of a kernel / that of the default, None for what fails: some are built
+    at the same time, then timed one after the other."""
+    ratios: dict[Key, float | None] = {}
+    codes = set[str]()
+    candidates = _candidates(task, space, ratios)
+    while len(ratios) < TRIALS and (some := list(islice(candidates, supervisor.at_once))):
+        builds = [Build(space.schedules(one), frozenset(codes)) for one in some]
+        for configuration, built in zip(some, supervisor.build(builds), strict=True):
+            if isinstance(built, Built):
+                if built.digest in codes:
+                    continue
+                codes.add(built.digest)
+            outcome = built if isinstance(built, Failed) else supervisor.measure(built, TRIAL_S)
+            ratios[key_of(configuration)] = (
+                None if isinstance(outcome, Failed) else round(1 / outcome.speedup, 3)
+            )
+    confirm(supervisor, space, ratios)
+    return ratios
+
+
+def _candidates(
+    task: Task, space: Space, ratios: Mapping[Key, float | None]
+) -> Iterator[Configuration]:
+    """What is drawn, of equal loops the first, but for what is not worth being compiled."""
+    default = _description(task, space, key_of(space.default))
+    loops = set[str]()
+    for configuration in islice(drawn(space, ratios), MOST_DRAWN):
+        look = _description(task, space, key_of(configuration))
+        if (
+            look is not None
+            and look.digest not in loops
+            and may_win(task.target, look.features, default.features)
+        ):
+            loops.add(look.digest)
+            yield configuration
 
 
 def confirm(supervisor: Supervisor, space: Space, ratios: dict[Key, float | None]) -> None:

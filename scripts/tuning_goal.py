@@ -1,13 +1,15 @@
 """How near a short search comes to the best of thousands of trials, and whether it finds it again.
 
-    python scripts/tuning_goal.py run found.jsonl [--trials 2000] [--again 10] CASE...
+    python scripts/tuning_goal.py run found.jsonl [--trials 2000] [--again 10] [--minutes 9] CASE...
     python scripts/tuning_goal.py show found.jsonl
 
 The kernels are the costliest of cases of the benchmarks. Each is tuned as `hlo-mlc tune` does, with
 32 trials at most, as often as is said; then so many schedules are timed without any model: all of
 them where there are no more, else half of them drawn at random and half neighbours of the fastest.
-What all these came upon is timed once more, in turns with the default. A kernel whose line is in
-the file is left out, so that the same command goes on after an interruption.
+What all these came upon is timed once more, in rounds, each in turns with the default, until it is
+known whether winners are within 2 % of each other, or rounds are spent. A kernel whose line is in
+the file is left out, so that the same command goes on after an interruption, or when the minutes
+are over after which no other kernel is begun.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import math
 import random
 import statistics
 import sys
@@ -42,9 +45,17 @@ from hlo_mlc.tuning.tuner import Budget, tune_kernel
 from hlo_mlc.tuning.workers import Worker, helpers
 from hlo_mlc_bench.searches import SHORT, Found, keep, known
 
-TRIAL_S, FINAL_S = 0.05, 0.4
-FINALISTS, TIMES = 4, 3
-"""Of the long search so many are timed again, so often, of which the median counts."""
+TRIAL_S, ROUND_S = 0.05, 0.2
+FINALISTS = 4
+"""Of the long search so many are timed again."""
+
+WITHIN = math.log(1.02)
+"""Up to this logarithm of a ratio winners are the same."""
+
+FEWEST_ROUNDS, MOST_ROUNDS = 6, 24
+SLOWEST = 1e-3  # the speed / the default's of what fails
+OF_MEDIAN = 1.25
+"""The standard error of a median / of a mean, of normal noise."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -55,15 +66,19 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--again", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=math.inf)
     given = parser.parse_intermixed_args(arguments)
     if given.what == "show":
         show(known(given.path, Found))
         return
     library.register_with_jax()
     done = {found.case for found in known(given.path, Found)}
+    end = time.monotonic() + 60 * given.minutes
     out = Console()
     with Progress(transient=True, console=out) as progress, helpers() as others:
         for case in progress.track([c for c in given.cases if c not in done]):
+            if time.monotonic() > end:
+                break
             try:
                 found = compared(case, given.trials, given.again, others, progress)
             except MlcError as error:
@@ -99,18 +114,20 @@ def compared(
                     timed[one.digest] = _speed(supervisor, one, TRIAL_S), configuration
             tried += len(some)
             progress.update(bar, completed=tried)
-        speeds = [_again(supervisor, space.schedules(c)) for _, c in _fastest(timed)]
+        long, _ = _again(supervisor, [space.schedules(c) for _, c in _fastest(timed)])
         winners = {repr(schedules): schedules for schedules, *_ in short}
-        again_speeds = {text: _again(supervisor, s) if s else 1.0 for text, s in winners.items()}
+        speeds, error = _again(supervisor, list(winners.values()))
+        of_winner = dict(zip(winners, speeds, strict=True))
         progress.remove_task(bar)
         return Found(
             case,
             task.target.cpu,
             space.size,
             supervisor.default_us,
-            [(again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
-            max(speeds, default=1.0),
+            [(of_winner[repr(s)], count, seconds) for s, count, seconds in short],
+            max(long, default=1.0),
             tried,
+            error,
         )
 
 
@@ -159,11 +176,26 @@ def _fastest(timed: Timings) -> list[tuple[float, Configuration]]:
     return heapq.nlargest(FINALISTS, timed.values(), key=lambda pair: pair[0])
 
 
-def _again(supervisor: Supervisor, schedules: Schedules) -> float:
-    """The speed / the default's, timed for longer."""
-    (built,) = supervisor.build([Build(schedules)])
-    assert isinstance(built, Built), built
-    return statistics.median(_speed(supervisor, built, FINAL_S) for _ in range(TIMES))
+def _again(supervisor: Supervisor, every: Sequence[Schedules]) -> tuple[list[float], float]:
+    """The speeds / the default's, timed in rounds, in each of which all have a turn; and two
+    standard errors of the logarithm of the ratio of two of them."""
+    built = supervisor.build([Build(schedules) for schedules in every])
+    logs: list[list[float]] = [[] for _ in every]
+    medians, error = [0.0] * len(every), 0.0
+    for rounds in range(1, MOST_ROUNDS + 1):
+        for one, schedules, known_logs in zip(built, every, logs, strict=True):
+            assert isinstance(one, Built), one
+            # The default is as fast as itself.
+            speed = _speed(supervisor, one, ROUND_S) if schedules else 1.0
+            known_logs.append(math.log(max(speed, SLOWEST)))
+        medians = [statistics.median(one) for one in logs]
+        if rounds >= FEWEST_ROUNDS:
+            deviation = max((statistics.stdev(one) for one in logs), default=0.0)
+            error = 2 * math.sqrt(2) * OF_MEDIAN * deviation / math.sqrt(rounds)
+            apart = max(medians, default=0.0) - min(medians, default=0.0)
+            if abs(apart - WITHIN) > error:
+                break
+    return [math.exp(one) for one in medians], error
 
 
 def _speed(supervisor: Supervisor, built: Built, seconds: float) -> float:
@@ -181,6 +213,7 @@ def show(found: Sequence[Found]) -> None:
         "best / default",
         "reached, least",
         "median",
+        "winners apart",
         "trials",
         "seconds",
     )
@@ -194,12 +227,15 @@ def show(found: Sequence[Found]) -> None:
             f"{one.best:.2f}",
             f"{min(one.reached):.3f}",
             f"{statistics.median(one.reached):.3f}",
+            f"{one.apart:.3f} ± {one.error:.3f}" if one.error else f"{one.apart:.3f}",
             f"{trials:.0f}",
             f"{seconds:.1f}",
         )
     middle = statistics.median(statistics.median(one.reached) for one in found)
     slowest = statistics.median(taken for one in found for _, _, taken in one.short)
-    table.add_row(f"median of {len(found)}", "", "", "", "", f"{middle:.3f}", "", f"{slowest:.1f}")
+    near = f"within 2 %: {sum(math.log(one.apart) <= WITHIN for one in found)}"
+    row = (f"median of {len(found)}", *[""] * 4, f"{middle:.3f}", near, "", f"{slowest:.1f}")
+    table.add_row(*row)
     Console().print(table)
 
 

@@ -25,7 +25,8 @@ class Found:
 
     `short`: of each short search the speed of its winner / the default's, the trials, the seconds;
     `long`: the speed of the fastest of the long one / the default's; `trials` of it, of a space of
-    `size` schedules.
+    `size` schedules. `error`: two standard errors of the logarithm of how far `apart` winners are;
+    nobody knows it of earlier lines.
     """
 
     case: str
@@ -35,6 +36,7 @@ class Found:
     short: Sequence[tuple[float, int, float]]
     long: float
     trials: int
+    error: float = 0.0
 
     @property
     def best(self) -> float:
@@ -45,6 +47,11 @@ class Found:
     def reached(self) -> list[float]:
         """What share of the best each short search came to."""
         return [speedup / self.best for speedup, _, _ in self.short]
+
+    @property
+    def apart(self) -> float:
+        """How many times as fast as the slowest winner of short searches the fastest is."""
+        return max(self.reached) / min(self.reached)
 
 
 @dataclass(frozen=True, slots=True)

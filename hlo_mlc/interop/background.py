@@ -32,7 +32,7 @@ from hlo_mlc.runtime import busyness, variants
 from hlo_mlc.runtime.records import Record, open_records
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.processes import end_of, start_process
+from hlo_mlc.support.processes import end_of, start_process, step_behind
 from hlo_mlc.support.turns import short_turns
 from hlo_mlc.support.wording import counted
 
@@ -41,19 +41,18 @@ _WORTH_NS = 500e6  # spent in a kernel before it is tuned, for which a core work
 _SHARE = 0.02  # of the time in all kernels: no schedule of one with less is seen in the whole
 _TRIALS = 64  # of a kernel: the search, which goes on from process to process, is over then
 _BUSY = busyness.BUSY
-_NICENESS = 19  # where the system has no class for who wants idle CPUs only
 _LARGEST_BYTES = 64 << 20  # of a program with its constants, which is kept and sent as it is
 _AS_MEANT = "status 0"
-_TURN_S = 5e-4  # for which mapping new code keeps the interpreter from the callers
+_TURN_S = 5e-4  # for which callers keep the interpreter from us, and we from them, at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A program, and its kernels that are to be tuned, with what calls have spent in each.
+    """Which kernels of a program are to be tuned, with what calls have spent in each. The program's
+    bytecode is sent behind it, as it lies: pickling would keep the interpreter from the callers.
 
     The machine is idle where others have at most the share `busy` of its CPUs' time."""
 
-    module: bytes
     entry: str
     options: Options
     x64: bool
@@ -72,8 +71,10 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Program:
-    """What a function was compiled into; kernels by their fingerprints, while they are there."""
+    """What a function was compiled from and into; kernels by their fingerprints, while they are
+    there."""
 
+    module: bytes
     job: Job
     backend: CpuBackend
     kernels: weakref.WeakValueDictionary[str, CpuKernel]
@@ -107,16 +108,10 @@ class Background:
         why_not = _why_not(options, bytecode.tell())
         if why_not:
             return dataclasses.replace(report, background=f"off: {why_not}")
-        job = Job(
-            bytecode.getvalue(),
-            entry,
-            options.replace(tune="off"),
-            jax.config.jax_enable_x64,
-            {},
-            _TRIALS,
-            _BUSY,
+        job = Job(entry, options.replace(tune="off"), jax.config.jax_enable_x64, {}, _TRIALS, _BUSY)
+        program = _Program(
+            bytecode.getvalue(), job, cpu_backend(options), weakref.WeakValueDictionary(kernels)
         )
-        program = _Program(job, cpu_backend(options), weakref.WeakValueDictionary(kernels))
         with self._lock:
             for kernel in report.kernels:
                 if kernel.tuned is not None:
@@ -184,18 +179,18 @@ class Background:
         self._revise(self._described)
         try:
             ours, theirs = Pipe()
-            with theirs:
+            with theirs, short_turns(_TURN_S):  # until then it is as important as callers are
                 process = start_process(
                     "hlo_mlc.interop.background_process", theirs, JAX_PLATFORMS="cpu"
                 )
-            with process, ours:
-                _step_behind(process.pid)
-                with contextlib.suppress(EOFError, OSError):
-                    ours.send(dataclasses.replace(program.job, spent=spent))
-                    while True:
-                        tuned = ours.recv()
-                        self._take(program, tuned)
-                        del waiting[tuned.kernel]
+                step_behind(process.pid)
+            with process, ours, contextlib.suppress(EOFError, OSError):
+                ours.send(dataclasses.replace(program.job, spent=spent))
+                ours.send_bytes(program.module)
+                while True:
+                    tuned = ours.recv()
+                    self._take(program, tuned)
+                    del waiting[tuned.kernel]
             end = end_of(process)
             if end != _AS_MEANT:
                 reason = f"the process that tunes has crashed ({end})"
@@ -293,10 +288,3 @@ def _with_tuned(report: Report, built: CpuKernel, record: Record | None) -> Repo
             for k in report.kernels
         ),
     )
-
-
-def _step_behind(process: int) -> None:
-    """Leaves a process the CPUs that nobody else wants."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, process, _NICENESS)
-        os.sched_setscheduler(process, os.SCHED_IDLE, os.sched_param(0))

@@ -28,6 +28,7 @@ def main(descriptor: int) -> None:
     end_with_parent()
     with Connection(descriptor) as connection:
         job: Job = connection.recv()
+        module = connection.recv_bytes()
         with (
             open(job.options.cache_dir / ".background", "w") as lock,
             jax.enable_x64(job.x64),
@@ -37,7 +38,7 @@ def main(descriptor: int) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)  # others would take it for a busy machine, and we them
             library.register_with_jax()
             session = Session(
-                parse_module(job.module),
+                parse_module(module),
                 job.entry,
                 job.options,
                 job.trials,

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # Source: <linux/prctl.h>
+_NICENESS = 19  # where the system has no class for who wants idle CPUs only
 _PARENT = "HLO_MLC_PARENT"  # in the environment of what we start: our number
 
 
@@ -21,7 +22,8 @@ def start_process(
     """Starts `python -m MODULE DESCRIPTOR`, which is to talk through its end of a connection.
 
     It finds what we find (a generator may come from anywhere), this very package whatever the
-    current folder has, and gets no Ctrl-C: we do.
+    current folder has, and gets no Ctrl-C: we do. It stays in our session: sessions have equal
+    shares of the CPUs, whatever the priorities of what runs in them.  Source: sched(7), autogroup.
     """
     folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
     own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": "", _PARENT: str(os.getpid())}
@@ -32,7 +34,7 @@ def start_process(
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
+        process_group=0,
     )
 
 
@@ -42,6 +44,15 @@ def end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
         os._exit(1)
+
+
+def step_behind(process: int) -> None:
+    """Leaves a process of our session, and what it starts from now on, the CPUs, and the disks,
+    that nobody else wants.  Source: sched(7), ioprio_set(2)."""
+    for folder in Path(f"/proc/{process}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, int(folder.name), _NICENESS)
+            os.sched_setscheduler(int(folder.name), os.SCHED_IDLE, os.sched_param(0))
 
 
 def end_of(process: subprocess.Popen[bytes]) -> str:

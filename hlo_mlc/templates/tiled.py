@@ -57,6 +57,8 @@ from hlo_mlc.tensor.pairs import (
 # Accumulators of a tile, in vectors: their chains hide each other's latency, and beside them the
 # registers hold what the terms need.
 ACCUMULATORS = 8
+# Instructions that begin while one that combines is under way: 4 cycles, 2 per cycle.
+CHAIN = 8
 # Vectors of terms from which on tiles of their folds pay: with 4 they took 0.9 of the time, with 32
 # 0.6.
 SHORTEST = 4
@@ -236,7 +238,7 @@ def _along(stage: Stage, width: int) -> float:
 
 
 def _combining(stage: Stage) -> int:
-    return cost(*stage.combiner.results)
+    return 0 if stage.combiner is None else cost(*stage.combiner.results)
 
 
 def _usual(
@@ -248,26 +250,49 @@ def _usual(
     most = ACCUMULATORS if target.registers >= 32 else ACCUMULATORS // 2
     most = max(1, most // max(1, len(stage.accumulators)))
     if along:
-        wide = vectors = min(most, WIDEST)
+        widest = min(WIDEST, roles.column.extent)
     else:
-        vectors = (
+        widest = (
             2
             if roles.column.extent > width
-            and most > 1
             and roles.panel_bytes(2 * width) <= STACK_PANEL
             and _are_shared_out(roles, 2 * width, total, target)
             else 1
         )
-        wide = width * vectors
+    rows, vectors = _tile(stage, roles, most, widest)
+    wide = vectors if along else width * vectors
     panels, blocks = _panels(roles, wide), 1
     if worth_a_task(panels, total):
         blocks = max(1, min(-(-4 * target.cores // panels), roles.row.extent // FEWEST_ROWS))
-    return {
-        "rows": min(most // vectors, roles.row.extent),
-        "vectors": vectors,
-        "blocks": blocks,
-        "along": int(along),
-    }
+    return {"rows": rows, "vectors": vectors, "blocks": blocks, "along": int(along)}
+
+
+def _tile(stage: Stage, roles: Roles, most: int, widest: int) -> tuple[int, int]:
+    """The tile of at most so many accumulators, and so many of a row, with the fewest instructions
+    for each result: what it loads serves all of it, and the last one does again what it shares with
+    the one before."""
+    every, rows = repeated_reads(stage), roles.row.extent
+    of_rows = sum(not any(roles.column in i.free for i in x.indices) for x in every)
+    of_columns = len(roles.shared)
+    each = (
+        cost(*(stage.terms or (a.value for a in stage.assigns)))
+        + _combining(stage)
+        + len(every)
+        - of_rows
+        - of_columns
+    )
+
+    def instructions(tile: tuple[int, int]) -> float:
+        height, wide = even_groups(rows, tile[0]), tile[1]
+        one = height * wide * each + height * of_rows + wide * of_columns
+        return -(-rows // height) * max(one, CHAIN) / wide
+
+    tiles = [
+        (high, wide)
+        for wide in range(min(most, widest), 0, -1)
+        for high in range(min(most // wide, rows), 0, -1)
+    ]
+    return min(tiles, key=instructions)
 
 
 @dataclass(frozen=True, slots=True)

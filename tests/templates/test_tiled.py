@@ -126,6 +126,22 @@ def test_vectors_go_along_the_depth_where_rows_are_few(check, take_apart, arrays
 
 
 @pytest.mark.parametrize(
+    ("shapes", "rows", "vectors"),
+    [
+        (((2000, 256), (600, 256)), 4, 2),
+        (((6, 512), (900, 512)), 2, 4),
+        (((3, 256), (2000, 256)), 3, 2),  # the second of two tiles would compute a row again
+        (((40, 300), (2, 300)), 4, 2),  # a row has no more
+    ],
+)
+def test_tiles_compute_little_again(take_apart, arrays, shapes, rows, vectors):
+    (program,) = take_apart(PAIRS["manhattan"], *arrays("float32", *shapes)).programs
+    _, (decision,) = schedule_program(program, TARGET)
+    assert decision.template.name == "tiled"
+    assert (decision.parameters["rows"], decision.parameters["vectors"]) == (rows, vectors)
+
+
+@pytest.mark.parametrize(
     ("function", "shapes", "reason"),
     [
         (PAIRS["manhattan"], ((3, 40), (83, 40)), "too few rows"),
