@@ -6,6 +6,7 @@ Faults that tests find nearly always depend on one value or on two.  Source: Kuh
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
@@ -43,21 +44,26 @@ def covering(cases: Sequence[Mapping[str, object]], drawn: Container[str] = ()) 
         return list(range(len(rows)))
     wanted = [_met(row, seeds) for row in rows]
     left: set[tuple[Value, ...]] = set().union(*wanted)
-    rest, chosen = list(range(len(rows))), []
+    chosen: list[int] = []
     used: Counter[Value] = Counter()
+
+    def worth(n: int) -> tuple[int, int, int]:
+        """Least for what is chosen next: it brings most that is new, its values are least used."""
+        return -len(wanted[n] & left), sum(used[value] for value in enumerate(rows[n])), n
+
+    # Whatever is chosen, no other is worth more than before: only the first has to be looked at
+    # anew, until it stays the first.
+    heap = [worth(n) for n in range(len(rows))]
+    heapq.heapify(heap)
     while left:
-        # Of those that bring as much that is new, the one whose values are least used.
-        best = max(
-            rest,
-            key=lambda n: (
-                len(wanted[n] & left),
-                -sum(used[value] for value in enumerate(rows[n])),
-            ),
-        )
-        chosen.append(best)
-        rest.remove(best)
-        left -= wanted[best]
-        used.update(enumerate(rows[best]))
+        number = heap[0][-1]
+        if (now := worth(number)) != heap[0]:
+            heapq.heapreplace(heap, now)
+            continue
+        heapq.heappop(heap)
+        chosen.append(number)
+        left -= wanted[number]
+        used.update(enumerate(rows[number]))
     return sorted(chosen)
 
 
