@@ -110,6 +110,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run one test in N, always the same: a sample",
     )
     parser.addoption(
+        "--start",
+        type=int,
+        default=0,
+        metavar="K",
+        help="begin every so many tests with the K-th: samples of different tests",
+    )
+    parser.addoption(
         "--target",
         default=THIS_MACHINE,
         metavar="LEVEL",
@@ -131,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = items
     if not config.getoption("--all") and not any("[" in asked for asked in config.args):
         chosen = in_pairs(items)
-    chosen = chosen[:: config.getoption("--every")]
+    chosen = chosen[config.getoption("--start") :: config.getoption("--every")]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = chosen
