@@ -183,31 +183,30 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "kind", ["random", "graded", "clustered", "constant", "diagonal", "two", "product", "hilbert"]
-)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17])
-def test_eigh(size: int, kind: str, dtype: str) -> None:
+def symmetric(size: int) -> np.ndarray:
+    """37 matrices [size, size] of each kind."""
     rng = np.random.default_rng(size)
     a = rng.standard_normal((37, size, size))
     q = np.linalg.qr(a)[0]
-    if kind == "graded":
-        a = q * 10.0 ** rng.uniform(-8, 3, (37, 1, size)) @ transposed(q)
-    elif kind == "clustered":
-        a = q * (1 + 1e-5 * (np.arange(size) % 2)) @ transposed(q) * 1e25
-    elif kind == "constant":
-        a = np.ones(a.shape) + 1e-3 * a
-    elif kind == "diagonal":
-        a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
-    elif kind == "two":  # of them are eigenvalues
-        a = q * (np.arange(size) % 2) @ transposed(q)
-    elif kind == "product":
-        a = a @ transposed(a)
-    elif kind == "hilbert":
-        a = np.zeros_like(a) + 1 / (1.0 + np.add.outer(np.arange(size), np.arange(size)))
+    numbers = np.arange(size)
+    kinds = {
+        "random": a,
+        "graded": q * 10.0 ** rng.uniform(-8, 3, (37, 1, size)) @ transposed(q),
+        "clustered": q * (1 + 1e-5 * (numbers % 2)) @ transposed(q) * 1e25,
+        "constant": np.ones(a.shape) + 1e-3 * a,
+        "diagonal": np.zeros_like(a) + np.diag(numbers[::-1] - 1.0),
+        "two eigenvalues": q * (numbers % 2) @ transposed(q),
+        "product": a @ transposed(a),
+        "hilbert": np.zeros_like(a) + 1 / (1.0 + np.add.outer(numbers, numbers)),
+    }
+    return np.concatenate([a + transposed(a) for a in kinds.values()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17])
+def test_eigh(size: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
-        a = (a + transposed(a)).astype(dtype)
+        a = symmetric(size)[1:].astype(dtype)  # an odd number: the last vector is not full
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
         wrong, skew = zip(
             *(
@@ -423,23 +422,28 @@ def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize("kind", ["random", "graded", "two", "diagonal", "tiny"])
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9, 16, 17])
-def test_complex_eigh(size: int, kind: str, dtype: str) -> None:
+def hermitian(size: int) -> np.ndarray:
+    """19 matrices [size, size] of each kind."""
     rng = np.random.default_rng(size)
     a = rng.standard_normal((19, size, size)) + 1j * rng.standard_normal((19, size, size))
     q = np.linalg.qr(a)[0]
-    if kind == "graded":
-        a = q * 10.0 ** rng.uniform(-8, 3, (19, 1, size)) @ adjoint(q)
-    elif kind == "two":  # of them are eigenvalues
-        a = q * (np.arange(size) % 2) @ adjoint(q)
-    elif kind == "diagonal":
-        a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
-    elif kind == "tiny":  # squares of elements off the diagonal underflow
-        a = a * 1e-21 + np.diag(np.arange(size) % 3)
+    numbers = np.arange(size)
+    kinds = {
+        "random": a,
+        "graded": q * 10.0 ** rng.uniform(-8, 3, (19, 1, size)) @ adjoint(q),
+        "two eigenvalues": q * (numbers % 2) @ adjoint(q),
+        "diagonal": np.zeros_like(a) + np.diag(numbers[::-1] - 1.0),
+        # Squares of elements off the diagonal underflow.
+        "tiny": a * 1e-21 + np.diag(numbers % 3),
+    }
+    return np.concatenate([a + adjoint(a) for a in kinds.values()])
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9, 16, 17])
+def test_complex_eigh(size: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
-        a = (a + adjoint(a)).astype(dtype)
+        a = hermitian(size).astype(dtype)
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
         wrong, skew = zip(
             *(
