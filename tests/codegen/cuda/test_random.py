@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from hlo_mlc.target import cuda
-from hlo_mlc.templates.cuda import TEMPLATES
+from hlo_mlc.templates.cuda.registry import TEMPLATES
 from hlo_mlc.templates.cuda.program import schedule_program
 
 SM90 = cuda.named("sm_90")
