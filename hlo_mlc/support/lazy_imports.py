@@ -21,6 +21,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from hlo_mlc.support.collection import no_collection
+from hlo_mlc.support.locks import AwaitedByForks
 
 _OURS = f"{__name__.partition('.')[0]}."
 
@@ -55,6 +56,7 @@ def loaded_late() -> int:
 
 
 _loaded: list[str] = []
+_loading = AwaitedByForks()
 
 
 class _Here(threading.local):
@@ -103,7 +105,7 @@ class _PackageLoader(Loader):
 
 
 class _LazyLoader(Loader):
-    """Loads a module once, at its first use; threads that use it meanwhile wait.
+    """Loads a module once, at its first use; threads that use it meanwhile wait, and forks.
 
     They never wait for each other in a circle, as no two modules of ours import each other, be it
     lazily.
@@ -125,7 +127,7 @@ class _LazyLoader(Loader):
 
     def load(self, module: ModuleType) -> None:
         """Runs the code, unless that was done, or is being done by this very thread."""
-        with self._lock:
+        with _loading, self._lock:
             if is_loaded(module) or self._is_loading:
                 return
             self._is_loading = True

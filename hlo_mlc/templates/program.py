@@ -31,8 +31,8 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.pointwise_loop import in_blocks
-from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.templates.registry import TEMPLATES
+from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived

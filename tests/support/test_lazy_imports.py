@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ _value = 5
 
 
 @pytest.fixture
-def run(tmp_path: Path):
+def run(tmp_path: Path) -> Callable[..., str]:
     """Runs a script in a process of its own, where `hlo_mlc.late` is a package of these files."""
 
     def run(script: str, **files: str) -> str:
@@ -44,7 +45,7 @@ def run(tmp_path: Path):
     return run
 
 
-def test_a_module_is_loaded_at_its_first_use(run) -> None:
+def test_a_module_is_loaded_at_its_first_use(run: Callable[..., str]) -> None:
     run(
         """
         with lazy_imports():
@@ -60,7 +61,7 @@ def test_a_module_is_loaded_at_its_first_use(run) -> None:
     )
 
 
-def test_what_others_import_is_the_same_module(run) -> None:
+def test_what_others_import_is_the_same_module(run: Callable[..., str]) -> None:
     run(
         """
         with lazy_imports():
@@ -79,7 +80,7 @@ def test_what_others_import_is_the_same_module(run) -> None:
     )
 
 
-def test_packages_are_loaded_at_once_and_as_ever(run) -> None:
+def test_packages_are_loaded_at_once_and_as_ever(run: Callable[..., str]) -> None:
     run(
         """
         with lazy_imports():
@@ -94,7 +95,7 @@ def test_packages_are_loaded_at_once_and_as_ever(run) -> None:
     )
 
 
-def test_only_modules_can_be_imported_so(run) -> None:
+def test_only_modules_can_be_imported_so(run: Callable[..., str]) -> None:
     run(
         """
         try:
@@ -110,7 +111,7 @@ def test_only_modules_can_be_imported_so(run) -> None:
     )
 
 
-def test_threads_wait_for_the_first(run) -> None:
+def test_threads_wait_for_the_first(run: Callable[..., str]) -> None:
     run(
         """
         with lazy_imports():
@@ -125,7 +126,26 @@ def test_threads_wait_for_the_first(run) -> None:
     )
 
 
-def test_what_failed_is_tried_again(run) -> None:
+def test_forks_wait_so_that_children_find_modules_whole(run: Callable[..., str]) -> None:
+    run(
+        """
+        import os
+        with lazy_imports():
+            from hlo_mlc.late import slow
+        thread = threading.Thread(target=slow.__getattribute__, args=("value",))
+        thread.start()
+        while "time" not in slow.__dict__: pass
+        child = os.fork()
+        if not child:
+            os._exit(0 if is_loaded(slow) and slow.value() == 5 else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        thread.join()
+        """,
+        slow=SLOW,
+    )
+
+
+def test_what_failed_is_tried_again(run: Callable[..., str]) -> None:
     run(
         """
         with lazy_imports():
@@ -142,7 +162,7 @@ def test_what_failed_is_tried_again(run) -> None:
     )
 
 
-def test_modules_of_others_are_imported_as_ever(run) -> None:
+def test_modules_of_others_are_imported_as_ever(run: Callable[..., str]) -> None:
     run(
         """
         sys.path.append(hlo_mlc.__path__[-1])
