@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from hlo_mlc.backends.base import Backend, BuiltKernel, KernelObject, PromisedKernel
 from hlo_mlc.kernel_objects import BegunObject, begin_object, has_checks, recorded_object
-from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.promises import TURN_S, Kept, KernelKey, keep_later, store_later, was_broken
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.cache import object_cache
@@ -29,6 +29,9 @@ from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
 from hlo_mlc.support.warning import users_line, work_for
+
+if TYPE_CHECKING:
+    from hlo_mlc.partition.kernel import Kernel
 
 # Threads that assemble: LLVM takes up to twice as long for a kernel as scheduling and printing it.
 _ASSEMBLERS = 2

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
@@ -19,27 +20,31 @@ from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import build_kernels
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
-from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
-from hlo_mlc.graph.text import format_graph
 from hlo_mlc.kept_programs import KeptProgram
-from hlo_mlc.ops.registry import SUMMING, UPDATES, references
-from hlo_mlc.partition.choose.predictions import by_gain, saved_us
-from hlo_mlc.partition.cluster import Cluster
-from hlo_mlc.partition.drawing import plan_json
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Plan, without
-from hlo_mlc.partition.planner import partition
-from hlo_mlc.passes.packed_integers import in_bytes
-from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import FAULT_ADVICE, Report
 from hlo_mlc.reporting import report_on, say_outcome
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.faults import Contained, Fault
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
+
+with lazy_imports():
+    from hlo_mlc.frontend import parse
+    from hlo_mlc.graph import text as graph_text
+    from hlo_mlc.ops import registry
+    from hlo_mlc.partition import drawing, planner
+    from hlo_mlc.partition import plan as plans
+    from hlo_mlc.partition.choose import predictions
+    from hlo_mlc.passes import packed_integers, simplify
+
+if TYPE_CHECKING:
+    from hlo_mlc.partition.cluster import Cluster
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.partition.plan import Plan
 
 PLAN_FILE = "31-plan.json"
 """What the dump calls the plan as data."""
@@ -91,10 +96,12 @@ def compile_module(
             say_outcome(entry, report, found.built, options, backend)
             return CompiledModule(found.module or module, report)
         graph = import_function(module, entry)
-        record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
+        record.stage("import", "10-graph.txt", lambda: graph_text.format_graph(graph), of="graph")
         donated = read_donations(module, entry)
         graph = _simplified(graph, options, backend)
-        record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
+        record.stage(
+            "simplify", "20-simplified.txt", lambda: graph_text.format_graph(graph), of="graph"
+        )
         plan, built, failed = _plan_and_build(graph, donated, options, backend, record, kept)
         emitted = (
             module
@@ -121,7 +128,7 @@ def _made_again(kept: KeptProgram) -> Callable[[], Mapping[str, Kernel]]:
 
     @functools.cache
     def kernels() -> Mapping[str, Kernel]:
-        module = parse_module(kept.bytecode)
+        module = parse.parse_module(kept.bytecode)
         _, plan = clusters_of(module, kept.options, entry=kept.entry, backend=kept.backend)
         return {
             kernel.fingerprint: kernel
@@ -152,9 +159,9 @@ def most_lines_for(graph: Graph, saved_us: float = 0.0) -> int:
 def _lines_for_nodes(graph: Graph) -> int:
     own = sum(
         _LINES_FOR_SUM
-        if node.op in SUMMING
+        if node.op in registry.SUMMING
         else _LINES_FOR_UPDATE
-        if node.op in UPDATES
+        if node.op in registry.UPDATES
         else _LINES_FOR_OPERATION
         for node in graph.nodes
     )
@@ -164,7 +171,7 @@ def _lines_for_nodes(graph: Graph) -> int:
 def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
     """The simplified graph, with bytes in place of integers of less, and complex numbers in parts
     where kernels gain by that."""
-    graph, _ = simplify(in_bytes(graph), references)
+    graph, _ = simplify.simplify(packed_integers.in_bytes(graph), registry.references)
     return backend.in_parts(graph, options)
 
 
@@ -178,7 +185,7 @@ def _drawn(
     chooser = backend.chooser(options)
     if kept is not None:
         chooser = kept.noting(chooser)
-    return partition(graph, chooser, backend.costs, donated, backend.limits)
+    return planner.partition(graph, chooser, backend.costs, donated, backend.limits)
 
 
 def _plan_and_build(
@@ -194,15 +201,15 @@ def _plan_and_build(
     refused: dict[str, str] = {}
     is_bounded = backend.is_bounded and options.choose != "ours"
     drawn = _drawn(graph, donated, options, backend, kept)
-    most_lines = most_lines_for(graph, saved_us(drawn)) if is_bounded else sys.maxsize
+    most_lines = most_lines_for(graph, predictions.saved_us(drawn)) if is_bounded else sys.maxsize
     while True:
-        plan = without(drawn, graph, refused)
+        plan = plans.without(drawn, graph, refused)
         if options.choose != "ours":
             plan = backend.weighed(plan, graph, refused)
         plan = backend.divided(plan, graph, refused)
-        record.attach(PLAN_FILE, functools.partial(plan_json, graph, plan))
+        record.attach(PLAN_FILE, functools.partial(drawing.plan_json, graph, plan))
         record.stage("partition", "30-plan.txt", functools.partial(_plan_text, plan))
-        kernels = by_gain(plan)
+        kernels = predictions.by_gain(plan)
         if kept is not None:
             kept.note(kernels)
         result = build_kernels(kernels, options, backend, record, most_lines)
@@ -274,7 +281,7 @@ def clusters_of(
 
 def _plan_text(plan: Plan) -> str:
     """The rewritten graph and the reason behind every decision."""
-    lines = [format_graph(plan.graph)]
+    lines = [graph_text.format_graph(plan.graph)]
     for title, group in (("taken", plan.taken), ("left to XLA", plan.rejected)):
         for cluster, verdict in group:
             lines.append(

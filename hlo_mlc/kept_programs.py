@@ -15,15 +15,14 @@ import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from jaxlib.mlir import ir
 
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.building import assemblers, recalled_kernels
 from hlo_mlc.kernel_objects import has_checks, object_key
-from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.kernel import Kernel, RecalledKernel
-from hlo_mlc.partition.plan import Chooser, Verdict
 from hlo_mlc.promises import do_later
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.cache import object_cache
@@ -33,6 +32,10 @@ from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
+
+if TYPE_CHECKING:
+    from hlo_mlc.partition.cluster import Cluster
+    from hlo_mlc.partition.plan import Chooser, Verdict
 
 _LARGEST_BYTES = 4 << 20  # of a program with its constants, which is kept in memory, too
 _PACKAGES = ("jax", "jaxlib", "llvmlite", "ml_dtypes", "numpy")

@@ -12,25 +12,32 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hlo_mlc.backends.base import Backend, KernelObject, Source
-from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.loops.prove import Proof, prove
-from hlo_mlc.loops.text import program_text as loops_text
-from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import object_cache
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
-from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.sources import generators_digest
 from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodeLimitError, VerifyError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
-from hlo_mlc.templates.base import Decision, Named
-from hlo_mlc.templates.program import decisions_text, is_longer
-from hlo_mlc.tensor.core import Nest
-from hlo_mlc.tensor.text import program_text
-from hlo_mlc.tuning.replay import schedule_as_recorded
+
+with lazy_imports():
+    from hlo_mlc.loops import prove
+    from hlo_mlc.loops import text as loops_text
+    from hlo_mlc.templates import program as templates
+    from hlo_mlc.tensor import text as tensor_text
+    from hlo_mlc.tuning import replay
+
+if TYPE_CHECKING:
+    from hlo_mlc.loops.core import LoopProgram
+    from hlo_mlc.loops.proof import Proof
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.runtime.records import Schedules
+    from hlo_mlc.templates.base import Decision, Named
+    from hlo_mlc.tensor.core import Nest
 
 _supplied: dict[tuple[str, Backend], KernelObject] = {}  # by fingerprint, and for what
 
@@ -87,15 +94,23 @@ def begin_object(
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
         return BegunObject(kernel, options, backend, schedules, stored)
-    if most_lines < sys.maxsize and is_longer(kernel.program, most_lines):
+    if most_lines < sys.maxsize and templates.is_longer(kernel.program, most_lines):
         raise CodeLimitError(name, most_lines)
     announce()
-    record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
+    record.stage(
+        f"tensors {name}",
+        f"40-{file}.tensors.txt",
+        lambda: tensor_text.program_text(kernel.program),
+    )
     loops, decisions = _scheduled(kernel, backend, schedules)
-    record.attach(f"50-{file}.schedule.txt", lambda: decisions_text(decisions))
-    record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text(loops))
+    record.attach(f"50-{file}.schedule.txt", lambda: templates.decisions_text(decisions))
+    record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text.program_text(loops))
     loops, proof = _proved(loops, tally)
-    record.stage(f"prove {name}", f"70-{file}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
+    record.stage(
+        f"prove {name}",
+        f"70-{file}.proof.txt",
+        lambda: f"{proof}\n{loops_text.program_text(loops)}",
+    )
     source = backend.print(loops, has_checks(options, backend), most_lines)
     record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
     draft = KernelObject(
@@ -220,13 +235,13 @@ def _cached(
 def _scheduled(
     kernel: Kernel, backend: Backend, schedules: Schedules
 ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
-    return schedule_as_recorded(kernel.program, backend.target, schedules, backend.generator)
+    return replay.schedule_as_recorded(kernel.program, backend.target, schedules, backend.generator)
 
 
 def _proved(loops: LoopProgram, tally: Counter[str]) -> tuple[LoopProgram, Proof]:
     """`prove`, and what came of it counted."""
     try:
-        loops, proof = prove(loops)
+        loops, proof = prove.prove(loops)
     except VerifyError:
         tally["refused"] += 1
         raise

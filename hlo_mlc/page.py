@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
-import importlib
 import json
 import linecache
 import re
@@ -22,12 +21,16 @@ from string import Template
 
 from hlo_mlc.compiler import PLAN_FILE
 from hlo_mlc.limits import MachineLimits
-from hlo_mlc.partition.naming import short_line
 from hlo_mlc.report import KernelReport, Report
 from hlo_mlc.support.dumps import file_name
 from hlo_mlc.support.errors import CacheError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.versions import version
+from hlo_mlc.support.wording import short_line
 from hlo_mlc.target.cpu import CpuTarget, model_name
+
+with lazy_imports():
+    from hlo_mlc.tuning import history
 
 _FOLDER = Path(__file__).parent / "report_page"
 _STEPS = (
@@ -105,8 +108,6 @@ def _attempts(journal: Path, kernels: Sequence[KernelReport]) -> Json:
     """What tuning tried of each kernel, by its id."""
     if not journal.exists() or not kernels:
         return {}
-    # At first use: Optuna takes half a second to import, and few programs are tuned.
-    history = importlib.import_module("hlo_mlc.tuning.history")
     with contextlib.suppress(CacheError):  # it is another's to repair
         found = history.attempts(journal, [kernel.id for kernel in kernels])
         return {

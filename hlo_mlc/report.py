@@ -12,10 +12,9 @@ from pathlib import Path
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
-from hlo_mlc.partition.naming import short_line
 from hlo_mlc.runtime.records import Measured
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.wording import WIDTH, byte_size, counted, wrapped
+from hlo_mlc.support.wording import WIDTH, byte_size, counted, short_line, wrapped
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.kernel_objects import scheduled
-from hlo_mlc.loops.text import program_text as loops_text
-from hlo_mlc.partition.calls import HOLDING
-from hlo_mlc.partition.choose.shares import runs
-from hlo_mlc.partition.cluster import Cluster
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.naming import named_at, short_line
-from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
-from hlo_mlc.tensor.core import Branch, Nest, Step
+from hlo_mlc.support.wording import named_at, short_line
+
+with lazy_imports():
+    from hlo_mlc.loops import text
+    from hlo_mlc.partition import calls as partition_calls
+    from hlo_mlc.partition.choose import shares
+    from hlo_mlc.tensor import core as tensor
+
+if TYPE_CHECKING:
+    from hlo_mlc.graph.core import Graph, Node
+    from hlo_mlc.partition.cluster import Cluster
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.partition.plan import Plan, Verdict
+    from hlo_mlc.tensor.core import Step
 
 
 def report_on(
@@ -34,7 +41,7 @@ def report_on(
     """What became of a program: its kernels, and what is left to XLA, where `least_us` is what an
     operation that is not modelled takes."""
     kernels: dict[str, KernelReport] = {}
-    times = runs(graph)
+    times = shares.runs(graph)
     for cluster, verdict in plan.taken:
         for kernel, count, share in cluster.kernels:
             fingerprint, calls = kernel.fingerprint, count * times.get(cluster.nodes[0], 1)
@@ -99,7 +106,7 @@ def say_outcome(
         )
         if debug >= Level.LOOPS:
             loops, _ = scheduled(built[kernel.id].kernel, options, backend)
-            say(Level.LOOPS, debug, loops_text(loops).splitlines())
+            say(Level.LOOPS, debug, text.program_text(loops).splitlines())
     say(Level.REASONS, debug, [f"  left to XLA: {line}" for line in report.left_lines()])
 
 
@@ -136,17 +143,17 @@ def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """The nodes, and those of the loops and branches among them."""
     for node in nodes:
         yield node
-        if node.op in HOLDING:
+        if node.op in partition_calls.HOLDING:
             for region in node.regions:
                 yield from all_nodes(region.nodes)
 
 
 def is_data_dependent(step: Step) -> bool:
     """Whether how long a step takes depends on the values that it computes with."""
-    if isinstance(step, Nest):
+    if isinstance(step, tensor.Nest):
         return False
     return (
-        isinstance(step, Branch)
+        isinstance(step, tensor.Branch)
         or step.trip_count is None
         or any(map(is_data_dependent, step.body))
     )

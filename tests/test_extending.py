@@ -116,7 +116,7 @@ NEW_LINES = {
         )
     },
     "**A template.**": {
-        "templates/__init__.py": ("    ShortTemplate(),\n", "    ToyTemplate(),\n")
+        "templates/registry.py": ("    ShortTemplate(),\n", "    ToyTemplate(),\n")
     },
     "**A backend.**": {
         "interop/platforms.py": (
@@ -127,7 +127,7 @@ NEW_LINES = {
 }
 IMPORTS = {
     "codegen/legalize/expand.py": ("    trigonometric,\n", "    toy,\n"),
-    "templates/__init__.py": (
+    "templates/registry.py": (
         "from hlo_mlc.templates.transpose",
         "from hlo_mlc.templates.toy import ToyTemplate\n",
     ),

@@ -10,22 +10,24 @@ import re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from hlo_mlc.graph.core import Graph, Node
-from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.loops.prove import Proof
-from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.limits import FusionLimits
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Chooser, Plan
+from hlo_mlc.loops.proof import Proof
 from hlo_mlc.report import NestReport, Report
-from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import Target
-from hlo_mlc.tuning.generator import ByTemplates
+
+if TYPE_CHECKING:
+    from hlo_mlc.graph.core import Graph, Node
+    from hlo_mlc.loops.core import LoopProgram
+    from hlo_mlc.partition.costs import Costs
+    from hlo_mlc.partition.fuse.limits import FusionLimits
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.partition.plan import Chooser, Plan
+    from hlo_mlc.runtime.records import Schedules
+    from hlo_mlc.tuning.generator import ByTemplates
 
 _TAG = re.compile(rb"kernel for (\w+): ")
 

@@ -5,39 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, PromisedKernel, Source
-from hlo_mlc.backends.interpreted import interpreted
 from hlo_mlc.backends.recorded import as_tuned, pinned, recorded_or, recorded_schedules
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
-from hlo_mlc.codegen.cpu.printer import print_program
-from hlo_mlc.graph.core import Graph, Node
-from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.choose.cost import choose_all, choose_predicted
-from hlo_mlc.partition.choose.predictions import predict, predict_clusters
-from hlo_mlc.partition.choose.shares import least_us
-from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
-from hlo_mlc.partition.cluster import Cluster
-from hlo_mlc.partition.costs import Costs
 from hlo_mlc.partition.fuse.limits import LIMITS
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Chooser, Plan, Verdict, in_row_blocks, with_taken, without
-from hlo_mlc.partition.row_blocks import MOST_ROWS
-from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, nothing, split_complex
-from hlo_mlc.passes.complex_transforms import is_transform
-from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
-from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import KernelCode, Lease, Promise
 from hlo_mlc.support.errors import CodeLimitError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
-from hlo_mlc.tensor.sharding import described, factors
-from hlo_mlc.tuning.generator import TemplateGenerator
+
+with lazy_imports():
+    from hlo_mlc.backends import interpreted
+    from hlo_mlc.codegen.cpu import printer
+    from hlo_mlc.ops import registry
+    from hlo_mlc.partition import costs, row_blocks
+    from hlo_mlc.partition import plan as plans
+    from hlo_mlc.partition.choose import cost, predictions, shares, worth
+    from hlo_mlc.passes import complex_parts, complex_transforms, simplify
+    from hlo_mlc.tensor import sharding
+    from hlo_mlc.tuning import generator
+
+if TYPE_CHECKING:
+    from hlo_mlc.graph.core import Graph, Node
+    from hlo_mlc.loops.core import LoopProgram
+    from hlo_mlc.partition.cluster import Cluster
+    from hlo_mlc.partition.costs import Costs
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.partition.plan import Chooser, Plan, Verdict
+    from hlo_mlc.runtime.records import Schedules
+    from hlo_mlc.tuning.generator import TemplateGenerator
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class CpuKernel(PromisedKernel):
     def give_up(self, loops: LoopProgram) -> None:
         assert self.promise is not None
         try:
-            self._keep(interpreted(loops))
+            self._keep(interpreted.interpreted(loops))
         except BaseException as error:
             self.promise.break_()
             self.loaded.set_exception(error)
@@ -107,11 +110,14 @@ class CpuBackend:
     row_axes: Mapping[int, int] = field(default_factory=dict, compare=False)
 
     machines = "CPUs"
-    generator = TemplateGenerator()
     refusals = (CodeLimitError,)
     has_checks = is_bounded = True
     suffixes = ("ll", "s")
     limits = LIMITS
+
+    @property
+    def generator(self) -> TemplateGenerator:
+        return generator.TemplateGenerator()
 
     @property
     def variant(self) -> str:
@@ -140,26 +146,32 @@ class CpuBackend:
 
     def in_parts(self, graph: Graph, options: Options) -> Graph:
         everything = options.choose == "ours"
-        if not (has_complex if everything else gains_in_parts)(graph):
+        gains = complex_parts.has_complex if everything else complex_parts.gains_in_parts
+        if not gains(graph):
             return graph
         # Transforms by products are not known to be faster.
-        stays = nothing if everything else is_transform
-        return simplify(split_complex(graph, stays), references)[0]
+        stays = complex_parts.nothing if everything else complex_transforms.is_transform
+        split = complex_parts.split_complex(graph, stays)
+        return simplify.simplify(split, registry.references)[0]
 
     def chooser(self, options: Options) -> Chooser:
-        rule = choose_all if options.choose == "ours" else recorded_or(choose_predicted, options)
+        rule = (
+            cost.choose_all
+            if options.choose == "ours"
+            else recorded_or(cost.choose_predicted, options)
+        )
         return lambda cluster: rule(cluster, self.target)
 
     @property
     def costs(self) -> Costs:
-        return Costs(self.target, MOST_ROWS if self.any_rows else None)
+        return costs.Costs(self.target, row_blocks.MOST_ROWS if self.any_rows else None)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
-        plan = worth_it(plan, self.target)
-        long = not_worth_compiling(plan, self.target)
-        plan = without(plan, graph, long)
-        if more := completion(plan, self.target, {*refused, *long}):
-            plan = with_taken(
+        plan = worth.worth_it(plan, self.target)
+        long = worth.not_worth_compiling(plan, self.target)
+        plan = plans.without(plan, graph, long)
+        if more := worth.completion(plan, self.target, {*refused, *long}):
+            plan = plans.with_taken(
                 plan,
                 graph,
                 more,
@@ -170,12 +182,12 @@ class CpuBackend:
     def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         if not self.any_rows:
             return plan
-        return in_row_blocks(
+        return plans.in_row_blocks(
             plan, graph, self.target.l2_bytes // 2, refused, self.row_axes, self.all_rows
         )
 
     def least_us(self, node: Node) -> float:
-        return least_us(node, self.target)
+        return shares.least_us(node, self.target)
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
         return recorded_schedules(kernel, self, options)
@@ -184,7 +196,7 @@ class CpuBackend:
         return LlvmSource(
             loops.name,
             loops.scratch_bytes,
-            print_program(loops, self.target, checked, most_lines),
+            printer.print_program(loops, self.target, checked, most_lines),
             self.target,
         )
 
@@ -217,9 +229,9 @@ class CpuBackend:
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
         return replace(
             report,
-            predicted=predict(plan, self.target),
-            taken=predict_clusters(plan.taken, self.target),
-            rejected=predict_clusters(plan.rejected, self.target),
+            predicted=predictions.predict(plan, self.target),
+            taken=predictions.predict_clusters(plan.taken, self.target),
+            rejected=predictions.predict_clusters(plan.rejected, self.target),
             level="" if self.target.name == HOST else self.target.name,
             kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels),
         )
@@ -241,7 +253,7 @@ class ShardedCpuBackend(CpuBackend):
 
         def choose(cluster: Cluster) -> Verdict:
             verdict, program = rule(cluster), cluster.kernel.program
-            if factors(program) or all(operand.size < 2 for operand in program.operands):
+            if sharding.factors(program) or all(operand.size < 2 for operand in program.operands):
                 return verdict
             return replace(verdict, take=False, reason=_WHOLE, opens=True)
 
@@ -249,10 +261,10 @@ class ShardedCpuBackend(CpuBackend):
 
     @property
     def costs(self) -> Costs:  # what can be cut is not computed together with what cannot
-        return Costs(self.target, merges=False)
+        return costs.Costs(self.target, merges=False)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
-        return worth_it(plan, self.target)  # what is rejected may not be taken for company
+        return worth.worth_it(plan, self.target)  # what is rejected may not be taken for company
 
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
         programs = {c.kernel.fingerprint: c.kernel.program for c, _ in plan.taken}
@@ -260,7 +272,7 @@ class ShardedCpuBackend(CpuBackend):
         return replace(
             report,
             kernels=tuple(
-                replace(k, reason=f"{k.reason}; devices share {described(programs[k.id])}")
+                replace(k, reason=f"{k.reason}; devices share {sharding.described(programs[k.id])}")
                 for k in report.kernels
             ),
         )

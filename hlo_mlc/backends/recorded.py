@@ -6,12 +6,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hlo_mlc.backends.base import Backend
-from hlo_mlc.partition.cluster import Cluster
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.report import KernelReport
 from hlo_mlc.runtime.records import (
     OURS,
@@ -22,27 +19,33 @@ from hlo_mlc.runtime.records import (
     pin_of,
     pinned_records,
 )
-from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.support.errors import ConfigurationError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.tuning.generator import CudaGenerator, TemplateGenerator
-from hlo_mlc.tuning.replay import why_not_followed
+
+with lazy_imports():
+    from hlo_mlc.schedule import core as schedule
+    from hlo_mlc.tuning import generator, replay
+
+if TYPE_CHECKING:
+    from hlo_mlc.partition.cluster import Cluster
+    from hlo_mlc.partition.kernel import Kernel
+    from hlo_mlc.partition.plan import Verdict
 
 T = TypeVar("T", CpuTarget, CudaTarget)
-_TEMPLATES = {
-    template.name for made in (TemplateGenerator, CudaGenerator) for template in made.templates
-}
 
 
 def unknown_names(schedules: Schedules) -> set[str]:
     """The templates, and primitives of steps, that this version does not have."""
     steps = (how for _, how in schedules.values() if isinstance(how, tuple))
-    return {template for template, _ in schedules.values()} - _TEMPLATES | {
+    generators = (generator.TemplateGenerator, generator.CudaGenerator)
+    known = {template.name for made in generators for template in made.templates}
+    return {template for template, _ in schedules.values()} - known | {
         step.name for trace in steps for step in trace
-    } - PRIMITIVES.keys()
+    } - schedule.PRIMITIVES.keys()
 
 
 def pinned(options: Options) -> str:
@@ -74,7 +77,9 @@ def recorded_schedules(kernel: Kernel, backend: Backend, options: Options) -> Sc
     if known is None:
         return {}
     if options.records and (
-        why := why_not_followed(kernel.program, backend.target, known.schedules, backend.generator)
+        why := replay.why_not_followed(
+            kernel.program, backend.target, known.schedules, backend.generator
+        )
     ):
         raise ConfigurationError(
             f"The schedule of {known.name or kernel.name} in "

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 
 import click
 
 from hlo_mlc.cli import parameters
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
+
+with lazy_imports():
+    from hlo_mlc.tuning import dashboard as serving
+    from hlo_mlc.tuning import storage as storages
 
 
 @click.command()
@@ -31,9 +35,6 @@ def dashboard(host: str, port: int, storage: str | None) -> None:
     There is no authentication: on another address than the loopback,
     everybody who can reach it can change the studies.
     """
-    # At first use: Optuna takes half a second to import, which no other command should wait for.
-    storages = importlib.import_module("hlo_mlc.tuning.storage")
-    serving = importlib.import_module("hlo_mlc.tuning.dashboard")
     studies = storage or storages.journal_path(Options.from_environment())
     with serving.make_dashboard(studies, host, port) as server:
         click.echo(f"http://{host}:{server.server_port}/  (studies in {storages.shown(studies)})")

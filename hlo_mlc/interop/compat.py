@@ -38,7 +38,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
 from hlo_mlc.frontend.walking import operations
-from hlo_mlc.partition.choose.xla_faults import is_faulty
+from hlo_mlc.support.lazy_imports import lazy_imports
+
+with lazy_imports():
+    from hlo_mlc.partition.choose import xla_faults
 
 jit = api.jit
 """JAX's own `jit`, whatever `jax.jit` stands for: it may be replaced by ours."""
@@ -484,7 +487,7 @@ def _without_faults(module: ir.Module) -> dict[str, str]:
     """XLA's options without which the program may kill this process."""
     reductions = operations(module, "stablehlo.reduce")
     rank = max((len(one.operands[0].type.shape) for one in reductions), default=0)
-    return {"xla_cpu_experimental_ynn_fusion_type": ""} if is_faulty(rank) else {}
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if xla_faults.is_faulty(rank) else {}
 
 
 def place_on(array: Any, platform: str = "cpu") -> jax.Array:

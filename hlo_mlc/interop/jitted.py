@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 import sys
@@ -16,9 +15,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, ov
 import jax
 from jax.extend import source_info_util
 
-from hlo_mlc.backends.cuda import GpuKernel
-from hlo_mlc.explain import Explanation
-from hlo_mlc.explain import explain as explain_report
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.call_arguments import Handing
 from hlo_mlc.interop.function import TracedFunction
@@ -26,16 +22,23 @@ from hlo_mlc.interop.jit_object import JitObject, P, R_co
 from hlo_mlc.interop.platforms import gpu_kernels
 from hlo_mlc.interop.settling import Settling, Side
 from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
-from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
-from hlo_mlc.interop.verifying import Verification, verify_call
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import from_users_line
 
+with lazy_imports():
+    from hlo_mlc import explain as explaining
+    from hlo_mlc.interop import scheduling, timeline, tuning, verifying
+
 if TYPE_CHECKING:
+    from hlo_mlc.backends.cuda import GpuKernel
+    from hlo_mlc.explain import Explanation
     from hlo_mlc.interop.scheduling import KernelSchedule
+    from hlo_mlc.interop.timeline import Timeline
     from hlo_mlc.interop.tuning_report import TuningReport
+    from hlo_mlc.interop.verifying import Verification
 
 # Operations come from the user's code, not from the file here that traces it.
 source_info_util.register_exclusion(str(Path(__file__).parent))
@@ -138,7 +141,7 @@ class MlcFunction(JitObject[P, R_co]):
         def compile_again(options: Options) -> Report:
             return self._with(options).report(*args, **kwargs)
 
-        return explain_report(
+        return explaining.explain(
             self._report(args, kwargs),
             origin.options,
             origin.function.name,
@@ -164,9 +167,9 @@ class MlcFunction(JitObject[P, R_co]):
         """
         if "path" not in kwargs or self._has_parameter("path"):
             return super().trace(*args, **kwargs)
-        path, calls = kwargs.pop("path"), kwargs.pop("calls", CALLS)
+        path, calls = kwargs.pop("path"), kwargs.pop("calls", timeline.CALLS)
         origin = self._origin
-        return record_timeline(
+        return timeline.record_timeline(
             origin.function.name,
             self.func,
             functools.partial(self.report, *args, **kwargs),
@@ -192,8 +195,6 @@ class MlcFunction(JitObject[P, R_co]):
         others take trials as well (`hlo-mlc worker`). `target`, a GPU architecture ("sm_90"), has
         kernels for it tuned where there is no such GPU: nothing runs, times are those of a model,
         and records say so."""
-        # At first use: Optuna takes half a second to import, and few programs tune.
-        tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(
             self,
             self._origin.options,
@@ -210,7 +211,9 @@ class MlcFunction(JitObject[P, R_co]):
         them as well: the largest errors in units of the last place, NaNs and infinities, integers,
         and whether each of the `runs`, and a run for one thread, gives the same bits."""
         origin = self._origin
-        return verify_call(self, origin.options, origin.function.name, args, kwargs, runs=runs)
+        return verifying.verify_call(
+            self, origin.options, origin.function.name, args, kwargs, runs=runs
+        )
 
     def schedule(
         self, kernel: str, /, *args: Any, nest: int | None = None, **kwargs: Any
@@ -218,8 +221,6 @@ class MlcFunction(JitObject[P, R_co]):
         """The loops of a kernel of such a call, by the name that `explain` shows it by, for you to
         rewrite by the primitives of docs/schedules.md, to run, to time and to pin: those of its
         costliest nest, or of the one at position `nest`."""
-        # At first use, as above: it starts processes, whose modules take as long as a small call.
-        scheduling = importlib.import_module("hlo_mlc.interop.scheduling")
         origin = self._origin
         return scheduling.schedule_kernel(
             self, origin.options, origin.function.name, kernel, nest, args, kwargs

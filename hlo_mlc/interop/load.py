@@ -7,13 +7,11 @@ process: loading a file is trusting its author as one trusts a program that one 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 import jax
@@ -27,8 +25,12 @@ from hlo_mlc.interop.jit_object import JitObject
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.warning import warn
 from hlo_mlc.support.wording import byte_size, counted
+
+with lazy_imports():
+    from hlo_mlc.interop import open_sizes
 
 _EMBEDDED = "<embedded values>"  # no name that a caller may use
 
@@ -198,15 +200,10 @@ def _publish(
         kernel = target["kernels"][kernel_id]
         code = bytes(archive.blocks[kernel["block"]])
         if how := chosen.get("open_sizes"):
-            _open_sizes().supply_kernel(kernel_id, how, kernel, code)
+            open_sizes.supply_kernel(kernel_id, how, kernel, code)
         else:
             platform.publish(kernel_id, kernel, code)
     return target
-
-
-def _open_sizes() -> ModuleType:
-    """What compiles for the sizes of a call; nothing else here takes the compiler."""
-    return importlib.import_module("hlo_mlc.interop.open_sizes")
 
 
 def _leaf(leaf: Mapping[str, Any], block: bytes | memoryview) -> jax.Array:
@@ -281,7 +278,7 @@ def _function(
     loaded.__name__ = loaded.__qualname__ = name
     loaded.__doc__ = chosen.get("documentation")
     how = chosen.get("open_sizes")
-    jitted = _open_sizes().jitted(loaded, how) if how else compat.jit(loaded)
+    jitted = open_sizes.jitted(loaded, how) if how else compat.jit(loaded)
     # Leaves are handed over at each call: XLA took twice as long to compile a program that contains
     # 27 MB.  By name, so that messages of JAX's count the arguments as the caller does.
     inside = {} if leaves is None else {_EMBEDDED: leaves}

@@ -22,15 +22,18 @@ from hlo_mlc.interop.call_arguments import arguments_at_hand
 from hlo_mlc.interop.choices import CANDIDATES, Choice, choice_path, recorded, remember, remembered
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results
-from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, Timing, repeated, time_paired
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.errors import UnsupportedOpError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import warn
+
+with lazy_imports():
+    from hlo_mlc.interop import synthetic_arguments
 
 _WORTH_IT = 1.02  # ours has to be so much faster, which is what pairs of runs can tell apart
 _BUDGET_S = 1.0  # for timing one function, compiling excluded
@@ -188,7 +191,8 @@ def _measure(
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = [compat.place_on(a, platform) for a in given or synthetic_arguments(original)]
+        known = given or synthetic_arguments.synthetic_arguments(original)
+        arguments = [compat.place_on(a, platform) for a in known]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
         exact = functools.cache(lambda: exact_results(original, arguments, platform))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 from collections.abc import Iterator, Sequence
@@ -42,7 +41,11 @@ from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, MlcError, UnsupportedOpError, UsageError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
+
+with lazy_imports():
+    from hlo_mlc.interop import tuning
 
 _OTHER_ROWS = (1, 1365)
 """Rows that kernels are made for besides those of the first call: one row is computed by kernels
@@ -237,8 +240,6 @@ class StablehloFunction:
             )
         shapes = tuple(tuple(argument.shape) for argument in args or self._arguments)
         types_only = not args or any(isinstance(a, jax.ShapeDtypeStruct) for a in args)
-        # At first use: Optuna takes half a second to import, and few programs tune.
-        tuning = importlib.import_module("hlo_mlc.interop.tuning")
         report = tuning.tune_module(
             self._module_for(shapes),
             self._options,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from hlo_mlc.backends.base import Backend
 from hlo_mlc.backends.cpu import (
@@ -11,13 +12,19 @@ from hlo_mlc.backends.cpu import (
     rows_cpu_backend,
     sharded_cpu_backend,
 )
-from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
 from hlo_mlc.backends.recorded import pinned
 from hlo_mlc.interop.devices import ALL_ROWS, ANY_ROWS, CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.records import require_target
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import named, names
+
+with lazy_imports():
+    from hlo_mlc.backends import cuda
+
+if TYPE_CHECKING:
+    from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
 
 
 def gpu_backend(options: Options) -> CudaBackend:
@@ -31,7 +38,7 @@ def gpu_backend(options: Options) -> CudaBackend:
     target = named(options.target) if is_named else target_here() or named(names()[-1])
     if options.records is not None:
         require_target(options.records, target.key)
-    return CudaBackend(target, not is_named, pinned(options), options.deterministic)
+    return cuda.CudaBackend(target, not is_named, pinned(options), options.deterministic)
 
 
 BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
@@ -45,4 +52,4 @@ BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
 
 def gpu_kernels(report: Report) -> tuple[GpuKernel, ...]:
     """The kernels that a report on a program for GPUs speaks of."""
-    return tuple(k.kept for k in report.kernels if isinstance(k.kept, GpuKernel))
+    return tuple(k.kept for k in report.kernels if isinstance(k.kept, cuda.GpuKernel))

@@ -33,12 +33,15 @@ from hlo_mlc.interop.extraction import (
 )
 from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
-from hlo_mlc.interop.sharding import make_partitionable
-from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.warning import is_internal
+from hlo_mlc.support.wording import named_at, short_line
+
+with lazy_imports():
+    from hlo_mlc.interop import sharding
 
 mlc_call_p = jex.Primitive("mlc_call")
 """`results = mlc_call(*args, call_jaxpr=closed jaxpr, function=TracedFunction)`."""
@@ -212,7 +215,7 @@ def _take_over(
             function.ledger.record(module, report)
             if compiled is not None:
                 if mesh is not None:
-                    make_partitionable(
+                    sharding.make_partitionable(
                         compiled,
                         report,
                         function.options,

@@ -28,14 +28,13 @@ from hlo_mlc.interop.export import embedded_positions
 from hlo_mlc.kernel_objects import kernel_source, proved_loops
 from hlo_mlc.loops.signature import ALIGNMENT
 from hlo_mlc.partition.memory import MemoryPlan, plan_memory
-from hlo_mlc.partition.naming import short_line
 from hlo_mlc.partition.plan import Plan
 from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import byte_size, counted
+from hlo_mlc.support.wording import byte_size, counted, short_line
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import architecture
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hlo_mlc.expr.core import loads
 from hlo_mlc.loops.core import Call, LoopProgram, walk
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.guarding import with_guards
+from hlo_mlc.loops.proof import Proof
 from hlo_mlc.loops.rewrite import inline_calls, with_body
 from hlo_mlc.loops.signature import surveyed
 from hlo_mlc.loops.verify import verify
@@ -15,19 +14,6 @@ from hlo_mlc.support.errors import VerifyError
 
 # A guard around an index that is loaded itself may need another one: of lists of lists.
 _ROUNDS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """That a kernel stays in bounds, has no races and writes its results: `guarded` are accesses
-    that are checked at run time, because nothing else says that they are in bounds."""
-
-    guarded: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        if not self.guarded:
-            return "proved: in bounds, free of races, written as a whole"
-        return f"proved but for what is checked at run time: {'; '.join(self.guarded)}"
 
 
 def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:

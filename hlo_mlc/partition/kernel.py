@@ -6,12 +6,16 @@ import hashlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hlo_mlc.expr.core import Buffer
-from hlo_mlc.tensor.canonical import canonical
-from hlo_mlc.tensor.core import Step, TensorProgram
-from hlo_mlc.tensor.text import program_text
+from hlo_mlc.support.lazy_imports import lazy_imports
+
+with lazy_imports():
+    from hlo_mlc.tensor import canonical, text
+
+if TYPE_CHECKING:
+    from hlo_mlc.expr.core import Buffer
+    from hlo_mlc.tensor.core import Step, TensorProgram
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,8 +60,8 @@ def make_kernel(
 
     `aliases`: results and the operands whose memory they may take over (fuse/donation.py).
     """
-    program = canonical("kernel", steps, inputs, outputs, aliases=aliases)
-    digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]
+    program = canonical.canonical("kernel", steps, inputs, outputs, aliases=aliases)
+    digest = hashlib.sha256(text.program_text(program).encode()).hexdigest()[:24]
     known = _programs.setdefault(digest, replace(program, name=f"k_{digest}"))
     return Kernel(known, digest, tuple(inputs), tuple(outputs), known.name)
 

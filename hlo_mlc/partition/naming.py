@@ -7,16 +7,15 @@ people alone: a kernel's identity is the hash of what it computes (kernel.py).
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, loads, loads_in, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.partition.work import Work, multiplies
+from hlo_mlc.support.wording import named_at, short_line
 from hlo_mlc.tensor.chain import Chain, chain
 from hlo_mlc.tensor.classify import contraction, is_map, slides, stride
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, derived
@@ -51,8 +50,6 @@ _ARITHMETIC = {
     "rsqrt": "rsqrt",
 }
 _KINDS = 3  # of arithmetic in one expression: so many have no name
-_LINE = re.compile(r"(\S.*?):(\d+)(?: |$)")
-_CELL = re.compile(r"<ipython-input-(\d+)-\w+>")
 
 
 def kernel_name(
@@ -73,21 +70,6 @@ def kernel_name(
 def role(program: TensorProgram) -> str:
     """What a kernel computes, in a word or two: `softmax`, `matmul+gelu`, `loop(matmul)`."""
     return _joined(_named(program.steps))
-
-
-def named_at(what: str, line: str) -> str:
-    """What it is, and where it comes from, if that is known."""
-    return f"{what}@{line}" if line else what
-
-
-def short_line(location: str) -> str:
-    """`model.py:6` of "/home/me/model.py:6 jit(f)/exp", `In[3]:6` of what was typed into IPython;
-    "" where no line is known."""
-    found = _LINE.match(location)
-    if found is None:
-        return ""
-    file = _CELL.sub(r"In[\1]", PurePath(found[1]).name)
-    return f"{file}:{found[2]}"
 
 
 def told_apart(names: Iterable[str]) -> list[str]:

@@ -20,15 +20,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from hlo_mlc.runtime.files import write_whole
-from hlo_mlc.schedule.core import Step
 from hlo_mlc.support.errors import CacheError, ConfigurationError, UsageError
+from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
-from hlo_mlc.templates.base import Way
+
+with lazy_imports():
+    from hlo_mlc.schedule import core as schedule
+
+if TYPE_CHECKING:
+    from hlo_mlc.templates.base import Way
 
 OURS, XLA = "ours", "xla"
 
@@ -36,7 +41,7 @@ _EXPORT_FORMAT = "hlo_mlc records 1"
 _GPU = re.compile(r"sm_\d+-")
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
 
-Schedules = Mapping[int, Way]
+Schedules: TypeAlias = "Mapping[int, Way]"
 """For the position of a nest in its kernel: the template and the parameters that it was tuned to,
 or the steps by which it was scheduled. Nests that are not named take what analysis says."""
 
@@ -449,7 +454,7 @@ def _way_to_json(way: Way) -> dict[str, Any]:
 def _way_from_json(content: Any) -> Way:
     template = str(content["template"])
     if "steps" in content:
-        return template, tuple(map(Step.from_json, content["steps"]))
+        return template, tuple(map(schedule.Step.from_json, content["steps"]))
     return template, {str(k): int(v) for k, v in content["parameters"].items()}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.support.lazy_imports import loaded_late
 from hlo_mlc.support.versions import version
 
 _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
@@ -19,19 +20,19 @@ _IMPORTED_NS = time.time_ns()
 
 def generators_digest(cache_dir: Path) -> str:
     """The hash of the sources that make code of kernels."""
-    return _digests(cache_dir)[0]
+    return _digests(cache_dir, loaded_late())[0]
 
 
 def package_digest(cache_dir: Path) -> str:
     """The hash of all files of the package."""
-    return _digests(cache_dir)[1]
+    return _digests(cache_dir, loaded_late())[1]
 
 
 @functools.cache
-def _digests(cache_dir: Path) -> tuple[str, str]:
+def _digests(cache_dir: Path, loaded: int) -> tuple[str, str]:
     """Both. Reading all of them takes a tenth of a small first call, so it is noted for files that
-    nobody has touched since. Where somebody has since they were imported, what runs may be older:
-    it is nobody else's."""
+    nobody has touched since. Where somebody has since this process began, what runs may be older,
+    or of two ages: it is nobody else's.  That is asked again when more is `loaded`."""
     package = os.path.dirname(os.path.dirname(__file__))
     files = dict(sorted(_files(package)))
     if any(status.st_ctime_ns > _IMPORTED_NS for status in files.values()):

@@ -1,11 +1,16 @@
-"""Words for people: numbers with their nouns and units, long lines, tables."""
+"""Words for people: numbers with their nouns and units, long lines, tables, places in files."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
+from pathlib import PurePath
 
 WIDTH = 80  # columns: what a terminal has unless it is made wider
+
+_LINE = re.compile(r"(\S.*?):(\d+)(?: |$)")
+_CELL = re.compile(r"<ipython-input-(\d+)-\w+>")
 
 
 def counted(count: int, noun: str) -> str:
@@ -47,3 +52,18 @@ def table_lines(rows: Sequence[Sequence[str]], words: int = 0) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def named_at(what: str, line: str) -> str:
+    """What it is, and where it comes from, if that is known."""
+    return f"{what}@{line}" if line else what
+
+
+def short_line(location: str) -> str:
+    """`model.py:6` of "/home/me/model.py:6 jit(f)/exp", `In[3]:6` of what was typed into IPython;
+    "" where no line is known."""
+    found = _LINE.match(location)
+    if found is None:
+        return ""
+    file = _CELL.sub(r"In[\1]", PurePath(found[1]).name)
+    return f"{file}:{found[2]}"

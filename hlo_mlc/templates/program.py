@@ -16,7 +16,6 @@ from hlo_mlc.schedule.core import Schedule, Trace, replay
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates.arena import plan_arena, scratch_names
 from hlo_mlc.templates.base import (
     Decision,
@@ -32,6 +31,7 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.pointwise_loop import in_blocks
+from hlo_mlc.templates.registry import TEMPLATES
 from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost

@@ -19,11 +19,11 @@ from hlo_mlc.loops.prove import prove
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates import TEMPLATES
-from hlo_mlc.templates import cuda as for_gpus
 from hlo_mlc.templates import program as cpu
 from hlo_mlc.templates.base import Decision, Named, Template
 from hlo_mlc.templates.cuda import program as cuda
+from hlo_mlc.templates.cuda import registry as for_gpus
+from hlo_mlc.templates.registry import TEMPLATES
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.bench import Bench, CandidateSource, CpuBench
 from hlo_mlc.tuning.gpu_bench import GpuBench

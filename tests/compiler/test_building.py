@@ -39,7 +39,7 @@ def test_a_kernel_is_printed_while_another_is_assembled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The assembling threads wait in their first kernels until a second one is printed."""
-    assemble, write = cpu.compile_ir, cpu.print_program
+    assemble, write = cpu.compile_ir, cpu.printer.print_program
     threads, printed, second = [], [], threading.Event()
 
     def assemble_later(source: str, target: CpuTarget) -> bytes:
@@ -55,7 +55,7 @@ def test_a_kernel_is_printed_while_another_is_assembled(
 
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(cpu, "compile_ir", assemble_later)
-    monkeypatch.setattr(cpu, "print_program", write_noting)
+    monkeypatch.setattr(cpu.printer, "print_program", write_noting)
     function, pairs = mlc_jit(_products, choose="ours"), _pairs()
     results = function(*pairs)
     assert function.report(*pairs).coverage == 1

@@ -98,8 +98,14 @@ def test_a_later_process_compiles_nothing(
 ) -> None:
     first = compiled(lowered(), choose)
     settle()
-    for stage in ("import_function", "simplify", "partition", "build_kernels", "emit_module"):
-        monkeypatch.setattr(compiler, stage, lambda *_: pytest.fail("compiled again"))
+    for module, stage in (
+        (compiler, "import_function"),
+        (compiler.simplify, "simplify"),
+        (compiler.planner, "partition"),
+        (compiler, "build_kernels"),
+        (compiler, "emit_module"),
+    ):
+        monkeypatch.setattr(module, stage, lambda *_: pytest.fail("compiled again"))
     again = compiled(lowered(), choose)
     assert not is_recalled(first) and is_recalled(again)
     assert text(again) == text(first)
@@ -108,6 +114,54 @@ def test_a_later_process_compiles_nothing(
         kernel.nests for kernel in first.report.kernels
     ]
     assert choose == "auto" or again.report.kernels
+
+
+CALLED = """
+import sys
+import jax
+import numpy as np
+from hlo_mlc import mlc_jit
+from hlo_mlc.support.lazy_imports import is_loaded
+
+function = mlc_jit(lambda x: jax.nn.softmax(x * 2).sum(0), choose="ours")
+function(np.ones((64, 48), np.float32))
+assert function.report().coverage == 1
+print("recall" in function.report().stage_seconds)
+loaded = {name: module for name, module in sys.modules.items() if is_loaded(module)}
+print(*(name for name, module in loaded.items() if not hasattr(module, "__path__")))
+"""
+COMPILER = {"expr", "tensor", "ops", "passes", "loops", "schedule", "templates", "tuning"} | {
+    "partition",
+    "codegen",
+    "explain",
+    "limits",
+    "page",
+}
+NEEDED = {  # types of arrays, calls by their names, kernels and what is reported of them, LLVM
+    "expr.dtypes",
+    "ops.library_calls",
+    "loops.proof",
+    "partition.estimate",
+    "partition.fuse.limits",
+    "partition.kernel",
+    "codegen.cpu.assemble",
+}
+
+
+def test_a_process_that_finds_its_program_loads_no_compiler() -> None:
+    def called() -> tuple[bool, set[str]]:
+        ran = subprocess.run(
+            [sys.executable, "-c", CALLED], check=True, stdout=subprocess.PIPE, text=True
+        )
+        first, second = ran.stdout.splitlines()
+        ours = {name for name in second.split() if name.startswith("hlo_mlc.")}
+        loaded = {name.removeprefix("hlo_mlc.") for name in ours}
+        return first == "True", {name for name in loaded if name.split(".")[0] in COMPILER}
+
+    is_recalled, loaded = called()
+    assert not is_recalled and len(loaded) > 100
+    is_recalled, loaded = called()
+    assert is_recalled and loaded == NEEDED
 
 
 def settle() -> None:
@@ -201,9 +255,13 @@ def test_other_sources_are_another_compiler(
 def test_sources_that_changed_since_they_were_imported_are_nobody_elses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert sources._digests.__wrapped__(tmp_path) == sources._digests.__wrapped__(tmp_path)
+    assert sources._digests.__wrapped__(tmp_path, 0) == sources._digests.__wrapped__(tmp_path, 1)
     monkeypatch.setattr(sources, "_IMPORTED_NS", 0)
-    assert sources._digests.__wrapped__(tmp_path) != sources._digests.__wrapped__(tmp_path)
+    assert sources._digests.__wrapped__(tmp_path, 1) != sources._digests.__wrapped__(tmp_path, 1)
+    known = sources.package_digest(tmp_path)
+    assert sources.package_digest(tmp_path) == known
+    monkeypatch.setattr(sources, "loaded_late", lambda: -1)
+    assert sources.package_digest(tmp_path) != known, "what was loaded since may be newer"
 
 
 def test_a_kernel_that_was_tuned_is_compiled_as_it_is_recorded(

@@ -43,9 +43,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(promises, "_broken", {})
-    monkeypatch.setattr(cpu, "choose_predicted", choose_all)
-    monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
-    monkeypatch.setattr(cpu, "completion", lambda *_: ())
+    monkeypatch.setattr(cpu, "recorded_or", lambda *_: choose_all)
+    monkeypatch.setattr(cpu.worth, "worth_it", lambda plan, target: plan)
+    monkeypatch.setattr(cpu.worth, "completion", lambda *_: ())
 
 
 class Assembler:
@@ -195,7 +195,7 @@ def test_what_cannot_be_assembled_is_interpreted_once(
     "stage,said",
     [
         ((backends_interpreted, "interpret"), "interpreting it failed: ZeroDivisionError"),
-        ((cpu, "interpreted"), "interpreting it came to no end"),
+        ((cpu.interpreted, "interpreted"), "interpreting it came to no end"),
     ],
     ids=["interpret", "interpreted"],
 )

@@ -112,7 +112,9 @@ def test_what_was_given_back_is_built_again(monkeypatch: pytest.MonkeyPatch) -> 
     collect()
     assert not variants.exists(kernel)
     monkeypatch.setattr(
-        kernel_objects, "schedule_as_recorded", lambda *_: pytest.fail("the cache has its code")
+        kernel_objects.replay,
+        "schedule_as_recorded",
+        lambda *_: pytest.fail("the cache has its code"),
     )
     again = function_of(102)
     np.testing.assert_array_equal(again(X), expected)

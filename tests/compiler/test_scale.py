@@ -20,6 +20,7 @@ from hlo_mlc.building import build_kernels
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.partition.choose.predictions import saved_us
 from hlo_mlc.partition.fuse import groups
 from hlo_mlc.partition.plan import Plan
@@ -196,7 +197,7 @@ def test_runs_of_groups_are_cut(
 def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same kernels are taken whether they are in the cache by then or not."""
     monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
+    monkeypatch.setattr(backend, "recorded_or", lambda *_: choose_all)
     module, auto = module_of(_different, 40), Options.from_environment(choose="auto")
     whole = compile_module(module, auto).report
     assert whole.coverage == 1
@@ -212,7 +213,7 @@ def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.Monke
 def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is in the program; and what fits beside it."""
     monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
+    monkeypatch.setattr(backend, "recorded_or", lambda *_: choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1200)
 
     def long(x: jax.Array, images: jax.Array, k: jax.Array) -> jax.Array:
@@ -235,10 +236,12 @@ def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) 
     """Whatever of a plan cannot be built, the rest of it stands."""
     plans: list[Plan] = []
     monkeypatch.setattr(groups, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
+    monkeypatch.setattr(backend, "recorded_or", lambda *_: choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1000)
     monkeypatch.setattr(
-        compiler, "partition", lambda *arguments: plans.append(partition(*arguments)) or plans[-1]
+        compiler.planner,
+        "partition",
+        lambda *arguments: plans.append(partition(*arguments)) or plans[-1],
     )
     report = compile_module(module_of(_different, 40), Options.from_environment(choose="auto"))
     assert 0 < report.report.coverage < 1
@@ -270,7 +273,7 @@ def test_a_kernel_is_printed_no_further_than_it_may_be_long(chain: Chain) -> Non
 
 def test_what_is_too_long_for_sure_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the inverses of 4 x 4 matrices, written out."""
-    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", None)
+    monkeypatch.setattr(kernel_objects.replay, "schedule_as_recorded", None)
     module = module_of(lambda x, w, length: jnp.linalg.inv(x.reshape(8, 4, 4)), 1)
     _, plan = clusters_of(module, OURS)
     kernels = [cluster.kernel for cluster, _ in plan.taken]

@@ -195,7 +195,7 @@ def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch)
     first = compiled(attention, *ARGS)
     monkeypatch.setattr(building, "_built", {})  # as in another process
     monkeypatch.setattr(
-        kernel_objects, "schedule_as_recorded", lambda *_: pytest.fail("generated again")
+        kernel_objects.replay, "schedule_as_recorded", lambda *_: pytest.fail("generated again")
     )
     again = compiled(attention, *ARGS)
     assert again.kernels == first.kernels
@@ -210,7 +210,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
         return jnp.argmax(x, 1), jnp.argmax(by_xla(jnp.sin(x)), 0)[:, None] * 2
 
     x = jnp.arange(300_000.0).reshape(300, 1000) % 7
-    schedule = kernel_objects.schedule_as_recorded
+    schedule = kernel_objects.replay.schedule_as_recorded
 
     def faulty(program: TensorProgram, target: CpuTarget, *rest: object) -> object:
         if any(b.shape == (300,) for b in program.results):
@@ -219,7 +219,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(kernel_objects, "object_key", lambda kernel, *_: kernel.fingerprint)
-    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(kernel_objects.replay, "schedule_as_recorded", faulty)
     module = module_of(function, x)
     compiled = compile_module(module, Options.from_environment(choose="auto"))
     report = compiled.report

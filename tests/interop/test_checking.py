@@ -20,7 +20,7 @@ from hlo_mlc.expr.core import Expr, Load
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.standalone import export_c
 from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.loops.prove import Proof
+from hlo_mlc.loops.proof import Proof
 from hlo_mlc.loops.rewrite import map_expressions, with_body
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
@@ -51,15 +51,15 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def plant(checked: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`plant(buffer)`: from now on loads of it are one element off; of "" nothing is."""
     faulty = [""]
-    schedule_as_recorded = kernel_objects.schedule_as_recorded
+    schedule_as_recorded = kernel_objects.replay.schedule_as_recorded
 
     def planted(program: TensorProgram, target: CpuTarget, *rest: object) -> tuple:
         loops, decisions = schedule_as_recorded(program, target, *rest)
         return (_shifted(loops, faulty[0]) if faulty[0] else loops), decisions
 
-    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", planted)
+    monkeypatch.setattr(kernel_objects.replay, "schedule_as_recorded", planted)
     # It would refuse them.
-    monkeypatch.setattr(kernel_objects, "prove", lambda loops: (loops, Proof()))
+    monkeypatch.setattr(kernel_objects.prove, "prove", lambda loops: (loops, Proof()))
     return lambda name: faulty.__setitem__(0, name)
 
 

@@ -52,13 +52,13 @@ OF_THE_FUNCTION = [
     (cpu, "target_of"),
     (compiler.Recorder, "open"),
     (compiler, "import_function"),
-    (compiler, "simplify"),
+    (compiler.simplify, "simplify"),
     (compiler, "read_donations"),
-    (compiler, "partition"),
+    (compiler.planner, "partition"),
     (compiler, "build_kernels"),
     (compiler, "emit_module"),
     (compiler, "report_on"),
-    (cpu, "predict"),
+    (cpu.predictions, "predict"),
     (compiler, "say_outcome"),
     (compiling, "_checked"),
     (compiling, "register_handler"),
@@ -72,8 +72,8 @@ OF_A_KERNEL = [
     (kernel_objects, "object_cache"),
     (kernel_objects, "object_key"),
     (cache.ObjectCache, "get"),
-    (kernel_objects, "schedule_as_recorded"),
-    (cpu, "print_program"),
+    (kernel_objects.replay, "schedule_as_recorded"),
+    (cpu.printer, "print_program"),
 ]
 # What is promised may fail when the program is compiled (tests/compiler/test_promises.py).
 OF_CODE = [
@@ -97,10 +97,10 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     wait_for_kernels()
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(cpu, "choose_predicted", choose_all)
+    monkeypatch.setattr(cpu, "recorded_or", lambda *_: choose_all)
     monkeypatch.setattr(cache.ObjectCache, "is_empty", lambda _: False)  # so that it is asked
-    monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
-    monkeypatch.setattr(cpu, "completion", lambda *_: ())
+    monkeypatch.setattr(cpu.worth, "worth_it", lambda plan, target: plan)
+    monkeypatch.setattr(cpu.worth, "completion", lambda *_: ())
     monkeypatch.setattr(measuring, "_WORTH_IT", 0.0)
     monkeypatch.setattr(measuring, "_BUDGET_S", 0.01)
 
@@ -210,7 +210,7 @@ def test_with_ours_only_it_is_raised(
     ids=lambda error: type(error).__name__,
 )
 def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    plant(monkeypatch, (compiler, "partition"), error)
+    plant(monkeypatch, (compiler.planner, "partition"), error)
     with pytest.warns(RuntimeWarning, match=type(error).__name__) as caught:
         agree(mlc_jit(step, choose="auto")(X), jax.jit(step)(X))
     assert len(caught) == 1
@@ -222,8 +222,8 @@ def test_interrupts_pass(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, choose: str
 ) -> None:
     for stage in (
-        (compiler, "simplify"),
-        (kernel_objects, "schedule_as_recorded"),
+        (compiler.simplify, "simplify"),
+        (kernel_objects.replay, "schedule_as_recorded"),
         (primitive, "splice"),
     ):
         with monkeypatch.context() as patch:
@@ -268,7 +268,9 @@ def test_programs_that_jax_refuses_are_refused_by_jax(choose: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [(compiler, "simplify"), (kernel_objects, "schedule_as_recorded")], ids=named
+    "stage",
+    [(compiler.simplify, "simplify"), (kernel_objects.replay, "schedule_as_recorded")],
+    ids=named,
 )
 def test_a_warning_that_was_made_an_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str]
@@ -281,14 +283,14 @@ def test_a_warning_that_was_made_an_error_is_raised(
 
 
 def test_a_fault_in_one_kernel_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule_as_recorded = kernel_objects.schedule_as_recorded
+    schedule_as_recorded = kernel_objects.replay.schedule_as_recorded
 
     def faulty(program: Any, *rest: Any) -> Any:
         if len(program.operands) == 1:
             raise CodegenError("no code for this one")
         return schedule_as_recorded(program, *rest)
 
-    monkeypatch.setattr(kernel_objects, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(kernel_objects.replay, "schedule_as_recorded", faulty)
     f = mlc_jit(step, choose="auto")
     told = r"leaves \S+@test_faults.py:\d+ of step to XLA"
     with pytest.warns(RuntimeWarning, match=told) as caught:
@@ -402,7 +404,7 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / reproducer.FOLDER).write_text("a file in the way")
-    plant(monkeypatch, (compiler, "simplify"), ZeroDivisionError("planted"))
+    plant(monkeypatch, (compiler.simplify, "simplify"), ZeroDivisionError("planted"))
     with pytest.warns(RuntimeWarning, match="failed with ZeroDivisionError: planted$"):
         agree(mlc_jit(step, choose="auto")(X), jax.jit(step)(X))
 
@@ -421,7 +423,7 @@ def test_a_fault_is_told_though_its_program_cannot_be_shown(tmp_path: Path) -> N
 def test_modules_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in `compile_stablehlo` points at the line that calls it."""
     text = jax.jit(step).lower(X).as_text()
-    plant(monkeypatch, (compiler, "simplify"), ZeroDivisionError("planted"))
+    plant(monkeypatch, (compiler.simplify, "simplify"), ZeroDivisionError("planted"))
     with pytest.warns(RuntimeWarning, match="leaves main to XLA") as caught:
         compiled = hlo_mlc.compile_stablehlo(text)
         line = sys._getframe().f_lineno - 1

@@ -92,9 +92,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     """Has every template plant a fault; nothing is compiled yet, and all that can be is taken."""
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(cpu, "choose_predicted", choose_all)
-    monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
-    monkeypatch.setattr(cpu, "completion", lambda *_: ())
+    monkeypatch.setattr(cpu, "recorded_or", lambda *_: choose_all)
+    monkeypatch.setattr(cpu.worth, "worth_it", lambda plan, target: plan)
+    monkeypatch.setattr(cpu.worth, "completion", lambda *_: ())
     chosen = program.choose_template
 
     def planting(fault: Callable[[Body], Body]) -> None:

@@ -26,7 +26,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.text import body_text
 from hlo_mlc.loops.verify import verify
-from hlo_mlc.schedule import Schedule, Step, replay
+from hlo_mlc.schedule.core import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage

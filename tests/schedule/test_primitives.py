@@ -30,7 +30,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
-from hlo_mlc.schedule import Schedule, Step, replay
+from hlo_mlc.schedule.core import Schedule, Step, replay
 from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging, named_combiner

@@ -8,8 +8,7 @@ import pytest
 from hlo_mlc.expr.dtypes import F32, I32
 from hlo_mlc.loops.core import Allocate, For, LoopProgram, walk
 from hlo_mlc.loops.rewrite import paths
-from hlo_mlc.schedule import Schedule, Step, replay
-from hlo_mlc.schedule.core import PRIMITIVES
+from hlo_mlc.schedule.core import PRIMITIVES, Schedule, Step, replay
 from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 

@@ -15,8 +15,8 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
-from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.program import COMMON, schedule_program
+from hlo_mlc.templates.cuda.registry import TEMPLATES
 from hlo_mlc.tensor.core import TensorProgram
 
 SM90 = cuda.named("sm_90")

@@ -14,7 +14,7 @@ from jax import lax
 
 from hlo_mlc.loops.core import Allocate, LoopProgram, Prefetch, walk
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.schedule import replay
+from hlo_mlc.schedule.core import replay
 from hlo_mlc.target import cuda as gpus
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.templates.base import Scheduled, Template

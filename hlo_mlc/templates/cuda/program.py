@@ -21,7 +21,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.templates.cuda import TEMPLATES
+from hlo_mlc.templates.cuda.registry import TEMPLATES
 from hlo_mlc.templates.program import loops_of
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.verify import verify

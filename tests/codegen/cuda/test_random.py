@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from jax import lax
 
 from hlo_mlc.target import cuda
-from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.registry import TEMPLATES
 
 SM90 = cuda.named("sm_90")
 DTYPES = ("float32", "float32", "bfloat16", "float16", "int32", "int8", "uint8")
