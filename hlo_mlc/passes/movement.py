@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL
+from hlo_mlc.expr.dtypes import BOOL, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.graph.rewrite import EVERY_OP, Rewriter, Rule
@@ -204,6 +204,51 @@ def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
     return combined(node, context, operand, update)
 
 
+def scatter_of_transpose(node: Node, context: Rewriter) -> Value | None:
+    """`scatter(splat, i, transpose(u), f)` -> `transpose(scatter(splat, i, u, f))`, where windows
+    of one axis then lie along the last one of all, so that they are rows
+
+    Sums in a batch that comes last, `vmap(segment_sum, in_axes=(1, None))`, are written so; where
+    it is to come last again, nothing is transposed any more.
+    """
+    made = context.definition(node.operands[-1])
+    if len(node.operands) != 3 or made is None or made.op != "stablehlo.transpose":
+        return None
+    x, indices, updates = node.operands
+    attributes, (source,) = node.attributes, made.operands
+    order, rank = made.attributes["permutation"], len(x.type.shape)
+    others = [*attributes["inserted_window_dims"], *attributes["input_batching_dims"]]
+    windows = [axis for axis in range(rank) if axis not in others]
+    last = len(order) - 1
+    if (
+        len(windows) != 1
+        or updates.type.size < x.type.size
+        or order[attributes["update_window_dims"][0]] != last
+        or [axis for axis in order if axis != last] != list(range(last))
+    ):
+        return None
+    forth = (*sorted(others), *windows)  # the axes of x as they are then
+    back = tuple(forth.index(axis) for axis in range(rank))
+    kind = TensorType(tuple(x.type.shape[axis] for axis in forth), x.type.dtype)
+    number = splat(x, context)
+    if forth != tuple(range(rank)):
+        if number is None:
+            return None
+        x = context.constant(np.broadcast_to(number, kind.shape))
+    moved = {
+        name: tuple(back[axis] for axis in attributes[name])
+        for name in ("inserted_window_dims", "input_batching_dims", "scatter_dims_to_operand_dims")
+    }
+    scattered = context.add(
+        node.op,
+        (x, indices, source),
+        kind,
+        {**attributes, **moved, "update_window_dims": (last,)},
+        node.regions,
+    )
+    return context.add(made.op, (scattered,), node.results[0].type, {"permutation": back})
+
+
 def combined(scatter: Node, context: Rewriter, old: Value, new: Value) -> Value | None:
     """What a scatter makes of elements and their updates, where that is one of them or one
     operation."""
@@ -311,7 +356,7 @@ MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {
     "stablehlo.reverse": (reverse_single, reverse_of_reverse),
     "stablehlo.dynamic_slice": (same_type, dynamic_slice_at_constant),
     "stablehlo.dynamic_update_slice": (update_of_all,),
-    "stablehlo.scatter": (scatter_of_all,),
+    "stablehlo.scatter": (scatter_of_all, scatter_of_transpose),
     "stablehlo.sort": (sort_single,),
     "stablehlo.reduce": (fold_of_sorted,),
 }

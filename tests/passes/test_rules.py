@@ -393,6 +393,32 @@ CASES = [
             return %0 : {F}""",
     ),
     Case(
+        "scatter_of_transpose",
+        "%u: tensor<4x3xf32>, %i: tensor<4xi32>",
+        """%x = stablehlo.constant dense<1.0> : tensor<3x2xf32>
+           %t = stablehlo.transpose %u, dims = [1, 0] : (tensor<4x3xf32>) -> tensor<3x4xf32>
+           %0 = "stablehlo.scatter"(%x, %i, %t) <{
+             scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [0],
+               inserted_window_dims = [1], scatter_dims_to_operand_dims = [1],
+               index_vector_dim = 1>}> ({
+           ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+             %1 = stablehlo.add %a, %b : tensor<f32>
+             stablehlo.return %1 : tensor<f32>
+           }) : (tensor<3x2xf32>, tensor<4xi32>, tensor<3x4xf32>) -> tensor<3x2xf32>
+           return %0 : tensor<3x2xf32>""",
+        """%x = stablehlo.constant dense<1.0> : tensor<2x3xf32>
+           %0 = "stablehlo.scatter"(%x, %i, %u) <{
+             scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+               inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
+               index_vector_dim = 1>}> ({
+           ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+             %1 = stablehlo.add %a, %b : tensor<f32>
+             stablehlo.return %1 : tensor<f32>
+           }) : (tensor<2x3xf32>, tensor<4xi32>, tensor<4x3xf32>) -> tensor<2x3xf32>
+           %2 = stablehlo.transpose %0, dims = [1, 0] : (tensor<2x3xf32>) -> tensor<3x2xf32>
+           return %2 : tensor<3x2xf32>""",
+    ),
+    Case(
         "sort_single",
         "%a: tensor<3x1xf32>, %b: tensor<3x1xi32>",
         """%0:2 = "stablehlo.sort"(%a, %b) <{dimension = 1 : i64, is_stable = true}> ({

@@ -152,6 +152,7 @@ def scans(op: str) -> Iterator[Program]:
 def scattered(op: str) -> Iterator[Program]:
     """Updates of all there is, and at places that are known."""
     yield from at_known_places(op)
+    yield from in_columns(op)
     bodies = ["stablehlo.return %q", "stablehlo.return %p"]
     bodies += [
         f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
@@ -214,6 +215,33 @@ def at_known_places(op: str) -> Iterator[Program]:
               {body} : tensor<f32>
             }}) : (tensor<2x3x3xf32>, tensor<{count}x2xi32>, tensor<2x{count}xf32>)
               -> tensor<2x3x3xf32>""",
+            ),
+            every,
+        )
+
+
+def in_columns(op: str) -> Iterator[Program]:
+    """Updates of rows or columns by numbers in columns, or in columns of two matrices."""
+    kinds = (("4", "2x4", [1, 0], [2, 0, 2, -1]), ("2x2", "2x2x2", [0, 2, 1], [[2, 0], [0, 5]]))
+    for rows, is_known, (of, turned, order, places) in itertools.product((0, 1), (0, 1), kinds):
+        x, u = f"tensor<{('3x2', '2x3')[rows]}xf32>", f"tensor<{of}x2xf32>"
+        t, i = f"tensor<{turned}xf32>", f"tensor<{of}xi32>"
+        yield Program(
+            written(
+                f"%a: {x}, %u: {u}",
+                x,
+                f"""
+            %c = stablehlo.constant dense<2.0> : {x}
+            %i = stablehlo.constant dense<{places}> : {i}
+            %t = stablehlo.transpose %u, dims = {order} : ({u}) -> {t}
+            %r = "stablehlo.scatter"({("%a", "%c")[is_known]}, %i, %t) <{{
+              scatter_dimension_numbers = #stablehlo.scatter<inserted_window_dims = [{rows}],
+              update_window_dims = [{len(order) - 2}], scatter_dims_to_operand_dims = [{rows}],
+              index_vector_dim = {len(order) - 1}>}}> ({{
+            ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+              %o = stablehlo.subtract %q, %p : tensor<f32>
+              stablehlo.return %o : tensor<f32>
+            }}) : ({x}, {i}, {t}) -> {x}""",
             ),
             every,
         )

@@ -249,6 +249,47 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
     assert LoopKind.PARALLEL not in kinds[1:]
 
 
+@pytest.mark.parametrize("out", [0, 1])
+def test_batches_that_come_last_are_added_up_in_rows(check, arrays, take_apart, out):
+    """Whether the result has the batch last, too, or is transposed."""
+    (y,) = arrays("float32", (40, 33))
+    places = np.resize(PLACES, 40)
+
+    def function(y, places):
+        return jax.vmap(lambda y: jnp.full(9, 2.0).at[places].add(y), 1, out)(y)
+
+    check(function, y, places)
+    (decision,) = [
+        d
+        for program in take_apart(function, y, places).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
+    (schedule,) = decision.schedules
+    assert "in 0..16 vectorize" in program_text(schedule.program)
+
+
+def test_batches_with_places_of_their_own_are_shared_out(check, arrays, take_apart):
+    """Histograms of rows: no two rows meet, wherever each has its elements counted."""
+    x, y = arrays("float32", (9, 20), (9, 3000))
+    places = np.resize(PLACES, (9, 3000)) + np.arange(9, dtype=np.int32)[:, None]
+    y *= np.resize(np.logspace(0, 9, 10, dtype=np.float32), 3000)
+
+    def function(x, y, places):
+        return jax.vmap(lambda x, y, places: x.at[places].add(y))(x, y, places)
+
+    check(function, x, y, places, ulps=0)
+    (decision,) = [
+        d
+        for program in take_apart(function, x, y, places).programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
+    (schedule,) = decision.schedules
+    kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+    assert kinds[0] is LoopKind.PARALLEL
+
+
 @pytest.mark.parametrize("along", [0, 1])
 def test_windows_that_begin_elsewhere_are_not_shared_out(check, arrays, take_apart, along):
     """Gradients of parts of an array at places that data say: parts overlap, either way."""
