@@ -23,6 +23,7 @@ from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.building import assemblers, recalled_kernels
 from hlo_mlc.kernel_objects import has_checks, object_key
 from hlo_mlc.partition.kernel import Kernel, RecalledKernel
+from hlo_mlc.preloading import remember_command
 from hlo_mlc.promises import do_later
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.cache import object_cache
@@ -115,6 +116,7 @@ class KeptProgram:
         report = replace(kept.report, kernels=tuple(kernels))
         with module.context:
             found = None if kept.module is None else ir.Module.parse(kept.module)
+        remember_command(self.options.cache_dir)
         return Recalled(found, report, built)
 
     def keep(self, module: ir.Module | None, report: Report, kernels: Iterable[Kernel]) -> None:
@@ -136,6 +138,7 @@ class KeptProgram:
             kept = _Kept(bytecode, replace(report, kernels=tuple(short)), keys, self.records)
             packed = pickle.dumps(kept, pickle.HIGHEST_PROTOCOL)
             object_cache(self.options).put(self._key(), _TAG + f"{self.entry}\n".encode() + packed)
+            remember_command(self.options.cache_dir)
 
         def write_if_possible() -> None:
             try:

@@ -39,6 +39,7 @@ FLOORS = (
     "kernel_objects",
     "promises",
     "building",
+    "preloading",
     "kept_programs",
     "reporting",
     "compiler",

@@ -22,6 +22,7 @@ from hlo_mlc.interop.jit_object import JitObject, P, R_co
 from hlo_mlc.interop.platforms import gpu_kernels
 from hlo_mlc.interop.settling import Settling, Side
 from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
+from hlo_mlc.preloading import preload_compiler
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.lazy_imports import lazy_imports
@@ -279,6 +280,7 @@ def jitted(
     Raises: what `jax.jit` raises for a function or arguments that it does not take.
     """
     compat.check_callable(fun)
+    preload_compiler(options.cache_dir)
     given = staged_anew(fun, options, for_archive) if for_archive else staged(fun, options)
     jit = functools.partial(compat.jit, given, **jit_arguments)
     # JAX warns of these: they are deprecated.

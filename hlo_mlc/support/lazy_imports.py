@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -53,6 +53,21 @@ def loaded_late() -> int:
     """How many modules have been loaded since they were imported lazily: what is known of the files
     that this process runs is known anew where it grows."""
     return len(_loaded)
+
+
+def load_within(packages: Collection[str]) -> None:
+    """Loads the modules of these packages of ours that were imported lazily, and what these import
+    lazily themselves."""
+
+    folders = tuple(f"{_OURS}{package}." for package in packages)
+
+    def waiting() -> list[_LazyModule]:
+        found = tuple(sys.modules.items())
+        return [m for name, m in found if name.startswith(folders) and isinstance(m, _LazyModule)]
+
+    while modules := waiting():
+        for module in modules:
+            module.__lazy__.load(module)
 
 
 _loaded: list[str] = []

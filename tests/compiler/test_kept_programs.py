@@ -123,12 +123,16 @@ import numpy as np
 from hlo_mlc import mlc_jit
 from hlo_mlc.support.lazy_imports import is_loaded
 
+def loaded_files():
+    loaded = {name: module for name, module in sys.modules.items() if is_loaded(module)}
+    return {name for name, module in loaded.items() if not hasattr(module, "__path__")}
+
 function = mlc_jit(lambda x: jax.nn.softmax(x * 2).sum(0), choose="ours")
+print("hlo_mlc.partition.planner" in loaded_files())
 function(np.ones((64, 48), np.float32))
 assert function.report().coverage == 1
 print("recall" in function.report().stage_seconds)
-loaded = {name: module for name, module in sys.modules.items() if is_loaded(module)}
-print(*(name for name, module in loaded.items() if not hasattr(module, "__path__")))
+print(*loaded_files())
 """
 COMPILER = {"expr", "tensor", "ops", "passes", "loops", "schedule", "templates", "tuning"} | {
     "partition",
@@ -149,19 +153,29 @@ NEEDED = {  # types of arrays, calls by their names, kernels and what is reporte
 
 
 def test_a_process_that_finds_its_program_loads_no_compiler() -> None:
-    def called() -> tuple[bool, set[str]]:
+    def called(*arguments: str) -> tuple[bool, bool, set[str]]:
         ran = subprocess.run(
-            [sys.executable, "-c", CALLED], check=True, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", CALLED, *arguments],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         )
-        first, second = ran.stdout.splitlines()
-        ours = {name for name in second.split() if name.startswith("hlo_mlc.")}
+        is_preloaded, is_recalled, files = ran.stdout.splitlines()
+        ours = {name for name in files.split() if name.startswith("hlo_mlc.")}
         loaded = {name.removeprefix("hlo_mlc.") for name in ours}
-        return first == "True", {name for name in loaded if name.split(".")[0] in COMPILER}
+        return (
+            is_preloaded == "True",
+            is_recalled == "True",
+            {name for name in loaded if name.split(".")[0] in COMPILER},
+        )
 
-    is_recalled, loaded = called()
-    assert not is_recalled and len(loaded) > 100
-    is_recalled, loaded = called()
-    assert is_recalled and loaded == NEEDED
+    is_preloaded, is_recalled, loaded = called()
+    assert is_preloaded and not is_recalled and len(loaded) > 100
+    assert called() == (False, True, NEEDED)
+    # Another command may have other programs.
+    is_preloaded, is_recalled, loaded = called("another")
+    assert is_preloaded and is_recalled and len(loaded) > 100
+    assert called() == called("another") == (False, True, NEEDED)
 
 
 def settle() -> None:

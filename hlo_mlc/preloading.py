@@ -1,0 +1,56 @@
+"""When the compiler is loaded: as soon as a function is made that it may have to compile, so that
+first calls, which people wait for, do not load it as well.
+
+Not so in a process that will find its programs kept (kept_programs.py), which needs nothing of it:
+that is expected of whatever was started by the same command, in the same folder, as a process that
+kept or found some. Where this is wrong, the compiler is loaded by the first call that asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.support.lazy_imports import load_within
+from hlo_mlc.support.versions import VERSION
+
+_COMPILER = (
+    *("expr", "tensor", "graph", "ops", "frontend", "passes", "loops"),
+    *("schedule", "templates", "partition", "codegen", "tuning"),
+)
+_MOST_COMMANDS = 256  # that are remembered: the newest
+
+
+@functools.cache
+def preload_compiler(cache_dir: Path) -> None:
+    """Loads the compiler, once, unless this process is expected to find its programs."""
+    if _command() not in _remembered(cache_dir):
+        load_within(_COMPILER)
+
+
+@functools.cache
+def remember_command(cache_dir: Path) -> None:
+    """Has the next process of the command that started this one know that programs are kept; where
+    the cache cannot be written, that was said of the programs."""
+    known = _remembered(cache_dir)
+    if _command() not in known and os.access(cache_dir, os.W_OK):
+        write_note(_note(cache_dir), {"kept": [*known, _command()][-_MOST_COMMANDS:]})
+
+
+def _remembered(cache_dir: Path) -> list[str]:
+    return (read_note(_note(cache_dir)) or {}).get("kept", [])
+
+
+def _note(cache_dir: Path) -> Path:
+    return cache_dir / "commands.json"
+
+
+@functools.cache
+def _command() -> str:
+    """What tells the command of this process from others."""
+    identity = repr((VERSION, sys.orig_argv, os.getcwd()))
+    return hashlib.sha256(identity.encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""Which commands are remembered as those whose programs are kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlo_mlc import preloading
+
+
+@pytest.fixture(autouse=True)
+def of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done once for each process is done by every call."""
+    for name in ("preload_compiler", "remember_command"):
+        monkeypatch.setattr(preloading, name, getattr(preloading, name).__wrapped__)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What was loaded ahead."""
+    found: list[object] = []
+    monkeypatch.setattr(preloading, "load_within", found.append)
+    return found
+
+
+def started_by(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preloading, "_command", lambda: command)
+
+
+def test_a_command_that_kept_programs_loads_nothing_ahead(
+    tmp_path: Path, loaded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started_by("a", monkeypatch)
+    preloading.remember_command(tmp_path)
+    preloading.preload_compiler(tmp_path)
+    assert not loaded
+    started_by("b", monkeypatch)
+    preloading.preload_compiler(tmp_path)
+    assert len(loaded) == 1
+
+
+def test_the_newest_commands_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preloading, "_MOST_COMMANDS", 3)
+    for command in "abcabd":
+        started_by(command, monkeypatch)
+        preloading.remember_command(tmp_path)
+    assert json.loads((tmp_path / "commands.json").read_text()) == {"kept": ["b", "c", "d"]}
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"others": 1}'])
+def test_a_note_that_says_nothing_is_none(
+    content: str, tmp_path: Path, loaded: list[object]
+) -> None:
+    (tmp_path / "commands.json").write_text(content)
+    preloading.preload_compiler(tmp_path)
+    assert len(loaded) == 1
+
+
+def test_a_folder_that_is_not_there_is_not_made_for_it(
+    tmp_path: Path, loaded: list[object]
+) -> None:
+    preloading.preload_compiler(tmp_path / "none")
+    preloading.remember_command(tmp_path / "none")
+    assert len(loaded) == 1 and not (tmp_path / "none").exists()
