@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ import pytest
 from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Node
+from hlo_mlc.interop.compat import compile_for
 from hlo_mlc.interop.settling import other_side
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.xla_faults import fault
@@ -114,6 +116,60 @@ def test_rows_that_are_set_to_parts_of_themselves_in_loops(of: Callable) -> None
 )
 def test_others_are_set_as_they_should_be(function: Callable) -> None:
     assert fault(nodes_of(function, jnp.ones((5, 8)))) == ""
+
+
+def turned(q: jax.Array, by: jax.Array) -> jax.Array:
+    """Quaternions after a step: their products with others, and of length 1 again."""
+    (a, b, c, d), (e, f, g, h) = jnp.moveaxis(q, -1, 0), jnp.moveaxis(by, -1, 0)
+    product = jnp.stack(
+        [
+            a * e - b * f - c * g - d * h,
+            a * f + b * e + c * h - d * g,
+            a * g - b * h + c * e + d * f,
+            a * h + b * g - c * f + d * e,
+        ],
+        -1,
+    )
+    q = q + 0.05 * product
+    return q / jnp.sqrt((q * q).sum(-1, keepdims=True))
+
+
+def turning(q: jax.Array, by: jax.Array) -> Any:
+    def step(q: jax.Array, _: None) -> Any:
+        new = turned(q, by)
+        return new, (tuple(jnp.moveaxis(q, -1, 0)), new, (new * new).sum(-1))
+
+    return jax.lax.scan(step, q, None, length=3)
+
+
+@pytest.mark.parametrize("count", [4, 64])
+def test_rows_of_numbers_that_are_taken_apart_in_loops(count: int) -> None:
+    """By jax.jit of jaxlib 0.10.2 the third quaternions are off by hundredths."""
+    q, by = np.random.default_rng(0).standard_normal((2, count, 4)).astype(np.float32)
+    assert "takes apart" in fault(nodes_of(turning, q, by), FAULTY)
+    assert fault(nodes_of(turning, q, by), "0.11.1") == ""
+    expected = q
+    for _ in range(3):
+        expected = np.asarray(turned(jnp.asarray(expected), jnp.asarray(by)))
+    ours = mlc_jit(turning)
+    np.testing.assert_allclose(ours(q, by)[0], expected, atol=1e-6)
+    if jaxlib.__version__ == FAULTY:
+        assert ours.report(q, by).coverage == 1
+    by_xla = compile_for(jax.jit(turning).lower(q, by).compiler_ir())
+    np.testing.assert_allclose(by_xla([q, by])[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda q: turned(q, q),  # in no loop
+        lambda q: jax.lax.fori_loop(0, 3, lambda _, q: q + q.T[:1].T, q),
+        lambda q: jax.lax.fori_loop(0, 3, lambda _, q: jnp.stack(tuple(q.T)[::-1], -1), q),
+        lambda q: jax.lax.fori_loop(0, 3, lambda _, q: q + q.T @ q, q),
+    ],
+)
+def test_others_are_taken_apart_as_they_should_be(function: Callable) -> None:
+    assert fault(nodes_of(function, jnp.ones((4, 4))), FAULTY) == ""
 
 
 @pytest.mark.parametrize(

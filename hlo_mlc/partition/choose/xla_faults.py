@@ -9,6 +9,13 @@ them, if the row was given another shape first (seen with jaxlib 0.10.2 to 0.12.
     r = reshape(dynamic_slice(x, i))
     r.at[1:].set(r[:-1])    ->    r[0] everywhere
 
+In loops it also writes results of fusions where it still reads an operand: one that is an operand
+twice, as it is and transposed without being copied, as when rows of a few numbers are taken apart
+(jaxlib 0.10.2 and 0.11.0, not later ones, nor with xla_cpu_copy_insertion_use_region_analysis; it
+depends on what else there is):
+
+    a, b = jnp.moveaxis(x, -1, 0);  x + jnp.stack([a * b, b], -1)    ->    of new rows in part
+
 Squares of signed integers it takes for not negative, also where they overflow (seen with jaxlib
 0.10.2, tensorflow #118178; source: IsNonNegative in xla/hlo/transforms/simplifiers/
 algebraic_simplifier.cc):
@@ -20,7 +27,7 @@ algebraic_simplifier.cc):
 
 from __future__ import annotations
 
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
@@ -34,9 +41,16 @@ from hlo_mlc.ops.shape import splat_value
 
 OLD_LIBRARY = ("0.10.2", "0.11.0")
 _RANK = 7
+_TRANSPOSE = "stablehlo.transpose"
 _RESHAPE = "stablehlo.reshape"
 _BROADCAST = "stablehlo.broadcast_in_dim"
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
+
+
+def may_overwrite(version: str = jaxlib.__version__) -> bool:
+    """Whether XLA may write results of fusions in loops over what they still read, if it is read
+    transposed, too."""
+    return version in OLD_LIBRARY
 
 
 def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
@@ -62,6 +76,8 @@ def fault(
         return f"XLA of jaxlib {version} may crash at sums of products of {_RANK} dimensions"
     if in_loop and any(_sets_to_own_parts(node, makers) for node in nodes):
         return "XLA may overwrite what it still reads where a row is set to parts of itself"
+    if in_loop and may_overwrite(version) and _takes_apart(nodes, makers):
+        return f"XLA of jaxlib {version} may overwrite rows of numbers that it takes apart in loops"
     if any(_asks_for_the_sign_of_a_square(node, makers) for node in nodes):
         return "XLA takes squares of integers that overflow for positive"
     return next(
@@ -101,6 +117,22 @@ def _sets_to_own_parts(node: Node, makers: Mapping[Value, Node]) -> bool:
         if maker.op == _RESHAPE or (definition and definition.kind is OpKind.ELEMENTWISE):
             left += maker.operands
     return False
+
+
+def _takes_apart(nodes: Sequence[Node], makers: Mapping[Value, Node]) -> bool:
+    """Whether parts of something transposed are computed with, and it as well."""
+    parts = Counter(
+        transposed.operands[0]
+        for transposed in (makers.get(n.operands[0]) for n in nodes if n.op in _SLICES)
+        if transposed is not None and transposed.op == _TRANSPOSE
+    )
+    whole = {value for value, count in parts.items() if count > 1}
+    return any(
+        (definition := lookup(node.op)) is not None
+        and definition.kind is OpKind.ELEMENTWISE
+        and not whole.isdisjoint(node.operands)
+        for node in nodes
+    )
 
 
 def _asks_for_the_sign_of_a_square(node: Node, makers: Mapping[Value, Node]) -> bool:
