@@ -8,6 +8,7 @@ kept or found some. Where this is wrong, the compiler is loaded by the first cal
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -27,9 +28,11 @@ _MOST_COMMANDS = 256  # that are remembered: the newest
 
 @functools.cache
 def preload_compiler(cache_dir: Path) -> None:
-    """Loads the compiler, once, unless this process is expected to find its programs."""
+    """Loads the compiler, once, unless this process is expected to find its programs.  What cannot
+    be loaded is asked for again by the call that needs it, which tells of it."""
     if _command() not in _remembered(cache_dir):
-        load_within(_COMPILER)
+        with contextlib.suppress(Exception):
+            load_within(_COMPILER)
 
 
 @functools.cache
@@ -42,7 +45,8 @@ def remember_command(cache_dir: Path) -> None:
 
 
 def _remembered(cache_dir: Path) -> list[str]:
-    return (read_note(_note(cache_dir)) or {}).get("kept", [])
+    commands = (read_note(_note(cache_dir)) or {}).get("kept")
+    return commands if isinstance(commands, list) else []
 
 
 def _note(cache_dir: Path) -> Path:
@@ -52,5 +56,9 @@ def _note(cache_dir: Path) -> Path:
 @functools.cache
 def _command() -> str:
     """What tells the command of this process from others."""
-    identity = repr((VERSION, sys.orig_argv, os.getcwd()))
+    try:
+        folder = os.getcwd()
+    except OSError:  # it is not there any more
+        folder = ""
+    identity = repr((VERSION, sys.orig_argv, folder))
     return hashlib.sha256(identity.encode()).hexdigest()

@@ -47,9 +47,7 @@ def divide(z: Complex, w: Complex) -> Complex:
     (a, b), (c, d) = z, w
     zero = c.equals(0.0) & d.equals(0.0)
     unbounded, vanishes = _is_infinite(z) & _is_finite(w), _is_finite(z) & _is_infinite(w)
-    a, b = (unbounded.choose(_direction(part), part) for part in z)
     c, d = (vanishes.choose(_direction(part), part) for part in w)
-    scale = unbounded.choose(a.like(math.inf), vanishes.choose(a.like(0.0), 1.0))
     wide = abs(c) >= abs(d)
     large, small = wide.choose(c, d), wide.choose(d, c)
     ratio = small / large
@@ -57,10 +55,16 @@ def divide(z: Complex, w: Complex) -> Complex:
     # (a + b r) / q and (b - a r) / q where c is the larger, (a r + b) / q and (b r - a) / q else.
     ar, br = a * ratio, b * ratio
     over = wide.choose(a + br, ar + b), wide.choose(b - ar, br - a)
-    pole = c.like(math.inf).with_sign_of(c)
-    re, im = (
-        zero.choose(part * pole, scale * (top / below)) for part, top in zip(z, over, strict=True)
-    )
+    # Undivided, so that the sign of what is very small is not lost.
+    u, v = map(_direction, z)
+    towards = u * c + v * d, v * c - u * d
+    infinite, pole = a.like(math.inf), c.like(math.inf).with_sign_of(c)
+
+    def part(own: Real, sign: Real, quotient: Real) -> Real:
+        bounded = vanishes.choose(own.like(0.0).with_sign_of(quotient), quotient)
+        return zero.choose(own * pole, unbounded.choose(sign * infinite, bounded))
+
+    re, im = (part(own, sign, top / below) for own, sign, top in zip(z, towards, over, strict=True))
     return re, im
 
 

@@ -34,14 +34,14 @@ def lazy_imports() -> Iterator[None]:
     In here `from package import module` is the only form: what a module defines cannot be had
     without its being loaded, and is not found.
     """
-    finder = _LazyFinder()
-    sys.meta_path.insert(0, finder)
+    # It stays: who goes through the list meanwhile, in another thread, would miss one behind it.
+    if sys.meta_path[:1] != [_FINDER]:
+        sys.meta_path.insert(0, _FINDER)
     _here.is_lazy = True
     try:
         yield
     finally:
         _here.is_lazy = False
-        sys.meta_path.remove(finder)
 
 
 def is_loaded(module: ModuleType) -> bool:
@@ -98,6 +98,9 @@ class _LazyFinder(MetaPathFinder):
             is_package = spec.submodule_search_locations is not None
             spec.loader = (_PackageLoader if is_package else _LazyLoader)(spec.loader)
         return spec
+
+
+_FINDER = _LazyFinder()
 
 
 class _PackageLoader(Loader):

@@ -51,7 +51,7 @@ def test_the_newest_commands_are_remembered(
     assert json.loads((tmp_path / "commands.json").read_text()) == {"kept": ["b", "c", "d"]}
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"others": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"others": 1}', '{"kept": null}'])
 def test_a_note_that_says_nothing_is_none(
     content: str, tmp_path: Path, loaded: list[object]
 ) -> None:
@@ -66,3 +66,32 @@ def test_a_folder_that_is_not_there_is_not_made_for_it(
     preloading.preload_compiler(tmp_path / "none")
     preloading.remember_command(tmp_path / "none")
     assert len(loaded) == 1 and not (tmp_path / "none").exists()
+
+
+def test_a_process_whose_folder_is_gone_has_a_command(
+    tmp_path: Path, loaded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    preloading._command.cache_clear()
+    preloading.preload_compiler(tmp_path)
+    preloading.remember_command(tmp_path)
+    preloading.preload_compiler(tmp_path)
+    preloading._command.cache_clear()
+    assert len(loaded) == 1
+
+
+def test_what_cannot_be_loaded_is_told_of_by_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def fail(packages: object) -> None:
+        asked.append(packages)
+        raise ImportError("no such package")
+
+    monkeypatch.setattr(preloading, "load_within", fail)
+    preloading.preload_compiler(tmp_path)
+    assert len(asked) == 1

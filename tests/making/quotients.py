@@ -13,13 +13,22 @@ def quotient(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     unbounded, vanishes = np.isinf(x) & np.isfinite(y), np.isfinite(x) & np.isinf(y)
     with np.errstate(all="ignore"):
-        top = np.where(unbounded, _direction(x), x)
-        found = top / np.where(vanishes, _direction(y), y)
-        scale = np.where(unbounded, np.inf, np.where(vanishes, 0.0, 1.0))
+        found = x / np.where(vanishes, _direction(y), y)
+        a = _direction(x)
+        parts = (
+            (found.real, x.real, a.real * y.real + a.imag * y.imag),
+            (found.imag, x.imag, a.imag * y.real - a.real * y.imag),
+        )
         pole = np.copysign(np.inf, y.real)
         result = np.empty(found.shape, x.dtype)
-        result.real = np.where(y == 0, x.real * pole, found.real * scale)
-        result.imag = np.where(y == 0, x.imag * pole, found.imag * scale)
+        result.real, result.imag = (
+            np.select(
+                [y == 0, unbounded, vanishes],
+                [part * pole, towards * np.inf, np.copysign(0.0, quotient)],
+                quotient,
+            )
+            for quotient, part, towards in parts
+        )
     return result
 
 

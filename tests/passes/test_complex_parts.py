@@ -268,6 +268,18 @@ def test_quotients_are_those_of_xla() -> None:
         np.testing.assert_allclose(one[known], other[known], rtol=1e-6, atol=1e-6)
 
 
+def test_infinite_numbers_have_no_end_by_large_ones_and_these_none_by_them() -> None:
+    """No sign is lost where what it belongs to leaves the range of numbers."""
+    x = np.array([complex(0, np.inf)] * 3 + [3e38 + 3e38j, 3e38 - 1j], np.complex64)
+    y = np.array([1e38 + 1j, 1 + 1e38j, 3e38 + 3e38j] + [complex(np.inf, np.inf)] * 2, np.complex64)
+    compiled = mlc_jit(operator.truediv, choose="ours")
+    ours = np.asarray(compiled(x, y))
+    assert compiled.report(x, y).coverage == 1
+    np.testing.assert_array_equal(ours.real, [np.inf, np.inf, np.inf, 0, 0])
+    np.testing.assert_array_equal(ours.imag, [np.inf, np.inf, np.inf, 0, 0])
+    np.testing.assert_array_equal(np.signbit(ours.imag), [False, False, False, False, True])
+
+
 def test_the_inverse_of_what_leaves_the_range_is_nothing() -> None:
     x = np.array([-100 + 0.5j, -3e38 + 2j, 100 - 0.5j], np.complex64)
     compiled = mlc_jit(lambda x: 1 / (1 + jnp.exp(-x)), choose="ours")

@@ -126,6 +126,36 @@ def test_threads_wait_for_the_first(run: Callable[..., str]) -> None:
     )
 
 
+def test_what_other_threads_import_meanwhile_is_found(run: Callable[..., str]) -> None:
+    run(
+        """
+        from importlib.util import spec_from_file_location
+
+        class Slow:
+            def find_spec(self, name, path, target=None):
+                if name == "others":
+                    began.set()
+                    assert ended.wait(20)
+
+        class Last:
+            def find_spec(self, name, path, target=None):
+                if name == "others":
+                    return spec_from_file_location(name, f"{hlo_mlc.__path__[-1]}/late/one.py")
+
+        began, ended, found = threading.Event(), threading.Event(), []
+        sys.meta_path += [Slow(), Last()]
+        thread = threading.Thread(target=lambda: found.append(__import__("others").thing))
+        with lazy_imports():
+            thread.start()
+            assert began.wait(20)
+        ended.set()
+        thread.join()
+        assert found == [1]
+        """,
+        one="thing = 1",
+    )
+
+
 def test_forks_wait_so_that_children_find_modules_whole(run: Callable[..., str]) -> None:
     run(
         """
