@@ -7,7 +7,8 @@ Functional loops say what comes next by whole new values, and every loop inside 
 and ends with a copy of what it carries.  Two buffers may be one where, whenever one of them is
 written, nobody needs the other any more, or has just been given a copy of it.  A nest that read the
 one and wrote the other then works in place: point by point, or it computes all that it writes
-before it writes any of it, which has to pay.
+before it writes any of it, which has to pay.  A point that needs an old value once more, only to
+compute again what it has stored, reads that instead.
 
 Requires: steps that keep the rules of `verify`.  Ensures: the same results, no more work.
 Source: aggressive coalescing of register allocators; Chaitin et al., 1981.
@@ -21,7 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from hlo_mlc.expr.build import const, load
+from hlo_mlc.expr.build import const, load, transform
 from hlo_mlc.expr.core import Buffer, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
@@ -202,16 +203,18 @@ class _Merger:
         if not rest.stages:
             return []
         renaming = {gone: keep}
-        renamed = replace_buffers(rest, renaming)
         written = {b for s in rest.stages for b in s.outputs} & {keep, gone}
         if gone in written and keep not in self.written:
             raise _Refused  # operands are not for writing
         for own in written:
             other = keep if own == gone else gone
-            if any(reads(s, other) for s in rest.stages) and not _is_in_place(renamed, keep):
-                parts = self._put_aside(rest, own, other, trips)
-                return [replace_buffers(part, renaming) for part in parts]
-        return [renamed]
+            if any(reads(s, other) for s in rest.stages):
+                once = _reading_what_is_stored(rest, own, other)
+                if not _is_in_place(once, own, other):
+                    parts = self._put_aside(rest, own, other, trips)
+                    return [replace_buffers(part, renaming) for part in parts]
+                rest = once
+        return [replace_buffers(rest, renaming)]
 
     def _put_aside(
         self, nest: Nest, target: Buffer, other: Buffer, trips: int
@@ -268,20 +271,48 @@ def _without_copies(nest: Nest, pair: set[Buffer]) -> Nest:
     return Nest(tuple(stages), shared, nest.private)
 
 
-def _is_in_place(nest: Nest, target: Buffer) -> bool:
-    """Whether every point reads of `target` what it is about to overwrite, and nothing else."""
+def _reading_what_is_stored(nest: Nest, target: Buffer, other: Buffer) -> Nest:
+    """The nest with the value that a point stores to `target` loaded from there, where the point
+    would compute it from `other` once more.
+
+        t[i] = f(c[i]); d[i] = g(f(c[i]))    ->    t[i] = f(c[i]); d[i] = g(t[i])
+    """
+    stage, *more = nest.stages
+    own = [n for n, a in enumerate(stage.assigns) if a.buffer == target]
+    if more or not is_map(stage) or len(own) != 1:
+        return nest
+    store, later = stage.assigns[own[0]], stage.assigns[own[0] + 1 :]
+    needed = {access.source for access in loads(store.value)}
+    if (
+        store.guard is not None
+        or other not in needed
+        or not needed.isdisjoint(a.buffer for a in stage.assigns[own[0] : -1])
+    ):
+        return nest
+    # Places are computed as before: their bounds are proved by how.
+    known = {access: access for a in later for access in loads(a.value)}
+    known[store.value] = load(target, store.indices)
+    rewritten = (replace(a, value=transform(a.value, lambda _: None, known)) for a in later)
+    stage = replace(stage, assigns=(*stage.assigns[: own[0] + 1], *rewritten))
+    return replace(nest, stages=(stage,))
+
+
+def _is_in_place(nest: Nest, target: Buffer, other: Buffer) -> bool:
+    """Whether every point reads of `other` what it is about to overwrite, once `target` is the same
+    buffer, and nothing else."""
     stage, *more = nest.stages
     if more or not is_map(stage):
         return False
-    own = [n for n, a in enumerate(stage.assigns) if a.buffer == target]
-    if len(own) > 1 or any(_reads(a, target) for a in stage.assigns[own[0] + 1 :]):
+    own = [n for n, a in enumerate(stage.assigns) if a.buffer in (target, other)]
+    if len(own) > 1 or any(_reads(a, other) for a in stage.assigns[own[0] + 1 :]):
         return False
     if math.prod(v.extent for v in stage.axes) == 1:
         return len(stage.assigns) == 1
     store = stage.assigns[own[0]]
     return is_injective(store, stage.axes) and all(
         access.indices == store.indices or is_apart(access, store, stage)
-        for access in reads(stage, target)
+        for buffer in (target, other)
+        for access in reads(stage, buffer)
     )
 
 

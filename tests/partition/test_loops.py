@@ -347,6 +347,25 @@ def test_what_a_branch_leaves_alone_is_not_copied(take_apart):
     assert len(whole) == 1
 
 
+def test_what_depends_on_a_value_that_is_carried_reads_the_new_one(take_apart, check, arrays):
+    """In a branch, too: both are changed in place."""
+    weights, moments = arrays("float32", (60, 70), (60, 70))
+
+    def function(weights, moments):
+        def change(weights, moments):
+            moments = 0.9 * moments + 2.0 * weights
+            return weights - 0.1 * moments, moments
+
+        def step(i, state):
+            return lax.cond(i % 3 == 0, change, lambda *state: state, *state)
+
+        return lax.fori_loop(0, 10, step, (weights, moments))
+
+    (program,) = take_apart(function, weights, moments).programs
+    assert all(b.size == 1 for b in program.temporaries)
+    check(function, weights, moments, ulps=256)
+
+
 def test_a_branch_that_cannot_be_compiled_leaves_its_loop_to_xla():
     def trip(i, x):
         return lax.cond(i > 1, by_xla, lambda x: jnp.sort(x), x)

@@ -181,6 +181,24 @@ def two_values(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     )
 
 
+def used_again(target: Buffer, x: Buffer, y: Buffer) -> Nest:
+    """A value is stored, and computed once more for another."""
+    other = next(b for b in TEMPORARIES if b not in (target, x, y))
+    value = plus(load(x, (ROW,)), load(y, (ROW,)), 1)
+    return nest(Assign(target, (ROW,), value), Assign(other, (ROW,), apply("neg", value)))
+
+
+def changed_in_between(target: Buffer, x: Buffer, y: Buffer) -> Nest:
+    """What is stored is computed once more, when the point has changed what it is computed of."""
+    other = next(b for b in TEMPORARIES if b not in (target, x, y))
+    value = plus(load(x, (ROW,)), load(other, (ROW,)), 1)
+    return nest(
+        Assign(target, (ROW,), value),
+        Assign(other, (ROW,), load(y, (ROW,))),
+        Assign(other, (ROW,), apply("neg", value)),
+    )
+
+
 def two_stages(target: Buffer, x: Buffer, y: Buffer) -> Nest:
     other = next(b for b in TEMPORARIES if b not in (target, x, y))
     first = Stage("s", (ROW,), (Assign(other, (ROW,), plus(load(y, (ROW,)), 3)),))
@@ -249,6 +267,8 @@ KINDS: tuple[Callable[[Buffer, Buffer, Buffer], Nest], ...] = (
     looked_up_where_it_lies,
     summed,
     two_values,
+    used_again,
+    changed_in_between,
     two_stages,
     copied_beside,
     shifted_under_a_guard,
@@ -383,6 +403,8 @@ def looped(*body: Step, trips: int = 3) -> Loop:
             ],
             2,
         ),
+        # The old value is needed only to compute the new one once more.
+        ([copied(T, A), looped(used_again(U, T, A), copied(T, U)), mapped(R, T, V)], 1),
         # A copy that nobody changes is the operand itself.
         ([copied(T, A), looped(mapped(R, T, T))], 0),
         ([copied(R, A), copied(T, A), looped(part_updated(R, T, T))], 1),
