@@ -180,9 +180,9 @@ def _has_masks(stage: Stage, target: CpuTarget) -> bool:
 
 
 def is_in_place(nest: Nest, stage: Stage) -> bool:
-    """Whether a stage writes what its nest reads in memory."""
+    """Whether a stage writes what its nest reads in memory, be it under another name."""
     read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
-    return not read.isdisjoint(stage.outputs)
+    return not read.isdisjoint((*stage.outputs, *stage.overwrites))
 
 
 def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:

@@ -167,6 +167,18 @@ def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
     return False
 
 
+def meets(access: Load, stage: Stage, store: Assign, writer: Stage, shared: int) -> bool:
+    """Whether a stage reads there only what another of its nest stores at the same point of their
+    `shared` axes."""
+    own = dict(zip(writer.axes[:shared], stage.axes[:shared], strict=True))
+    at = {
+        i
+        for i, place in zip(access.indices, store.indices, strict=True)
+        if place in own and own[place] is i
+    }
+    return len(at) == len(own)
+
+
 def reads_others(stage: Stage) -> bool:
     """Whether a point may read an element that another point of the stage writes."""
 

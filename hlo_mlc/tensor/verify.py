@@ -24,7 +24,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import of_condition, within
 from hlo_mlc.expr.procedure import Count, Move
 from hlo_mlc.support.errors import VerifyError
-from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
+from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, meets, reads
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Sort, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import Box, always_stored, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
@@ -250,14 +250,8 @@ class _Checker:
             if buffer not in writers:
                 continue
             writer, assign = writers[buffer]
-            own = dict(zip(writer.axes[: nest.shared], stage.axes[: nest.shared], strict=True))
             for load in reads(stage, buffer):
-                at = [
-                    i
-                    for i, place in zip(load.indices, assign.indices, strict=True)
-                    if place in own and own[place] is i
-                ]
-                if len(set(at)) < len(own):
+                if not meets(load, stage, assign, writer, nest.shared):
                     raise self.error(
                         f"it reads {load}, but the nest computes {buffer!r} point by "
                         f"point of its first {nest.shared} axes",
@@ -382,7 +376,8 @@ def _spelled(box: Box) -> str:
 @dataclass(frozen=True, slots=True)
 class _Alias:
     """A result in the memory of an operand: one elementwise stage replaces each element once, in
-    place of what the same point has read, and nothing reads the operand later."""
+    place of what the same point has read, and nothing reads the operand later.  Earlier stages of
+    its nest read what the same point of the shared axes replaces."""
 
     checker: _Checker
     result: Buffer
@@ -407,7 +402,7 @@ class _Alias:
         if not writers:  # it has no elements
             return
         stage, nest, in_loop = self.checker.stages[writers[0]]
-        if len(writers) > 1 or in_loop or len(nest.stages) > 1 or not is_map(stage):
+        if len(writers) > 1 or in_loop or not is_map(stage):
             raise self._error("is not stored by one elementwise stage", stage)
         if readers and readers[-1] > writers[0]:
             raise self._error(
@@ -419,9 +414,14 @@ class _Alias:
         store = stage.assigns[own[0]]
         if len(own) > 1 or not is_plain(store, stage.axes) or result in stage.inputs:
             raise self._error("is not stored once", stage)
-        for load in reads(stage, operand):
-            if load.indices != store.indices:
-                raise self._error(f"is stored while another point reads {load}", stage)
+        for other in nest.stages:
+            for load in reads(other, operand):
+                if (
+                    load.indices != store.indices
+                    if other is stage
+                    else not meets(load, other, store, stage, nest.shared)
+                ):
+                    raise self._error(f"is stored while another point reads {load}", stage)
         if any(_reads(a, operand) for a in stage.assigns[own[0] + 1 :]):
             raise self._error("is stored before its point has read it", stage)
         if operand not in stage.overwrites:

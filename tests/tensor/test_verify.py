@@ -157,18 +157,29 @@ class Oracle:
             elif isinstance(step, Loop):
                 for n in range(step.trip_count or 1):
                     self.steps((*step.test, *step.body), {**env, step.counter: np.array(n)})
-            else:
+            elif self.heirs.keys().isdisjoint(b for s in step.stages for b in s.outputs):
                 for stage in step.stages:
-                    self.stage(stage, env)
+                    self.stage(stage, stage.axes, env)
+            else:
+                self.point_by_point(step, env)
 
-    def stage(self, stage: Stage, env: dict[Var, np.ndarray]) -> None:
-        inner = self.points((*stage.axes, *stage.reduce_axes), env)
-        outer = self.points(stage.axes, env)
+    def point_by_point(self, nest: Nest, env: dict[Var, np.ndarray]) -> None:
+        """All stages at each point of the axes that they share."""
+        shared = nest.shared if len(nest.stages) > 1 else 0
+        for at in np.ndindex(*(v.extent for v in nest.stages[0].axes[:shared])):
+            for stage in nest.stages:
+                place = dict(zip(stage.axes[:shared], map(np.array, at), strict=True))
+                self.stage(stage, stage.axes[shared:], {**env, **place})
+
+    def stage(self, stage: Stage, axes: tuple[Var, ...], env: dict[Var, np.ndarray]) -> None:
+        """A stage at all points of some axes, the others being known."""
+        inner = self.points((*axes, *stage.reduce_axes), env)
+        outer = self.points(axes, env)
         for e in stage.terms:
             evaluate(e, inner, self.read)
         for e in stage.initial:
             evaluate(e, outer, self.read)
-        size = outer[stage.axes[0]].size if stage.axes else 1
+        size = outer[axes[0]].size if axes else 1
         outer |= {a: self.numbers(size, a.dtype) for a in stage.accumulators}
         stores = [
             (a, self.stored(a, points))
@@ -357,9 +368,14 @@ def beside_a_transpose(x, y):
     return x.T + y, x * 2
 
 
+def normalized(x):
+    return jnp.exp(x) / jnp.sum(x * x, 1, keepdims=True)
+
+
 PROGRAMS = [(f, shapes, ()) for f, shapes in FAMILY.items()] + [
     (optimizer, (X, X, X), (0, 1)),
     (beside_a_transpose, (X, X[::-1]), (1,)),
+    (normalized, (X,), (0,)),
 ]
 
 
@@ -419,6 +435,7 @@ def mirrored(buffer: Buffer) -> Expr:
 
 FULL = Stage("s", (I, J), (store(R, (I, J)),))
 EARLY = Stage("e", (I, J), (store(T, (I, J)),))
+MIRRORS = Stage("m", (I, J), (store(T, (I, J), mirrored(A)),))
 COPY = Stage("c", (I, J), (store(R, (I, J), load(A, (I, J))),), overwrites=(A,))
 N = Buffer("n", I32, (), "operand")
 # A row of the result in each trip of a loop.
@@ -546,13 +563,15 @@ def test_a_loop_stores_a_row_in_each_trip(read_by):
             [nest(replace(COPY, assigns=(*COPY.assigns, store(T, (I, J), load(A, (I, J))))))],
             "before its point has read it",
         ),
-        ([nest(EARLY, COPY)], "one elementwise stage"),
+        ([nest(MIRRORS, COPY)], "another point reads"),
+        ([nest(COPY, MIRRORS, shared=1)], "by stage m"),
         ([nest(COPY), nest(FULL)], "one elementwise stage"),
         ([Loop((nest(COPY),), variable("n", 2), 2)], "one elementwise stage"),
     ],
 )
 def test_what_is_lost_in_place(steps, reason):
-    verify(program(nest(COPY), aliases=((R, A),)))
+    for right in (nest(COPY), nest(EARLY, COPY), nest(MIRRORS, COPY, shared=1)):
+        verify(program(right, aliases=((R, A),)))
     with pytest.raises(VerifyError, match=reason):
         verify(program(*steps, aliases=((R, A),)))
 

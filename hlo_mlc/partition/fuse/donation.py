@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.tensor.classify import is_map, is_plain, reads
+from hlo_mlc.tensor.classify import is_map, is_plain, meets, reads
 from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes
 
@@ -26,7 +26,8 @@ def in_place(
 
     A pair is granted where one elementwise stage writes the result, each point of it reads the
     operand at that point only, and nothing reads the operand later; the point's other results are
-    stored before.  A buffer is in one pair at most, the first of them.
+    stored before.  Earlier stages of its nest read of the operand what belongs to the same point of
+    the axes that they share.  A buffer is in one pair at most, the first of them.
     """
     steps = list(steps)
     last_read = {b: n for n, step in enumerate(steps) for b in step_reads(step)}
@@ -37,7 +38,7 @@ def in_place(
     granted: dict[Buffer, Buffer] = {}
     for result, operand in wanted:
         first, *more = writers[result]
-        stage = _elementwise(steps[first])
+        stage = _elementwise(steps[first], result)
         if result in granted or operand in granted.values():
             continue
         if more or stage is None or last_read.get(operand, first) > first or result in stage.inputs:
@@ -46,25 +47,41 @@ def in_place(
         if (
             len(own) > 1
             or not is_plain(own[0], stage.axes)
-            or not _reads_own_point(stage, operand, own[0])
+            or not _reads_own_points(steps[first], stage, operand, own[0])
         ):
             continue
         ordered = _ordered(stage, {**granted, result: operand})
         if ordered is not None:
             ordered = replace(ordered, overwrites=(*ordered.overwrites, operand))
-            steps[first] = replace(steps[first], stages=(ordered,))
+            stages = steps[first].stages
+            steps[first] = replace(
+                steps[first], stages=tuple(ordered if s is stage else s for s in stages)
+            )
             granted[result] = operand
     return steps, tuple(granted.items())
 
 
-def _elementwise(step: Step) -> Stage | None:
-    """The stage of a nest that is nothing but one without a fold."""
-    alone = isinstance(step, Nest) and len(step.stages) == 1 and is_map(step.stages[0])
-    return step.stages[0] if alone else None
+def _elementwise(step: Step, result: Buffer) -> Stage | None:
+    """The only stage of a nest that writes a result, if it is one without a fold."""
+    if not isinstance(step, Nest):
+        return None
+    stage, *more = [s for s in step.stages if result in s.outputs]
+    return stage if not more and is_map(stage) else None
 
 
-def _reads_own_point(stage: Stage, operand: Buffer, own: Assign) -> bool:
-    return all(load.guard is None and load.indices == own.indices for load in reads(stage, operand))
+def _reads_own_points(nest: Nest, stage: Stage, operand: Buffer, own: Assign) -> bool:
+    """Whether nobody reads an element of the operand that the stage, by its `own` assignment, may
+    have replaced."""
+    at = nest.stages.index(stage)
+    return (
+        all(load.guard is None and load.indices == own.indices for load in reads(stage, operand))
+        and all(
+            meets(load, earlier, own, stage, nest.shared)
+            for earlier in nest.stages[:at]
+            for load in reads(earlier, operand)
+        )
+        and not any(reads(later, operand) for later in nest.stages[at + 1 :])
+    )
 
 
 def _ordered(stage: Stage, operands: dict[Buffer, Buffer]) -> Stage | None:
