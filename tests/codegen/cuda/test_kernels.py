@@ -186,26 +186,36 @@ def test_what_large_kernels_are_made_of(prepared, cuda_source) -> None:
     )
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
-def test_donated_operands_are_overwritten(emulator, arrays):
+def elementwise_in_place(x, y):
     """Several results of one stage, of which one takes the memory of what the others read."""
+    return x * 2 + y, x > y
 
-    def function(x, y):
-        return x * 2 + y, x > y
 
-    x, y = arrays("float32", (31, 37), (31, 37))
-    kernels = mlc_jit(function, donate_argnums=0).kernels(x, y)
+def rows_in_place(x, y):
+    """Threads that replace a row read it all before, what others replace too."""
+    probabilities, back = jax.vjp(lambda x: jax.nn.softmax(x, -1), x)
+    return probabilities, *back(y)
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
+@pytest.mark.parametrize("function", [elementwise_in_place, rows_in_place])
+@pytest.mark.parametrize("shape", [(31, 37), (3, 1500), (2, 33_001)])
+def test_donated_operands_are_overwritten(emulator, arrays, function, shape):
+    x, y = arrays("float32", shape, shape)
+    kernels = mlc_jit(function, donate_argnums=(0, 1)).kernels(x, y)
     in_place = [k for k in kernels if k.kernel.program.aliases]
     assert in_place
     for kernel in in_place:
         program = kernel.kernel.program
         operands = [x, y][: len(program.operands)]
-        separate, shared = (
-            emulator.run(kernel.source, p, operands, 7)
-            for p in (replace(program, aliases=()), program)
-        )
-        for one, other in zip(separate, shared, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert not verify(schedule_program(program, SM90)[0]).open
+        for order in ORDERS:
+            separate, shared = (
+                emulator.run(kernel.source, p, operands, order)
+                for p in (replace(program, aliases=()), program)
+            )
+            for one, other in zip(separate, shared, strict=True):
+                np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("name", CASES)
