@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,13 +53,15 @@ _LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends 
 class Work:
     """What one run of a stage does.
 
-    `operations` are simple ones, besides the multiply-adds of a product: none where values only
-    move. `moved` are the bytes read and written of each buffer, `apart` counts elements that
-    do not lie beside those of the next lanes, a quarter for those that are near. `walked_bytes` are
-    all that are read and written where loops have the order of the axes, without tiles.
+    `operations` are simple ones, besides the multiply-adds of a product; `places` are those of them
+    that say where rows lie, all where values only move. `moved` are the bytes read and written of
+    each buffer, `apart` counts elements that do not lie beside those of the next lanes, a quarter
+    for those that are near. `walked_bytes` are all that are read and written where loops have the
+    order of the axes, without tiles.
     """
 
     operations: int
+    places: int
     products: int  # multiply-adds of a sum of products
     moved: Mapping[Buffer, int]
     apart: int
@@ -69,18 +72,25 @@ class Work:
     def of(stage: Stage) -> Work:
         """The work of a stage."""
         count = points(stage)
+        counted, places = _places_of_rows(stage)
         moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
         walked = dict(moved)
         for buffer, read in stage.loads_by_buffer.items():
             both = [_read_bytes(load, stage) for load in read]
             moved[buffer], walked[buffer] = map(max, zip(*both, strict=True))
         return Work(
-            _operations(stage),
+            max(0, _operations(stage) - counted) + places,
+            places,
             count if multiplies(stage) else 0,
             moved,
             _apart(stage),
             sum(walked.values()),
         )
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether no value is computed, but at most where it lies."""
+        return self.operations == self.places
 
     @property
     def moved_bytes(self) -> int:
@@ -128,7 +138,24 @@ def _operations(stage: Stage) -> int:
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
-    return evaluated * folded + round(outer * _cost(*values, *guards) * _chosen_share(stage))
+    each = _cost(*values, *guards) * _chosen_share(stage)
+    return evaluated * folded + round(outer * each)
+
+
+def _places_of_rows(stage: Stage) -> tuple[int, int]:
+    """Operations of a map that say where rows lie: counted for each point, and as they are done, in
+    front of the loops over the axes behind the last one that they depend on."""
+    if not is_map(stage):
+        return 0, 0
+    rows = [1, *itertools.accumulate((v.extent for v in stage.axes), operator.mul)]
+    places = (i for group in stage.loads_by_buffer.values() for load in group for i in load.indices)
+    counted = done = 0
+    for node in walk(*places):
+        last = max((n for n, v in enumerate(stage.axes, 1) if v in node.free), default=0)
+        if last < len(stage.axes):
+            counted += _cost_of_node(node) * rows[-1]
+            done += _cost_of_node(node) * rows[last]
+    return counted, done
 
 
 def _chosen_share(stage: Stage) -> float:
@@ -157,21 +184,22 @@ def _cost_of_terms(stage: Stage) -> int:
 
 def _cost(*roots: Expr) -> int:
     """Operations for evaluating these once, with what it takes to round every f16 and bf16."""
-    total = 0
-    for node in walk(*roots):
-        if isinstance(node, Apply) and node.dtype is not INDEX:
-            is_exact = OPS[node.op].accuracy is Accuracy.EXACT
-            rounded = node.dtype.is_narrow_float and not is_exact
-            divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
-            total += cost_of_node(node) + divider + _ROUNDING * rounded
-            more = OPS[node.op].more_in_f64
-            if node.dtype is F64 and OPS[node.op].accuracy is Accuracy.APPROXIMATE:
-                total += cost_of_node(node) * more // 100
-            elif node.dtype.is_float and OPS[node.op].in_f64:  # in two vectors
-                total += cost_of_node(node) * (100 + 2 * more) // 100
-            if rotates(node):
-                total -= 2  # one instruction for three
-    return total
+    return sum(map(_cost_of_node, walk(*roots)))
+
+
+def _cost_of_node(node: Expr) -> int:
+    if not isinstance(node, Apply) or node.dtype is INDEX:
+        return 0
+    is_exact = OPS[node.op].accuracy is Accuracy.EXACT
+    rounded = node.dtype.is_narrow_float and not is_exact
+    divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
+    total = cost_of_node(node) + divider + _ROUNDING * rounded
+    more = OPS[node.op].more_in_f64
+    if node.dtype is F64 and OPS[node.op].accuracy is Accuracy.APPROXIMATE:
+        total += cost_of_node(node) * more // 100
+    elif node.dtype.is_float and OPS[node.op].in_f64:  # in two vectors
+        total += cost_of_node(node) * (100 + 2 * more) // 100
+    return total - 2 if rotates(node) else total  # one instruction for three
 
 
 def rotates(node: Apply) -> bool:

@@ -158,6 +158,26 @@ def test_vectors_that_are_looked_up_are_loaded_where_they_are_read(take_apart, a
     assert not _is_kept(parts, "float32", 40 * 16)
 
 
+def test_places_of_rows_are_computed_where_these_are_looked_up(take_apart, check, arrays):
+    """In front of each row; but for what has none, once for all, and where that takes long."""
+    (x,) = arrays("float32", (100, 3, 40))
+    places = np.random.default_rng(0).integers(-100, 100, 50, np.int32)
+
+    def rows(x, places):
+        return x[places]
+
+    def columns(x, places):
+        return x[:, 0][:, places]
+
+    def far(x, places):
+        return x[(places * 7 + 3) ** 5 % 99 // 3]
+
+    for function, kept in ((rows, False), (columns, True), (far, True)):
+        args = x if function is not columns else x.T[:40].copy(), places
+        assert _is_kept(take_apart(function, *args), "int32", 50) is kept
+        check(function, *args, ulps=0)
+
+
 @pytest.mark.parametrize(
     "update",
     [

@@ -36,6 +36,18 @@ def test_moves_compute_nothing(stage_of):
     assert work.moved_bytes == 2 * X.nbytes
 
 
+def test_places_of_rows_are_computed_in_front_of_them(stage_of):
+    """Of such as are long enough; places along a row are computed for each of its elements."""
+    columns, numbers = X.shape[1], np.arange(12, dtype=np.int32)
+    of_rows = Work.of(stage_of(lambda x, i: x[i], X, numbers))
+    assert of_rows.only_moves
+    assert 0 < of_rows.operations < numbers.size * columns
+    scaled = Work.of(stage_of(lambda x, i: x[i] * 2, X, numbers))
+    assert scaled.operations == of_rows.operations + numbers.size * columns
+    assert not scaled.only_moves
+    assert not Work.of(stage_of(lambda x, i: x[i], X.ravel(), numbers)).only_moves
+
+
 def test_a_rotation_is_one_operation(stage_of):
     shifts = stage_of(lambda u: (u << 13) ^ (u >> 19), U)
     rotation = stage_of(lambda u: (u << 13) | (u >> 19), U)

@@ -292,7 +292,7 @@ def _map_us(
     rates: Rates,
     around: Surroundings,
 ) -> tuple[str, float]:
-    moves = not ours.work.operations
+    moves = ours.work.only_moves
     ratio = (
         figure("across")
         if _walks_across(stage)
