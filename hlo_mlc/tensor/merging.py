@@ -282,7 +282,7 @@ def _reading_what_is_stored(nest: Nest, target: Buffer, other: Buffer) -> Nest:
     if more or not is_map(stage) or len(own) != 1:
         return nest
     store, later = stage.assigns[own[0]], stage.assigns[own[0] + 1 :]
-    needed = {access.source for access in loads(store.value)}
+    needed = {access.source for e in (store.value, *store.indices) for access in loads(e)}
     if (
         store.guard is not None
         or other not in needed
