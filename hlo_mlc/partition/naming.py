@@ -243,7 +243,7 @@ def _map(stage: Stage) -> str:
         return "scatter"
     what, read = _function(values), tuple(loads_in(*values))
     if any(loads(i) for load in read for i in load.indices):
-        return "gather" if what in ("", "select") else f"gather+{what}"
+        return "gather" if what in ("", "select") or Work.of(stage).only_moves else f"gather+{what}"
     if what not in ("", "select", "convert"):
         return what
     if not stage.axes:
