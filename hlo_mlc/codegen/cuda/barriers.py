@@ -47,12 +47,15 @@ class Barriers:
     """What was touched since all threads last met."""
 
     memory: Memory
+    whole_warps: bool = True  # or else nobody waits for a warp, some of whose threads are not there
     pending: tuple[Pending, ...] = ()
 
     def before(self, statements: tuple[Stmt, ...], conditions: tuple[Expr, ...] = ()) -> Wait:
         """Who has to wait before threads run these statements, or all evaluate conditions."""
         new = _touched(statements) + _read(conditions)
         wait = max((self._between(p, new) for p in self.pending), default=Wait.NOBODY)
+        if wait is Wait.WARP and not self.whole_warps:
+            wait = Wait.BLOCK
         if wait is Wait.BLOCK:
             self.pending = ()
         elif wait is Wait.WARP:

@@ -83,8 +83,9 @@ class _Printer:
         places, parameters, buffers, scratch = self._parameters(stmt)
         wanted = self._shared_bytes(stmt)
         is_dynamic = wanted > self.target.static_shared_bytes
+        barriers = Barriers(self.memory, whole_warps=threads % WARP == 0)
         writer = BlockWriter(
-            Memory(places, CUDA), Barriers(self.memory), threads, _SHARED if is_dynamic else None
+            Memory(places, CUDA), barriers, threads, _SHARED if is_dynamic else None
         )
         writer.lines.fresh(_SHARED)
         for place in places.values():  # their names are taken

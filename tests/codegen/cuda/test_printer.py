@@ -80,16 +80,25 @@ def exchange(first_kind: LoopKind, threads: int, rows: int) -> CudaSource:
     return printed(loop(b, first_kind, Allocate(shared, (write, read))))
 
 
-@pytest.mark.parametrize(("rows", "barrier"), [(4, "__syncthreads();"), (8, "__syncwarp();")])
-def test_threads_wait_for_what_they_read(rows: int, barrier: str, emulator) -> None:
-    """256 threads: in rows of 64 the block waits, in rows of 32 the warp."""
-    source = exchange(LoopKind.BLOCK, 256, rows)
+@pytest.mark.parametrize(
+    ("threads", "rows", "barrier"),
+    [
+        (256, 4, "__syncthreads();"),
+        (256, 8, "__syncwarp();"),
+        (96, 3, "__syncwarp();"),
+        (48, 3, "__syncthreads();"),
+    ],
+)
+def test_threads_wait_for_what_they_read(threads: int, rows: int, barrier: str, emulator) -> None:
+    """In rows of 64 the block waits, in rows of 32 the warp; no warp of which only a part is there
+    does."""
+    source = exchange(LoopKind.BLOCK, threads, rows)
     assert [line.strip() for line in source.text.splitlines() if "__sync" in line] == [barrier]
     x = np.arange(1024, dtype=np.float32)
-    expected = x[:256].reshape(rows, -1)[:, ::-1].reshape(-1)
+    expected = x[:threads].reshape(rows, -1)[:, ::-1].reshape(-1)
     for order in (0, 1, 7):
         (y,) = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
-        np.testing.assert_array_equal(y[:256], expected)
+        np.testing.assert_array_equal(y[:threads], expected)
 
 
 def test_without_the_barrier_the_emulator_shows_it(emulator) -> None:
