@@ -487,13 +487,8 @@ def _without_faults(module: ir.Module) -> dict[str, str | bool]:
     """XLA's options without which the program may kill this process, or come out wrong."""
     reductions = operations(module, "stablehlo.reduce")
     rank = max((len(one.operands[0].type.shape) for one in reductions), default=0)
-    found: dict[str, str | bool] = {}
-    if xla_faults.is_faulty(rank):
-        found["xla_cpu_experimental_ynn_fusion_type"] = ""
     loops, transposes = (operations(module, f"stablehlo.{op}") for op in ("while", "transpose"))
-    if loops and transposes and xla_faults.may_overwrite():
-        found["xla_cpu_copy_insertion_use_region_analysis"] = True
-    return found
+    return xla_faults.options_without(rank, bool(loops and transposes))
 
 
 def place_on(array: Any, platform: str = "cpu") -> jax.Array:

@@ -224,6 +224,18 @@ def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
     assert "update" not in [d.template.name for d in decisions]
 
 
+def loop_kinds(programs):
+    """The kinds of loops of the one update among programs, outermost first."""
+    (decision,) = [
+        d
+        for program in programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
+    (schedule,) = decision.schedules
+    return [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((9, 40), 0), ((40, 9), 1), ((5, 40, 33), 0)])
 def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape, axis):
     """Of scatters in batches, also where the batch comes last: every task has its own places."""
@@ -237,14 +249,7 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
         return jax.vmap(lambda x, y: x.at[places].add(y), (axis, 0), axis)(x, y)
 
     check(function, x, y, places, ulps=0)
-    (decision,) = [
-        d
-        for program in take_apart(function, x, y, places).programs
-        for d in schedule_program(program, TARGET)[1]
-        if d.template.name == "update"
-    ]
-    (schedule,) = decision.schedules
-    kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+    kinds = loop_kinds(take_apart(function, x, y, places).programs)
     assert kinds[0] is LoopKind.PARALLEL
     assert LoopKind.PARALLEL not in kinds[1:]
 
@@ -279,14 +284,7 @@ def test_batches_with_places_of_their_own_are_shared_out(check, arrays, take_apa
         return jax.vmap(lambda x, y, places: x.at[places].add(y))(x, y, places)
 
     check(function, x, y, places, ulps=0)
-    (decision,) = [
-        d
-        for program in take_apart(function, x, y, places).programs
-        for d in schedule_program(program, TARGET)[1]
-        if d.template.name == "update"
-    ]
-    (schedule,) = decision.schedules
-    kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+    kinds = loop_kinds(take_apart(function, x, y, places).programs)
     assert kinds[0] is LoopKind.PARALLEL
 
 

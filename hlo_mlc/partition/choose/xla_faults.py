@@ -47,15 +47,22 @@ _BROADCAST = "stablehlo.broadcast_in_dim"
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
 
 
-def may_overwrite(version: str = jaxlib.__version__) -> bool:
-    """Whether XLA may write results of fusions in loops over what they still read, if it is read
-    transposed, too."""
-    return version in OLD_LIBRARY
-
-
 def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
     """Whether XLA may fail at sums of so many dimensions."""
     return version in OLD_LIBRARY and rank >= _RANK
+
+
+def options_without(
+    rank: int, transposes_and_loops: bool, version: str = jaxlib.__version__
+) -> dict[str, str | bool]:
+    """XLA's options by which it does not fail at sums of so many dimensions, nor write over what
+    loops take apart."""
+    found: dict[str, str | bool] = {}
+    if is_faulty(rank, version):
+        found["xla_cpu_experimental_ynn_fusion_type"] = ""
+    if transposes_and_loops and version in OLD_LIBRARY:
+        found["xla_cpu_copy_insertion_use_region_analysis"] = True
+    return found
 
 
 def fault(
@@ -76,7 +83,7 @@ def fault(
         return f"XLA of jaxlib {version} may crash at sums of products of {_RANK} dimensions"
     if in_loop and any(_sets_to_own_parts(node, makers) for node in nodes):
         return "XLA may overwrite what it still reads where a row is set to parts of itself"
-    if in_loop and may_overwrite(version) and _takes_apart(nodes, makers):
+    if in_loop and version in OLD_LIBRARY and _takes_apart(nodes, makers):
         return f"XLA of jaxlib {version} may overwrite rows of numbers that it takes apart in loops"
     if any(_asks_for_the_sign_of_a_square(node, makers) for node in nodes):
         return "XLA takes squares of integers that overflow for positive"
