@@ -883,6 +883,20 @@ def test_convolutions_of_groups_take_xla_longer_than_of_one_channel() -> None:
     assert convolution(1, dims=3) > 60 * convolution(1)
 
 
+@pytest.mark.parametrize("is_last", [True, False])
+def test_convolutions_in_loops_are_not_laid_out_for_a_library(is_last: bool) -> None:
+    layout = ("NHWC", "HWIO", "NHWC") if is_last else ("NCHW", "OIHW", "NCHW")
+    shapes = ((1, 16, 16, 64), (3, 3, 64, 64)) if is_last else ((1, 64, 16, 16), (64, 64, 3, 3))
+
+    def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=layout)
+
+    def again(x: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 10, lambda _, x: convolved(x, kernel), x)
+
+    assert (xla_us(again, *shapes) > 100 * xla_us(convolved, *shapes)) == (not is_last)
+
+
 def test_products_of_transposed_factors_in_f64() -> None:
     def product_us(function: Callable, dtype: type) -> float:
         with jax.enable_x64(True):

@@ -104,7 +104,11 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
     xla += _of_all(joined_us, cluster.nodes, cluster.trips)
-    xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips))
+
+    def convolving_us(nodes: Sequence[Node]) -> float:
+        return convolutions_us(nodes, nodes is cluster.nodes and not cluster.in_loop)
+
+    xla = max(xla, _of_all(convolving_us, cluster.nodes, cluster.trips))
     results, known = frozenset(cluster.results), 0.0 if cluster.trips else xla
 
     def passes_us(nodes: Sequence[Node]) -> float:

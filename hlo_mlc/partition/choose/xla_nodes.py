@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from hlo_mlc.expr.dtypes import F64
 from hlo_mlc.graph.core import Node
 from hlo_mlc.graph.rewrite import uses_among
+from hlo_mlc.ops.contraction import Convolution
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES
@@ -28,19 +29,25 @@ def written_out_us(nodes: Sequence[Node]) -> float:
     return sum(map(_few_terms_ns, (node for node in nodes if node in short))) / 1e3
 
 
-def convolutions_us(nodes: Sequence[Node]) -> float:
+def convolutions_us(nodes: Sequence[Node], is_entry: bool) -> float:
     """What XLA needs for convolutions of groups and of single channels among them, of which stages
-    may have no trace either: their constant factors become part of expressions."""
-    return sum(map(_grouped_ns, (n for n in nodes if n.op == "stablehlo.convolution"))) / 1e3
+    may have no trace either: their constant factors become part of expressions.  `is_entry`: they
+    stand in no loop and no branch."""
+    convolutions = (node for node in nodes if node.op == "stablehlo.convolution")
+    return sum(_convolution_ns(node, is_entry) for node in convolutions) / 1e3
 
 
-def _grouped_ns(node: Node) -> float:
+def _convolution_ns(node: Node, is_entry: bool) -> float:
     """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
-    of them convolved with all there, which takes long where no library does it."""
+    of them convolved with all there, which takes long where no library does it; nor does it where
+    channels are not the last axis, which only those of the entry are laid out for.  Source:
+    ConvCanonicalization in xla/service/cpu/conv_canonicalization.cc."""
     kernel, a = node.operands[1].type.shape, node.attributes
     wide = node.results[0].type.dtype is F64
     terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
     terms *= node.results[0].type.size
+    if not (is_entry or _is_channels_last(Convolution.of(node))):
+        return terms / math.prod(a["lhs_dilation"]) * figure("channels_first_ns")
     batches = a.get("batch_group_count", 1)
     features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
     is_volume = len(kernel) - len(features) > 2 and not wide
@@ -49,6 +56,13 @@ def _grouped_ns(node: Node) -> float:
     if batches > 1 and wide:
         return terms * batches * figure("convolution_wide_ns")
     return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
+
+
+def _is_channels_last(c: Convolution) -> bool:
+    spatial = range(len(c.windows))
+    last = (0, len(spatial) + 1, *(d + 1 for d in spatial))
+    kernel = (len(spatial) + 1, len(spatial), *spatial)
+    return (c.input_axes, c.kernel_axes, c.output_axes) == (last, kernel, last)
 
 
 def joined_us(nodes: Sequence[Node]) -> float:
