@@ -101,7 +101,9 @@ def where_guarded(i: Expr, conditions: Iterable[Expr]) -> tuple[Expr, Facts]:
 def vanishes_outside(term: Expr, combiner: str, identity: Const) -> bool:
     """Whether `term` is neutral where its guard fails, there being only one.
 
-    A product with zero counts as zero: XLA leaves out what lies in the padding of a convolution.
+    A product with zero counts as zero, though the other factor may be NaN or infinite: what lies in
+    the padding of a convolution is left out, as XLA's own loops leave it out and its library does
+    not.
     """
     asked = guards(term)
     if len(asked) != 1:
