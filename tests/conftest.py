@@ -55,7 +55,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import CpuTarget, named
-from hlo_mlc.target.levels import THIS_MACHINE, runnable
+from hlo_mlc.target.levels import THIS_MACHINE, missing_features, runnable
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
@@ -518,7 +518,10 @@ class MachineCode:
         threads: int = 1,
         fence_at: str | None = None,
     ) -> Execute:
-        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there."""
+        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there.
+        Skips where this machine has not the instructions of the target."""
+        if target is not None and (missing := missing_features(target)):
+            pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             code = self.code(program, tuned, target)
