@@ -336,9 +336,7 @@ def _widened(stage: Stage, roles: Contraction) -> tuple[Stage, Stage, Buffer]:
     )
     image = Buffer(f"{stage.name}_image", dtype, read.source.shape)
     move = Stage(
-        f"{stage.name}_widen",
-        axes,
-        (Assign(image, axes, convert(load(read.source, axes), dtype)),),
+        f"{stage.name}_widen", axes, (Assign(image, axes, convert(load(read.source, axes), dtype)),)
     )
     default = None if read.default is None else convert(read.default, dtype)
     factor = load(image, read.indices, read.guard, default)
