@@ -101,8 +101,8 @@ class CpuTarget:
 
     @property
     def shifts_beside(self) -> bool:
-        """Whether shifts of vectors run on other pipes than multiply-adds."""
-        return self.cpu.startswith(_SHIFT_BESIDE)
+        """Whether shifts of vectors run beside the multiply-adds of a product."""
+        return self.cpu.startswith(_SHIFT_BESIDE) and self.vector_bytes == 64
 
     @property
     def has_fast_gather(self) -> bool:
@@ -122,8 +122,10 @@ class CpuTarget:
 _FAST_DIVIDERS = "znver"
 _SLOW_DIVIDERS = ("haswell", "broadwell")
 # On Golden Cove both pipes for 512 bits multiply, and one of them shifts; on Zen 4 a bf16 factor of
-# a product that was widened for every use ran 3 to 7 % faster than one widened beforehand.
-# Source: measured on Zen 4; uops.info.
+# a product that was widened for every use ran 3 to 7 % faster than one widened beforehand.  With 16
+# registers there are as many shifts and broadcasts to a step as multiply-adds, and one pipe of two
+# that shift multiplies as well: widened beforehand, products took 0.7 of the time on Zen 3.
+# Source: measured on Zen 3 and 4; uops.info.
 _SHIFT_BESIDE = "znver"
 # AMD advises against gathers of what is known to be where: on Zen 4 single loads take 0.4 of a
 # gather's time, single stores 0.65 of a scatter's.  They are faster on Redwood Cove and Crestmont,

@@ -294,19 +294,20 @@ def test_the_matrix_is_fetched_and_nothing_else(machine_code, take_apart, arrays
 
 
 @pytest.mark.parametrize(
-    ("dtype", "cpu", "computed"),
+    ("dtype", "level", "cpu", "computed"),
     [
-        ("bfloat16", "znver4", 0),
-        ("bfloat16", "sapphirerapids", 1),
-        ("float16", "znver4", 1),
-        ("float32", "sapphirerapids", 0),
+        ("bfloat16", "x86-64-v4", "znver4", 0),
+        ("bfloat16", "x86-64-v4", "sapphirerapids", 1),
+        ("bfloat16", "x86-64-v3", "znver3", 1),
+        ("float16", "x86-64-v4", "znver4", 1),
+        ("float32", "x86-64-v4", "sapphirerapids", 0),
     ],
 )
 def test_rows_are_computed_beforehand_unless_that_costs_nothing(
-    take_apart, arrays, dtype, cpu, computed
+    take_apart, arrays, dtype, level, cpu, computed
 ):
     parts = take_apart(jnp.matmul, *arrays(dtype, (33, 70), (70, 90)))
-    target = replace(named("x86-64-v4"), cpu=cpu)
+    target = replace(named(level), cpu=cpu)
     _, (decision,) = schedule_program(parts.programs[0], target)
     assert decision.parameters["pack_rows"] == computed
 

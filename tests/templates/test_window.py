@@ -478,6 +478,44 @@ def test_many_channels_with_every_choice_of_parameters(
         np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.parametrize("widen", [0, 1])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("name", ["plain", "uneven", "dilated", "planes"])
+def test_images_are_widened_first(take_apart, machine_code, arrays, name, dtype, widen):
+    """To the same bits as where they are read, in every layout and behind every edge."""
+    shape, kernel, layout, options = DENSE[name]
+    options = {"preferred_element_type": jnp.int32 if dtype == "int8" else None, **options}
+    x, k = (np.round(a * 2).astype(dtype) for a in arrays("float32", shape, kernel))
+    parts = take_apart(lambda x, k: dense(x, k, layout, **options), x, k)
+    (decision,) = schedule_program(parts.programs[0], named("x86-64-v3"))[1]
+    assert decision.parameters["widen"] == 1
+    tuned = {0: ("window", {**decision.parameters, "widen": widen})}
+    expected = dense(x, k, layout, **options)
+    for level in LEVELS:
+        execute = machine_code.executing(tuned=tuned, target=named(level), fence_at="end")
+        (result,) = parts.run([x, k], execute)
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "level", "cpu", "widened"),
+    [
+        ("bfloat16", "x86-64-v4", "znver4", 0),
+        ("bfloat16", "x86-64-v4", "sapphirerapids", 1),
+        ("bfloat16", "x86-64-v3", "znver3", 1),
+        ("float16", "x86-64-v4", "znver4", 1),
+        ("float32", "x86-64-v3", "x86-64-v3", 0),
+    ],
+)
+def test_images_are_widened_unless_that_costs_nothing(
+    take_apart, arrays, dtype, level, cpu, widened
+):
+    x, k = arrays(dtype, (1, 14, 14, 32), (3, 3, 32, 32))
+    parts = take_apart(lambda x, k: dense(x, k, NHWC), x, k)
+    _, (decision,) = schedule_program(parts.programs[0], replace(named(level), cpu=cpu))
+    assert decision.parameters["widen"] == widened
+
+
 @pytest.mark.parametrize(
     ("features", "axes"),
     [

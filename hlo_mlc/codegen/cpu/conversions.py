@@ -180,7 +180,7 @@ def _to_narrow(
         single = convert(block, target, x, source, F32, lanes)
     if to is F16:
         return _narrow_f16(block, target, single, lanes)
-    return _narrow_bf16(block, single, lanes)
+    return narrow_bf16(block, single, lanes)
 
 
 def _to_odd(block: Block, x: str, lanes: int) -> str:
@@ -198,8 +198,9 @@ def _to_odd(block: Block, x: str, lanes: int) -> str:
     return words.float(words.select(inexact, words.op("or", toward_zero, 1), bits))
 
 
-def _narrow_bf16(block: Block, x: str, lanes: int) -> str:
-    """f32 to bf16, to nearest, ties to even.
+def narrow_bf16(block: Block, x: str, lanes: int, looks_for_nans: bool = True) -> str:
+    """f32 to bf16, to nearest, ties to even; what that makes of some NaNs is no NaN unless it looks
+    for them (nans.py).
 
     AVX512-BF16 has an instruction for it, which flushes subnormals: not the same on all levels.
     """
@@ -207,9 +208,11 @@ def _narrow_bf16(block: Block, x: str, lanes: int) -> str:
     bits = words.bits(x)
     odd = words.op("and", words.op("lshr", bits, 16), 1)
     rounded = words.op("add", words.op("add", bits, 0x7FFF), odd)
-    quiet = words.op("or", bits, 0x400000)
-    nan = block.define(f"fcmp uno {words.floats} ", x, ", ", x, lanes=lanes)
-    return words.to_halves(words.op("lshr", words.select(nan, quiet, rounded), 16))
+    if looks_for_nans:
+        quiet = words.op("or", bits, 0x400000)
+        nan = block.define(f"fcmp uno {words.floats} ", x, ", ", x, lanes=lanes)
+        rounded = words.select(nan, quiet, rounded)
+    return words.to_halves(words.op("lshr", rounded, 16))
 
 
 def _narrow_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Kind
 from hlo_mlc.codegen.cpu.function import NO_READS, Function
+from hlo_mlc.codegen.cpu.nans import NansOf
 from hlo_mlc.codegen.cpu.registers import Array
 from hlo_mlc.codegen.legalize import is_data, legalize
 from hlo_mlc.expr import index
@@ -120,6 +121,7 @@ class Module:
         self.unrolled = _Unrolled(
             frozenset(s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s))
         )
+        self.nans = NansOf()
         self._legal: tuple[dict[Expr, Expr], dict[Expr, Expr]] = ({}, {})
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}

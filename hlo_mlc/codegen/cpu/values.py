@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from hlo_mlc.codegen.cpu import indices, rare, scalar, types
+from hlo_mlc.codegen.cpu import conversions, indices, rare, scalar, types
 from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
+from hlo_mlc.codegen.cpu.nans import Nans
 from hlo_mlc.codegen.cpu.program import Module, Storage
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
+from hlo_mlc.expr.dtypes import BF16, BOOL, F32, INDEX, DType
 from hlo_mlc.support.errors import CodegenError
 
 
@@ -154,6 +155,8 @@ class Writer:
             return self._branch_around(node)
         if node.op == "pick":
             return self._pick(node, args[0])
+        if node.op == "convert" and node.dtype is BF16 and self._rounds_all(node.args[0]):
+            return self._rounded(args[0])
         function, module = self.function, self.module
         if node.dtype is INDEX or any(a.dtype is INDEX for a in node.args):
             return indices.apply(function, module.target, node, args)
@@ -171,6 +174,17 @@ class Writer:
         site = scalar.Site(function.at(depth), self.module.target, node.dtype, node.dtype, lanes)
         text = scalar.pick(site, x.text, [types.constant(entry) for entry in node.args[1:]])
         return Value(text, types.register_type(node.dtype), lanes, depth, reads)
+
+    def _rounds_all(self, x: Expr) -> bool:
+        """Whether rounding an f32 to bf16 needs no look for NaNs."""
+        return x.dtype is F32 and self.module.nans[x] is Nans.QUIET
+
+    def _rounded(self, x: Value) -> Value:
+        """An f32 rounded to bf16, which no NaN makes another number."""
+        function = self.function
+        lanes, depth, reads = _together((x,), function.scopes[-1].floor)
+        text = conversions.narrow_bf16(function.at(depth), x.text, lanes, looks_for_nans=False)
+        return Value(text, types.register_type(BF16), lanes, depth, reads)
 
     def op(self, name: str, dtype: DType, args: Sequence[Value]) -> Value:
         """One scalar op on values at hand, all of type `dtype`."""
