@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from hlo_mlc.expr.dtypes import BOOL, Dim, DType
+from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.locks import process_lock
 
@@ -96,7 +96,7 @@ class Buffer:
 
     name: str
     dtype: DType
-    shape: tuple[Dim, ...]
+    shape: tuple[int, ...]
     scope: str = "scratch"
     strides: tuple[int, ...] | None = None  # in elements
 
@@ -104,7 +104,7 @@ class Buffer:
         cls,
         name: str,
         dtype: DType,
-        shape: tuple[Dim, ...],
+        shape: tuple[int, ...],
         scope: str = "scratch",
         strides: tuple[int, ...] | None = None,
     ) -> Buffer:
@@ -116,7 +116,6 @@ class Buffer:
 
     @property
     def size(self) -> int:
-        """Number of elements of a static shape."""
         return math.prod(self.shape)
 
     @property
@@ -133,7 +132,7 @@ class Buffer:
 
 
 @functools.lru_cache(1024)
-def _row_by_row(shape: tuple[Dim, ...]) -> tuple[int, ...]:
+def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of a block without any of its own."""
     strides, step = [], 1
     for extent in reversed(shape):

@@ -66,11 +66,11 @@ def conjunction(*conditions: Expr | None) -> Expr:
 
 def is_inside(access: Load) -> bool:
     """Whether every index stays in the buffer for all values of all variables."""
-    for position, extent in zip(access.indices, access.source.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
+    bounds = map(index.bounds, access.indices)
+    return all(
+        low >= 0 and high < extent
+        for (low, high), extent in zip(bounds, access.source.shape, strict=True)
+    )
 
 
 def masked(value: Expr, guard: Expr, default: Expr) -> Expr:

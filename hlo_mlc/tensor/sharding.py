@@ -243,7 +243,7 @@ def _factor(
     if not alone or len(extents) != 1 or not (operands or results):
         return None
     (extent,) = extents
-    if not isinstance(extent, int) or extent < 2:
+    if extent < 2:
         return None
     names = {name for axis in axes for name in folds.get(axis, ())}
     return Factor(extent, operands, results, tuple(sorted(names)), axes, dimensions)

@@ -58,10 +58,9 @@ def test_a_whole_program() -> None:
         ),
     )
     tiles = Buffer("t", F32, (2, 3), "scratch", strides=(4, 1))
-    program = LoopProgram("rows", (X,), (Y,), body, ((tiles, 64),), ((Y, X),), ("n",))
+    program = LoopProgram("rows", (X,), (Y,), body, ((tiles, 64),), ((Y, X),))
     assert program_text(program) == textwrap.dedent("""\
         kernel rows(x: 8x4xf32) -> (y: 8xf32)
-          dims n
           scratch t: 2x3xf32 strides(4, 1) at byte 64
           alias y = x
           for i in 0..8 parallel:

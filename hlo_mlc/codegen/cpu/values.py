@@ -124,16 +124,9 @@ class Writer:
     def _import(self, var: Var) -> Value:
         if self.parent is not None:
             return self.capture(self.parent.variable(var))
-        dims = self.module.program.dims
-        if var.name not in dims:
-            raise CodegenError(
-                f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable "
-                f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})"
-            )
-        prepare = self.function.prepare
-        slot = prepare(f"getelementptr i64, ptr %dims, i64 {dims.index(var.name)}")
-        return Value(
-            prepare("load i64, ptr ", slot, ", align 8, !invariant.load !0"), types.INDEX_TYPE
+        raise CodegenError(
+            f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable of "
+            f"an enclosing loop"
         )
 
     def capture(self, value: Value) -> Value:
