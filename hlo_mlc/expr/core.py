@@ -85,8 +85,8 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Buffer:
-    """A named block of memory: `shape` elements of `dtype`, row-major unless `strides` are given.
-    Equal ones are the same object, as of expressions.
+    """A named block of memory: `shape` elements of `dtype`, row-major.  Equal ones are the same
+    object, as of expressions.
 
     scope: "operand" (read-only unless aliased) | "result" | "scratch" (the kernel's arena, shared
     by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled) |
@@ -98,21 +98,15 @@ class Buffer:
     dtype: DType
     shape: tuple[int, ...]
     scope: str = "scratch"
-    strides: tuple[int, ...] | None = None  # in elements
 
     def __new__(
-        cls,
-        name: str,
-        dtype: DType,
-        shape: tuple[int, ...],
-        scope: str = "scratch",
-        strides: tuple[int, ...] | None = None,
+        cls, name: str, dtype: DType, shape: tuple[int, ...], scope: str = "scratch"
     ) -> Buffer:
         with _lock:
-            return _buffers.setdefault((name, dtype, shape, scope, strides), object.__new__(cls))
+            return _buffers.setdefault((name, dtype, shape, scope), object.__new__(cls))
 
     def __reduce__(self) -> str | tuple:
-        return Buffer, (self.name, self.dtype, self.shape, self.scope, self.strides)
+        return Buffer, (self.name, self.dtype, self.shape, self.scope)
 
     @property
     def size(self) -> int:
@@ -125,15 +119,14 @@ class Buffer:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Elements between neighbours along each axis."""
-        return self.strides if self.strides is not None else _row_by_row(self.shape)
+        return _element_strides(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
 
 
 @functools.lru_cache(1024)
-def _row_by_row(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a block without any of its own."""
+def _element_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)

@@ -72,8 +72,6 @@ def _declaration(buffer: Buffer) -> str:
     text = f"{buffer.name}: {TensorType(buffer.shape, buffer.dtype)}"
     if buffer.scope in ("stack", "register", "shared", "thread"):
         text += f" {buffer.scope}"
-    if buffer.strides is not None:
-        text += f" strides({', '.join(map(str, buffer.strides))})"
     return text
 
 

@@ -21,11 +21,7 @@ class Pair(NamedTuple):
     @classmethod
     def of(cls, buffer: Buffer, indices: Sequence[Expr]) -> Pair | None:
         """The pair that an access takes an element of, if that is known to be one."""
-        is_one = (
-            buffer.shape[-1:] == (2,)
-            and buffer.element_strides[-1] == 1
-            and isinstance(indices[-1], Const)
-        )
+        is_one = buffer.shape[-1:] == (2,) and isinstance(indices[-1], Const)
         return cls(buffer, tuple(indices[:-1])) if is_one else None
 
     @staticmethod

@@ -282,29 +282,6 @@ def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
     _check(machine, program, [values, positions], target)
 
 
-def test_buffers_with_strides(target: CpuTarget, machine, samples) -> None:
-    """A transposed and padded layout: lanes walk columns, so they are strided in one buffer."""
-    x = Buffer("x", t.I16, (6, 16), "operand", strides=(1, 6))
-    y = Buffer("y", t.I16, (6, 16), "result")
-    i, lane = variable("i", 6), variable("lane", 16)
-    program = LoopProgram(
-        "transpose",
-        (x,),
-        (y,),
-        (
-            For(
-                i,
-                index.constant(6),
-                LoopKind.UNROLL,
-                (_vector(16, Store(y, (i, lane), load(x, (i, lane)))),),
-            ),
-        ),
-    )
-    values = samples(t.I16, 96, 1).reshape(16, 6)
-    (actual,) = machine.run(program, [values.reshape(6, 16)], target=target)
-    np.testing.assert_array_equal(actual, values.T)
-
-
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("columns", [4, 7, 13, 16])
 @pytest.mark.parametrize("dtype", [t.I8, t.BF16, t.F64], ids=str)

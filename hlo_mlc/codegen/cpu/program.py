@@ -278,7 +278,7 @@ def element_strides(buffer: Buffer) -> tuple[int, ...]:
     Rows of register buffers are padded so that a vector of any width lies in one row: LLVM makes
     registers only of arrays whose accesses do not overlap each other partly.
     """
-    if buffer.scope != "register" or buffer.strides is not None or not buffer.shape:
+    if buffer.scope != "register" or not buffer.shape:
         return buffer.element_strides
     row = buffer.shape[-1]
     padded = 1 << (row - 1).bit_length() if row <= _WIDEST else -(-row // _WIDEST) * _WIDEST
