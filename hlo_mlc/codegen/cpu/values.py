@@ -108,7 +108,7 @@ class Writer:
         return (node, *map(self.function.constants.get, unrolled))
 
     def variable(self, var: Var) -> Value:
-        """The value of a loop variable, a dimension, or a combiner's operand.
+        """The value of a loop variable or of a combiner's operand.
 
         Raises: CodegenError for a variable that nothing around the expression defines.
         """
