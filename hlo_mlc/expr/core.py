@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
-from hlo_mlc.expr.dtypes import BOOL, Dim, DType
+from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.locks import process_lock
 
@@ -85,8 +85,8 @@ class Expr:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Buffer:
-    """A named block of memory: `shape` elements of `dtype`, row-major unless `strides` are given.
-    Equal ones are the same object, as of expressions.
+    """A named block of memory: `shape` elements of `dtype`, row-major.  Equal ones are the same
+    object, as of expressions.
 
     scope: "operand" (read-only unless aliased) | "result" | "scratch" (the kernel's arena, shared
     by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled) |
@@ -96,27 +96,20 @@ class Buffer:
 
     name: str
     dtype: DType
-    shape: tuple[Dim, ...]
+    shape: tuple[int, ...]
     scope: str = "scratch"
-    strides: tuple[int, ...] | None = None  # in elements
 
     def __new__(
-        cls,
-        name: str,
-        dtype: DType,
-        shape: tuple[Dim, ...],
-        scope: str = "scratch",
-        strides: tuple[int, ...] | None = None,
+        cls, name: str, dtype: DType, shape: tuple[int, ...], scope: str = "scratch"
     ) -> Buffer:
         with _lock:
-            return _buffers.setdefault((name, dtype, shape, scope, strides), object.__new__(cls))
+            return _buffers.setdefault((name, dtype, shape, scope), object.__new__(cls))
 
     def __reduce__(self) -> str | tuple:
-        return Buffer, (self.name, self.dtype, self.shape, self.scope, self.strides)
+        return Buffer, (self.name, self.dtype, self.shape, self.scope)
 
     @property
     def size(self) -> int:
-        """Number of elements of a static shape."""
         return math.prod(self.shape)
 
     @property
@@ -126,15 +119,14 @@ class Buffer:
     @property
     def element_strides(self) -> tuple[int, ...]:
         """Elements between neighbours along each axis."""
-        return self.strides if self.strides is not None else _row_by_row(self.shape)
+        return _element_strides(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
 
 
 @functools.lru_cache(1024)
-def _row_by_row(shape: tuple[Dim, ...]) -> tuple[int, ...]:
-    """The strides of a block without any of its own."""
+def _element_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)

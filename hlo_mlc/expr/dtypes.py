@@ -128,7 +128,7 @@ def from_numpy(numpy_dtype: np.dtype) -> DType:
     return _BY_NUMPY[np.dtype(numpy_dtype)]
 
 
-# A dimension is a number, or the name of one that is known only at run time.
+# A dimension is a number, or, of what stays with XLA, the name of one that is known at run time.
 Dim = int | str
 
 

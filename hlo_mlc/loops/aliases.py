@@ -66,7 +66,5 @@ def _comes_after(
 
 def _are_apart(write: Access, read: Access) -> bool:
     """Whether the accesses never touch the same element, seen by putting in numbers."""
-    if not all(isinstance(d, int) for d in write.buffer.shape):
-        return False
     first, second = reached(write), reached(read)
     return first is not None and second is not None and disjoint(first, second, write.buffer.shape)

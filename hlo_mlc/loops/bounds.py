@@ -34,7 +34,7 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
         outside = [
             (i, d)
             for i, d in zip(access.indices, access.buffer.shape, strict=True)
-            if isinstance(d, int) and not _is_within(i, d)
+            if not _is_within(i, d)
         ]
         if not outside or (access.buffer, access.indices) in found:
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
@@ -170,7 +170,6 @@ class LoopProgram:
     body: tuple[Stmt, ...]
     scratch: tuple[tuple[Buffer, int], ...] = ()
     aliases: tuple[tuple[Buffer, Buffer], ...] = ()
-    dims: tuple[str, ...] = field(default=())
 
     @property
     def scratch_bytes(self) -> int:

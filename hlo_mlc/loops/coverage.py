@@ -53,7 +53,7 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
         stores[name] = _Stores(shape, filled=True if always else None)
     for n, access in enumerate(survey.own if summarized else survey.found):
         buffer, path = access.buffer, access.path
-        if buffer.scope == "operand" or not all(isinstance(d, int) for d in buffer.shape):
+        if buffer.scope == "operand":
             continue
         order[access] = n
         name = buffer.name
@@ -68,7 +68,7 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
                 (access.indices, access.guards, frames[path]), access
             )
     for result in program.results:
-        if all(isinstance(d, int) for d in result.shape) and 0 not in result.shape:
+        if 0 not in result.shape:
             written = stores.get(result.name, _Stores(result.shape))
             if not written.cover_all(certainly=True):
                 yield Gap(

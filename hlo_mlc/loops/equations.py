@@ -79,10 +79,8 @@ class _Equation:
             for d, i, j in zip(self.a.buffer.shape, self.a.indices, self.b.indices, strict=True)
             if i is not j or any(map(self._is_open, index.affine(i)[0]))
         ]
-        if (
-            len(open_places) > 1
-            and all(isinstance(d, int) for d, *_ in open_places)
-            and any(not e.free.isdisjoint(self.open) for _, *both in open_places for e in both)
+        if len(open_places) > 1 and any(
+            not e.free.isdisjoint(self.open) for _, *both in open_places for e in both
         ):
             shape, first, second = zip(*open_places, strict=True)
             self.forms.append(_paired(linearize(first, shape), linearize(second, shape)))

@@ -47,16 +47,11 @@ def with_guards(program: LoopProgram, places: Set[Place]) -> LoopProgram:
 
 def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Whether an element is in its buffer."""
-    limits = [
-        (i, index.constant(d))
-        for i, d in zip(indices, buffer.shape, strict=True)
-        if isinstance(d, int)
-    ]
     return build.all_of(
         *(
-            part
-            for i, extent in limits
-            for part in (build.apply("ge", i, index.constant(0)), build.apply("lt", i, extent))
+            build.apply(comparison, i, index.constant(limit))
+            for i, extent in zip(indices, buffer.shape, strict=True)
+            for comparison, limit in (("ge", 0), ("lt", extent))
         )
     )
 

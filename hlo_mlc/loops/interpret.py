@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -72,7 +71,6 @@ class _Memory:
     ) -> None:
         self.blank = blank
         self.arrays: dict[tuple[Buffer, Var | None], np.ndarray] = {}
-        self.dims: dict[str, int] = {}
         if len(operands) != len(program.operands):
             raise VerifyError(
                 f"kernel {program.name}: expected {len(program.operands)} operands, "
@@ -93,15 +91,8 @@ class _Memory:
             self.arrays[buffer, None] = self._as(buffer, arena[offset : offset + size])
         self._add_private(program.body, None)
 
-    def shape(self, buffer: Buffer) -> tuple[int, ...]:
-        """The extents of a buffer, symbolic ones looked up."""
-        return tuple(d if isinstance(d, int) else self.dims[d] for d in buffer.shape)
-
     def _fitting(self, buffer: Buffer, given: np.ndarray) -> np.ndarray:
-        for extent, actual in zip(buffer.shape, given.shape, strict=False):
-            if isinstance(extent, str):
-                self.dims.setdefault(extent, actual)
-        if given.dtype != buffer.dtype.numpy or given.shape != self.shape(buffer):
+        if given.dtype != buffer.dtype.numpy or given.shape != buffer.shape:
             raise VerifyError(
                 f"expected an array for {buffer!r}, got "
                 f"{'x'.join(map(str, (*given.shape, given.dtype)))}"
@@ -110,10 +101,10 @@ class _Memory:
 
     def _as(self, buffer: Buffer, memory: np.ndarray) -> np.ndarray:
         """Other memory seen as this buffer."""
-        return memory.reshape(-1).view(buffer.dtype.numpy).reshape(self.shape(buffer))
+        return memory.reshape(-1).view(buffer.dtype.numpy).reshape(buffer.shape)
 
     def _blank(self, buffer: Buffer, copies: tuple[int, ...] = ()) -> np.ndarray:
-        array = np.empty((*copies, *self.shape(buffer)), buffer.dtype.numpy)
+        array = np.empty((*copies, *buffer.shape), buffer.dtype.numpy)
         poison(array, self.blank)
         return array
 
@@ -154,8 +145,6 @@ class _Machine:
         self.arrays, self.rng, self.blank = memory.arrays, rng, memory.blank
         self.slots: dict[Var, int] = {}
         self.frame: Frame = []
-        for name, extent in memory.dims.items():
-            self._bind(Var(name, INDEX), extent)
         for stmt in walk(program.body):
             if isinstance(stmt, For):
                 self._bind(stmt.var, 0)

@@ -11,7 +11,6 @@ from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.loops import rewrite
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store, While
-from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Stage
 
@@ -30,28 +29,26 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
 
     A scan does so inside of its other axes, and stores at every step.  A sort counts, for every
     element, those that come before it.
-
-    Raises: VerifyError for an axis whose extent is not known.
     """
-    if any(_extent(stage, axis) == 0 for axis in stage.axes):
+    if any(axis.extent == 0 for axis in stage.axes):
         return ()
     if stage.scan is not None:
         others = tuple(v for v in stage.axes if v is not stage.scan.axis)
-        return _nest(stage, others, _scan(stage))
+        return _nest(others, _scan(stage))
     if stage.sort is not None:
         others = tuple(v for v in stage.axes if v is not stage.sort.place or stage.sort.at is not v)
-        return _nest(stage, others, _sort(stage))
+        return _nest(others, _sort(stage))
     if stage.procedure is not None:
-        return _nest(stage, stage.axes, _steps(stage))
+        return _nest(stage.axes, _steps(stage))
     body = stores_at(stage.assigns, {})
     if stage.combiner is not None:
         body = _reduction(stage)
-    return _nest(stage, stage.axes, body)
+    return _nest(stage.axes, body)
 
 
 def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, ...]:
     """The naive loops of one or more stages inside of those over the axes that they share."""
-    return _nest(stages[0], shared, tuple(stmt for s in stages for stmt in lower_stage(s)))
+    return _nest(shared, tuple(stmt for s in stages for stmt in lower_stage(s)))
 
 
 def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
@@ -70,11 +67,7 @@ def lower_branch(
 
 def _steps(stage: Stage) -> tuple[Stmt, ...]:
     results = tuple(
-        _nest(
-            stage,
-            tuple(v for v in stage.reduce_axes if v in assign.indices),
-            stores_at((assign,), {}),
-        )
+        _nest(tuple(v for v in stage.reduce_axes if v in assign.indices), stores_at((assign,), {}))
         for assign in stage.along
     )
     body = (*procedure_loops(stage.procedure.body), *(s for loops in results for s in loops))
@@ -100,23 +93,23 @@ def procedure_loops(
 def _reduction(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
     step = (*stores_at(stage.along, {}), Accumulate(buffers, (), stage.combiner, stage.terms))
-    if any(_extent(stage, axis) == 0 for axis in stage.reduce_axes):
+    if any(axis.extent == 0 for axis in stage.reduce_axes):
         fold: tuple[Stmt, ...] = ()
     else:
-        fold = _nest(stage, stage.reduce_axes, step)
+        fold = _nest(stage.reduce_axes, step)
     return rewrite.allocated(buffers, (*start, *fold, *stores_at(stage.assigns, results)))
 
 
 def _scan(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
-    axis, extent = stage.scan.axis, _extent(stage, stage.scan.axis)
+    axis, extent = stage.scan.axis, stage.scan.axis.extent
     step = (
         Accumulate(buffers, (), stage.combiner, stage.terms),
         *stores_at(stage.assigns, results),
     )
     if stage.scan.reverse:
         step = rewrite.substitute(step, {axis: extent - 1 - axis})
-    return rewrite.allocated(buffers, (*start, *_nest(stage, (axis,), step)))
+    return rewrite.allocated(buffers, (*start, *_nest((axis,), step)))
 
 
 def _sort(stage: Stage) -> tuple[Stmt, ...]:
@@ -131,7 +124,7 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
     or, at every place, `if rank[] == at: y[place] = term(k)` where these are not the first.
     """
     (element,), place = stage.reduce_axes, stage.sort.place
-    other = build.variable(f"{element.name}_before", _extent(stage, element))
+    other = build.variable(f"{element.name}_before", element.extent)
     rank = Buffer(f"{stage.name}.rank", U32, (), "register")
     here = dict(zip(stage.accumulators, stage.terms, strict=True))
     there = {v: build.substitute(e, {element: other}) for v, e in here.items()}
@@ -149,16 +142,16 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
     taken = build.as_index(Load(rank, ()))
     if stage.sort.at is place:
         stores = stores_at(stage.assigns, {**here, place: taken})
-        fits = build.apply("lt", taken, index.constant(_extent(stage, place)))
+        fits = build.apply("lt", taken, index.constant(place.extent))
     else:
         stores = stores_at(stage.assigns, here)
         fits = build.apply("eq", taken, stage.sort.at)
     body = (
         Store(rank, (), build.const(0, U32)),
-        *_nest(stage, (other,), (count,)),
+        *_nest((other,), (count,)),
         *(rewrite.guarded(s, fits) for s in stores),
     )
-    return _nest(stage, (element,), (Allocate(rank, body),))
+    return _nest((element,), (Allocate(rank, body),))
 
 
 def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], dict[Var, Expr]]:
@@ -191,16 +184,7 @@ def stores_at(assigns: Iterable[Assign], point: Mapping[Var, Expr]) -> tuple[Sto
     )
 
 
-def _nest(stage: Stage, axes: tuple[Var, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+def _nest(axes: tuple[Var, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     for axis in reversed(axes):
-        body = (For(axis, index.constant(_extent(stage, axis)), LoopKind.SERIAL, body),)
+        body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
     return body
-
-
-def _extent(stage: Stage, axis: Var) -> int:
-    if axis.extent is None:
-        raise VerifyError(
-            f"stage {stage.name}: expected an axis of known extent, got {axis.name}; "
-            "give its variable an extent (expr.build.variable)"
-        )
-    return axis.extent

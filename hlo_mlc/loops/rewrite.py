@@ -290,13 +290,7 @@ def inlined(call: Call) -> Body:
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:
     """`program` doing something else."""
     return LoopProgram(
-        program.name,
-        program.operands,
-        program.results,
-        body,
-        program.scratch,
-        program.aliases,
-        program.dims,
+        program.name, program.operands, program.results, body, program.scratch, program.aliases
     )
 
 

@@ -98,8 +98,8 @@ def _check_call(program: LoopProgram, call: Call) -> None:
             f"kernel {program.name}: expected {callee.name} to need no scratch, got "
             f"{callee.scratch[0][0]!r} in `{headline(call)}`"
         )
-    wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
-    if wanted != [(b.shape, b.dtype, b.strides) for b in call.buffers]:
+    wanted = [(b.shape, b.dtype) for b in (*callee.operands, *callee.results)]
+    if wanted != [(b.shape, b.dtype) for b in call.buffers]:
         raise VerifyError(
             f"kernel {program.name}: expected buffers like "
             f"{(*callee.operands, *callee.results)}, got {call.buffers} in "

@@ -40,8 +40,6 @@ def program_text(program: LoopProgram) -> str:
     operands = ", ".join(map(_declaration, program.operands))
     results = ", ".join(map(_declaration, program.results))
     lines = [f"kernel {program.name}({operands}) -> ({results})"]
-    if program.dims:
-        lines.append(f"{_INDENT}dims {', '.join(program.dims)}")
     lines += [
         f"{_INDENT}scratch {_declaration(b)} at byte {offset}" for b, offset in program.scratch
     ]
@@ -74,8 +72,6 @@ def _declaration(buffer: Buffer) -> str:
     text = f"{buffer.name}: {TensorType(buffer.shape, buffer.dtype)}"
     if buffer.scope in ("stack", "register", "shared", "thread"):
         text += f" {buffer.scope}"
-    if buffer.strides is not None:
-        text += f" strides({', '.join(map(str, buffer.strides))})"
     return text
 
 

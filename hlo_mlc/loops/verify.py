@@ -132,11 +132,8 @@ class _Checker:
         """Variables and buffers exist; loads are well formed and in bounds."""
         for e in expressions(stmt):
             if not e.free <= scope.variables:
-                unbound = {v.name for v in e.free - scope.variables} - {*self.program.dims}
-                if unbound:
-                    raise self._fail(
-                        stmt, scope, f"no loop around it defines {', '.join(sorted(unbound))}"
-                    )
+                unbound = sorted(v.name for v in e.free - scope.variables)
+                raise self._fail(stmt, scope, f"no loop around it defines {', '.join(unbound)}")
             for load in loads(e):
                 self._place(stmt, scope, load.source, load.indices)
 
@@ -339,8 +336,6 @@ class _Checker:
         wanted = ("shared", "thread") if _around_threads(scope) else ("stack", "register")
         if buffer.scope not in wanted:
             raise self._fail(stmt, scope, f"expected the scope {' or '.join(wanted)}")
-        if not all(isinstance(d, int) for d in buffer.shape):
-            raise self._fail(stmt, scope, "expected a constant shape")
         if any(b.name == buffer.name for b in scope.buffers):
             raise self._fail(stmt, scope, f"{buffer.name} exists already")
 

@@ -164,11 +164,7 @@ def _by_buffer(stmt: Stmt) -> dict[Buffer, list[Access]]:
 
 def _fits(buffer: Buffer, most: int) -> bool:
     """Whether a buffer may become registers."""
-    return (
-        buffer.scope in ("scratch", "result")
-        and all(isinstance(d, int) for d in buffer.shape)
-        and buffer.size <= most
-    )
+    return buffer.scope in ("scratch", "result") and buffer.size <= most
 
 
 def _is_fixed(access: Access, stmt: For | While, numbers: set[Var]) -> bool:

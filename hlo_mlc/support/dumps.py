@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from hlo_mlc.support.errors import ConfigurationError
 
@@ -59,12 +58,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         lines = [
             f"{s.name:44} {s.seconds * 1e3:9.2f} ms{'' if s.changed else '  unchanged'}"
             for s in self.stages

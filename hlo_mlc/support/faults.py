@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
 from hlo_mlc.support.errors import CompilerFault, ConfigurationError, MlcError
 from hlo_mlc.support.warning import MlcWarning
@@ -48,12 +47,7 @@ class Contained:
         pass
 
     # No generator: its frames, which are the standard library's, would stand in tracebacks.
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
         if not isinstance(error, Exception) or isinstance(error, _OF_THE_USER):
             return False
         if self.was_refused():

@@ -28,13 +28,12 @@ from hlo_mlc.templates.borders import between_borders, has_borders
 from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes, width_along
 from hlo_mlc.tensor.classify import (
     cost,
-    is_injective,
     is_map,
     parallelism,
     picks_along,
     reads,
-    reads_others,
     stride,
+    why_not_apart,
 )
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -74,9 +73,7 @@ class ElementwiseTemplate:
         stage = nest.stages[0]
         if not stage.axes:
             return "a single element"
-        if not all(is_injective(a, stage.axes) for a in stage.assigns):
-            return "several points may write one element"
-        return "it reads elements that other points overwrite" if reads_others(stage) else ""
+        return why_not_apart(stage)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per iteration, work of one task, stores past the caches, bytes by which is

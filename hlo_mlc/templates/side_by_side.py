@@ -44,12 +44,12 @@ from hlo_mlc.tensor.classify import (
     cost,
     cost_of_row,
     folds_conditions,
-    is_injective,
     is_map,
     offset,
     picks_along,
     reads,
     stride,
+    writes_once,
 )
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -89,7 +89,7 @@ class SideBySideTemplate:
             or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS
         ):
             return f"rows of more than {longest} elements, or {MOST_POINTS} points"
-        if not all(is_injective(a, s.axes) for s in nest.stages for a in s.assigns):
+        if not all(map(writes_once, nest.stages)):
             return "several rows may write one element"
         if _beside_cost(nest, target) >= _along_cost(nest, target):
             return "little to do in a row but to load and store it"
@@ -130,7 +130,7 @@ def _coalesced(nest: Nest) -> Nest:
     if len(nest.stages) > 1:
         return nest
     stage = coalesce(nest.stages[0])
-    if not all(is_injective(a, stage.axes) for a in stage.assigns):
+    if not writes_once(stage):
         stage = nest.stages[0]  # whose axes are those of the results
     if not is_map(stage) or len(stage.axes) < 2:
         return replace(nest, stages=(stage,), shared=len(stage.axes))

@@ -37,7 +37,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.short_axes import MOST_READ_SHORT, short_axes
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
+from hlo_mlc.tensor.classify import cost, is_map, stride, writes_once
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -85,9 +85,7 @@ class TransposeTemplate:
         stage = nest.stages[0]
         if _axes(coalesce(stage)) is None:
             return "no access walks through memory along another axis than the stores"
-        if any(a.guard is not None for a in stage.assigns) or not all(
-            is_injective(a, stage.axes) for a in stage.assigns
-        ):
+        if any(a.guard is not None for a in stage.assigns) or not writes_once(stage):
             return "not every point writes one element of its own"
         if short_axes(coalesce(stage), target, MOST_READ_SHORT) > 1:
             return "short rows, several of which are a vector"

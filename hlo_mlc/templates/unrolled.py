@@ -20,7 +20,7 @@ from hlo_mlc.expr.procedure import Procedure, Put
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, may_repeat
 from hlo_mlc.templates.lane_tiles import begin, in_lanes, tensor
-from hlo_mlc.tensor.classify import is_injective, is_map, is_written_out
+from hlo_mlc.tensor.classify import is_map, is_written_out, writes_once
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -49,7 +49,7 @@ class UnrolledTemplate(Fixed):
         if (
             len(stored) < len(stage.assigns)
             or len(stored) * axis.extent != sum(b.size for b in stage.outputs)
-            or not all(is_injective(a, stage.axes) for a in stage.assigns)
+            or not writes_once(stage)
         ):
             return "not every element is written once"
         if any(

@@ -21,11 +21,7 @@ class Pair(NamedTuple):
     @classmethod
     def of(cls, buffer: Buffer, indices: Sequence[Expr]) -> Pair | None:
         """The pair that an access takes an element of, if that is known to be one."""
-        is_one = (
-            buffer.shape[-1:] == (2,)
-            and buffer.element_strides[-1] == 1
-            and isinstance(indices[-1], Const)
-        )
+        is_one = buffer.shape[-1:] == (2,) and isinstance(indices[-1], Const)
         return cls(buffer, tuple(indices[:-1])) if is_one else None
 
     @staticmethod
@@ -66,11 +62,11 @@ def conjunction(*conditions: Expr | None) -> Expr:
 
 def is_inside(access: Load) -> bool:
     """Whether every index stays in the buffer for all values of all variables."""
-    for position, extent in zip(access.indices, access.source.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
+    bounds = map(index.bounds, access.indices)
+    return all(
+        low >= 0 and high < extent
+        for (low, high), extent in zip(bounds, access.source.shape, strict=True)
+    )
 
 
 def masked(value: Expr, guard: Expr, default: Expr) -> Expr:

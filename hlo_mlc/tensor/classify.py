@@ -155,6 +155,11 @@ def is_injective(assign: Assign, axes: tuple[Var, ...]) -> bool:
     return known.issuperset(axes)
 
 
+def writes_once(stage: Stage) -> bool:
+    """No two points of a stage write the same element (as far as can be seen)."""
+    return all(is_injective(a, stage.axes) for a in stage.assigns)
+
+
 def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
     """No point of a stage reads there what another point writes: in one dimension they are apart,
     wherever the two points are."""
@@ -193,6 +198,14 @@ def reads_others(stage: Stage) -> bool:
         for buffer in stage.outputs
         for read in stage.loads_by_buffer.get(buffer, ())
     )
+
+
+def why_not_apart(stage: Stage) -> str:
+    """Why points of a stage cannot be computed in any order: they write, or read, what others do;
+    empty where they can."""
+    if not writes_once(stage):
+        return "several points may write one element"
+    return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
 
 def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Var]) -> bool:

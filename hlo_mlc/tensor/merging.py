@@ -78,7 +78,7 @@ def _copied(assign: Assign, stage: Stage) -> Buffer | None:
 
 
 def _alike(one: Buffer, other: Buffer) -> bool:
-    return (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def copies(nest: Nest) -> list[tuple[Buffer, Buffer]]:

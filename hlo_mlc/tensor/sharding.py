@@ -105,7 +105,7 @@ def _tie(stage: Stage, classes: _Classes) -> None:
 
     def walks(buffer: Buffer, indices: Sequence[Expr]) -> None:
         for d, (i, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
-            if i in axes and i.extent == extent and buffer.strides is None:
+            if i in axes and i.extent == extent:
                 classes.join((buffer, d), i)
             else:
                 classes.join((buffer, d), None)
@@ -163,10 +163,8 @@ def _is_in_pieces(program: TensorProgram) -> bool:
     """Whether its stages may be computed one after the other, each by a kernel of its own: all that
     one writes nobody else does, and as a whole."""
     outputs = [b for s in all_stages(program) for b in s.outputs]
-    return (
-        len(outputs) == len(set(outputs))
-        and all(b.strides is None for b in outputs)
-        and all(isinstance(step, Nest) and all(map(fills, step.stages)) for step in program.steps)
+    return len(outputs) == len(set(outputs)) and all(
+        isinstance(step, Nest) and all(map(fills, step.stages)) for step in program.steps
     )
 
 
@@ -243,7 +241,7 @@ def _factor(
     if not alone or len(extents) != 1 or not (operands or results):
         return None
     (extent,) = extents
-    if not isinstance(extent, int) or extent < 2:
+    if extent < 2:
         return None
     names = {name for axis in axes for name in folds.get(axis, ())}
     return Factor(extent, operands, results, tuple(sorted(names)), axes, dimensions)

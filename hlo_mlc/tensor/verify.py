@@ -57,7 +57,7 @@ def outside(buffer: Buffer, indices: tuple[Expr, ...], *guards: Expr | None) -> 
     conditions = [g for g in guards if g is not None]
     for i, extent in zip(indices, buffer.shape, strict=True):
         low, high = index.bounds(i)
-        if (low >= 0 and high < extent) or not isinstance(extent, int):
+        if low >= 0 and high < extent:
             continue
         if facts is None:
             facts = tuple(f for g in conditions for f in of_condition(g))

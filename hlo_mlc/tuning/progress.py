@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn
@@ -68,12 +67,7 @@ class TuningProgress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
     def begin(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
 
 from hlo_mlc.support.errors import TuningError
 from hlo_mlc.tuning.features import Description
@@ -64,12 +63,7 @@ class Supervisor:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.drop()
 
     @property

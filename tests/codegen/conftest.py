@@ -87,14 +87,13 @@ class Machine:
         operands: Sequence[np.ndarray],
         *,
         results: Sequence[np.ndarray] | None = None,
-        dims: Sequence[int] = (),
         target: CpuTarget | None = None,
         at_end: bool = True,
     ) -> list[np.ndarray]:
         """The results of a kernel; results start as zeros unless given, an aliased result in the
         memory of its operand."""
         if results is None and self._checked:
-            checked = self._run_checked(program, operands, dims, target or host())
+            checked = self._run_checked(program, operands, target or host())
             if checked is not None:
                 return checked
         code = self._code(program, target or host(), False)
@@ -117,24 +116,14 @@ class Machine:
         scratch = _Fenced(np.zeros(max(program.scratch_bytes, 64), np.uint8), at_end)
         fenced = [*inputs.values(), *outputs]
         buffers = (ctypes.c_void_p * len(fenced))(*(f.address for f in fenced))
-        numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
         pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
         context = _Context(pointer, 1)
         entry = _ENTRY(code.entry)
-        entry(
-            ctypes.addressof(context),
-            ctypes.addressof(buffers),
-            ctypes.addressof(numbers),
-            scratch.address,
-        )
+        entry(ctypes.addressof(context), ctypes.addressof(buffers), None, scratch.address)
         return [f.array.copy() for f in outputs]
 
     def _run_checked(
-        self,
-        program: LoopProgram,
-        operands: Sequence[np.ndarray],
-        dims: Sequence[int],
-        target: CpuTarget,
+        self, program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget
     ) -> list[np.ndarray] | None:
         """The results of a kernel with checks, by the runtime; None if all that they find is that
         it leaves elements as they were, as kernels that are written by hand may."""
@@ -148,7 +137,7 @@ class Machine:
             for b in program.results
         ]
         try:
-            bind_kernel(code, list(inputs.values()), outputs, dims)()
+            bind_kernel(code, list(inputs.values()), outputs)()
         except KernelFaultError as fault:
             if "nothing is written" not in str(fault):
                 raise

@@ -272,14 +272,12 @@ def test_scalar_loops(dtype: DType, target: CpuTarget, machine) -> None:
 
 
 def test_lanes_share_all_places_or_none() -> None:
-    lane = variable("lane", 4)
-    y, z = Buffer("y", t.F32, (4,), "result", strides=(0,)), Buffer("z", t.F32, (4,), "result")
+    own, z = Buffer("y", t.F32, (), "stack"), Buffer("z", t.F32, (), "result")
     a, b, c, d = (Var(n, t.F32) for n in "abcd")
     pair = Combiner((a, b), (c, d), (apply("add", a, c), apply("add", b, d)), None)
     one: Expr = const(1, t.F32)
-    program = LoopProgram(
-        "mixed", (), (y, z), (_vector(4, Accumulate((y, z), (lane,), pair, (one, one))),)
-    )
+    update = Accumulate((own, z), (), pair, (one, one))
+    program = LoopProgram("mixed", (), (z,), (_vector(4, Allocate(own, (update,))),))
     with pytest.raises(CodegenError, match="places of one kind"):
         generate(program, host())
 

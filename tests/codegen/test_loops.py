@@ -280,31 +280,18 @@ def test_a_place_that_was_read_may_change(target: CpuTarget, machine) -> None:
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_extents_known_at_run_time(count: int, target: CpuTarget, machine) -> None:
     """No iteration, no access: x and y have no element when count is 0."""
-    x, y = Buffer("x", t.I32, ("n",), "operand"), Buffer("y", t.I32, ("n",), "result")
-    n, i, k = Var("n", t.INDEX), Var("i", t.INDEX), Var("k", t.INDEX)
-    program = LoopProgram(
-        "dynamic",
-        (x,),
-        (y,),
-        (
-            For(
-                i,
-                n,
-                LoopKind.PARALLEL,
-                (
-                    Store(y, (i,), const(0, t.I32)),
-                    For(
-                        k, i, LoopKind.SERIAL, (Accumulate((y,), (i,), I32_ADD, (load(x, (k,)),)),)
-                    ),
-                ),
-            ),
-        ),
-        dims=("n",),
+    x, y = Buffer("x", t.I32, (count,), "operand"), Buffer("y", t.I32, (count,), "result")
+    i, k = variable("i", count), Var("k", t.INDEX)
+    total = Accumulate((y,), (i,), I32_ADD, (load(x, (k,)),))
+    rows = For(
+        i,
+        index.constant(count),
+        LoopKind.PARALLEL,
+        (Store(y, (i,), const(0, t.I32)), For(k, i, LoopKind.SERIAL, (total,))),
     )
     values = np.arange(1, count + 1, dtype=np.int32)
-    (actual,) = machine.run(
-        program, [values], dims=[count], target=target, results=[np.full(count, 7, np.int32)]
-    )
+    program = LoopProgram("triangle", (x,), (y,), (rows,))
+    (actual,) = machine.run(program, [values], target=target)
     np.testing.assert_array_equal(actual, np.cumsum(values) - values)
 
 
@@ -389,11 +376,11 @@ def test_vector_loops_do_not_nest() -> None:
 
 
 def test_unrolled_and_vector_extents_are_constant() -> None:
-    y, n, i = Buffer("y", t.I32, ("n",), "result"), Var("n", t.INDEX), Var("i", t.INDEX)
+    y, n, i = Buffer("y", t.I32, (4,), "result"), variable("n", 4), Var("i", t.INDEX)
     for kind in (LoopKind.UNROLL, LoopKind.VECTORIZE):
-        program = LoopProgram(
-            "bad", (), (y,), (For(i, n, kind, (Store(y, (i,), const(1, t.I32)),)),), dims=("n",)
-        )
+        inner = For(i, n, kind, (Store(y, (i,), const(1, t.I32)),))
+        outer = For(n, index.constant(4), LoopKind.SERIAL, (inner,))
+        program = LoopProgram("bad", (), (y,), (outer,))
         with pytest.raises(CodegenError, match="constant extent"):
             generate(program, host())
 

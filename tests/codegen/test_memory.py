@@ -32,15 +32,11 @@ def _vector(extent: int, *body) -> For:
 
 
 def _check(
-    machine,
-    program: LoopProgram,
-    operands: list[np.ndarray],
-    target: CpuTarget | None,
-    dims: tuple[int, ...] = (),
+    machine, program: LoopProgram, operands: list[np.ndarray], target: CpuTarget | None
 ) -> None:
     expected = interpret(program, operands)
     for at_end in (True, False):
-        actual = machine.run(program, operands, target=target, at_end=at_end, dims=dims)
+        actual = machine.run(program, operands, target=target, at_end=at_end)
         for one, other in zip(actual, expected, strict=True):
             written = ~np.isnan(other) if other.dtype.kind == "f" else np.ones(other.shape, bool)
             np.testing.assert_array_equal(one[written], other[written])
@@ -286,29 +282,6 @@ def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
     _check(machine, program, [values, positions], target)
 
 
-def test_buffers_with_strides(target: CpuTarget, machine, samples) -> None:
-    """A transposed and padded layout: lanes walk columns, so they are strided in one buffer."""
-    x = Buffer("x", t.I16, (6, 16), "operand", strides=(1, 6))
-    y = Buffer("y", t.I16, (6, 16), "result")
-    i, lane = variable("i", 6), variable("lane", 16)
-    program = LoopProgram(
-        "transpose",
-        (x,),
-        (y,),
-        (
-            For(
-                i,
-                index.constant(6),
-                LoopKind.UNROLL,
-                (_vector(16, Store(y, (i, lane), load(x, (i, lane)))),),
-            ),
-        ),
-    )
-    values = samples(t.I16, 96, 1).reshape(16, 6)
-    (actual,) = machine.run(program, [values.reshape(6, 16)], target=target)
-    np.testing.assert_array_equal(actual, values.T)
-
-
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("columns", [4, 7, 13, 16])
 @pytest.mark.parametrize("dtype", [t.I8, t.BF16, t.F64], ids=str)
@@ -346,60 +319,33 @@ def test_blocks_against_the_grain(
             assert actual.tobytes() == expected.T.tobytes()
 
 
-def test_symbolic_sizes(target: CpuTarget, machine, samples) -> None:
-    x = Buffer("x", t.F32, ("rows", "columns"), "operand")
-    y = Buffer("y", t.F32, ("columns", "rows"), "result")
-    rows, columns = (Var(n, t.INDEX) for n in ("rows", "columns"))
-    i, j = Var("i", t.INDEX), Var("j", t.INDEX)
-    program = LoopProgram(
-        "transpose",
-        (x,),
-        (y,),
-        (
-            For(
-                i,
-                rows,
-                LoopKind.PARALLEL,
-                (For(j, columns, LoopKind.SERIAL, (Store(y, (j, i), load(x, (i, j))),)),),
-            ),
-        ),
-        dims=("rows", "columns"),
-    )
-    for shape in ((3, 5), (1, 7), (4, 1)):
-        values = samples(t.F32, shape[0] * shape[1], 3).reshape(shape)
-        (actual,) = machine.run(
-            program,
-            [values],
-            dims=shape,
-            target=target,
-            results=[np.zeros(shape[::-1], np.float32)],
-        )
-        np.testing.assert_array_equal(actual, values.T)
-    (empty,) = machine.run(
-        program,
-        [np.zeros((0, 5))],
-        dims=(0, 5),
-        target=target,
-        results=[np.zeros((5, 0), np.float32)],
-    )
-    assert empty.size == 0
+@pytest.mark.parametrize("shape", [(3, 5), (1, 7), (4, 1), (0, 5)])
+def test_small_and_empty_sizes(shape: tuple[int, int], target: CpuTarget, machine, samples) -> None:
+    x, y = Buffer("x", t.F32, shape, "operand"), Buffer("y", t.F32, shape[::-1], "result")
+    i, j = (variable(name, extent) for name, extent in zip("ij", shape, strict=True))
+    rows, columns = map(index.constant, shape)
+    row = For(j, columns, LoopKind.SERIAL, (Store(y, (j, i), load(x, (i, j))),))
+    program = LoopProgram("transpose", (x,), (y,), (For(i, rows, LoopKind.PARALLEL, (row,)),))
+    values = samples(t.F32, max(1, shape[0] * shape[1]), 3)[: shape[0] * shape[1]].reshape(shape)
+    (actual,) = machine.run(program, [values], target=target)
+    np.testing.assert_array_equal(actual, values.T)
 
 
 def test_one_place_for_all_lanes_that_are_on(target: CpuTarget, machine) -> None:
     """A place that is the same for all lanes and for a whole loop, and may not exist."""
-    x, y = Buffer("x", t.I32, ("n",), "operand"), Buffer("y", t.I32, (8, 4), "result")
-    lane, k, n = variable("lane", 8), variable("k", 4), Var("n", t.INDEX)
+    x, y = Buffer("x", t.I32, (20,), "operand"), Buffer("y", t.I32, (8, 4), "result")
+    size, lane, k = Buffer("n", t.I32, (), "operand"), variable("lane", 8), variable("k", 4)
+    n = apply("convert", load(size, ()), dtype=t.INDEX)
     inside = index.compare("lt", index.add(lane, index.constant(3)), n)
     value = load(x, (index.subtract(n, index.constant(1)),), inside, const(-1, t.I32))
     program = LoopProgram(
         "shared",
-        (x,),
+        (x, size),
         (y,),
         (_vector(8, For(k, index.constant(4), LoopKind.SERIAL, (Store(y, (lane, k), value),))),),
-        dims=("n",),
     )
     for count in (0, 5, 20):
-        (actual,) = machine.run(program, [np.arange(count)], dims=[count], target=target)
+        (actual,) = machine.run(program, [np.arange(20), np.int32(count)], target=target)
         expected = np.where(np.arange(8) + 3 < count, count - 1, -1)
         np.testing.assert_array_equal(actual, np.repeat(expected[:, None], 4, 1))
 

@@ -267,19 +267,6 @@ def test_aliases_share_memory_unless_told_otherwise() -> None:
     assert values.tolist() == [0, 1, 2, 3]
 
 
-def test_symbolic_extents_come_from_the_operands() -> None:
-    x, y = Buffer("x", F32, ("n",), "operand"), Buffer("y", F32, ("n",), "result")
-    i, n = Var("i", INDEX), Var("n", INDEX)
-    program = LoopProgram(
-        "copy",
-        (x,),
-        (y,),
-        (For(i, n, LoopKind.SERIAL, (Store(y, (i,), load(x, (i,))),)),),
-        dims=("n",),
-    )
-    assert interpret(program, [np.arange(5, dtype=np.float32)])[0].tolist() == [0, 1, 2, 3, 4]
-
-
 def test_branches_and_while_loops() -> None:
     n, y = Buffer("n", I32, (), "result"), Buffer("y", I32, (), "result")
     even = apply("eq", apply("rem", load(n, ()), const(2, I32)), const(0, I32))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 
 import numpy as np
-import pytest
 
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
@@ -14,7 +13,6 @@ from hlo_mlc.loops.core import LoopProgram, Stmt
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.text import body_text
-from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, ScanAxis, Stage
 
@@ -123,9 +121,3 @@ def test_no_points_no_loops() -> None:
 def test_a_stage_without_axes_is_one_statement() -> None:
     s = Buffer("s", F32, (), "result")
     shows(lower_stage(Stage("one", (), (Assign(s, (), const(1.0, F32)),))), "s[] = 1.0:f32\n")
-
-
-def test_an_axis_of_unknown_extent_is_refused() -> None:
-    axis = Var("n", variable("i", 1).dtype)
-    with pytest.raises(VerifyError, match="stage copy: expected an axis of known extent, got n"):
-        lower_stage(Stage("copy", (axis,), (Assign(Y, (axis,), const(1.0, F32)),)))

@@ -57,12 +57,11 @@ def test_a_whole_program() -> None:
             (While(apply("gt", load(Y, (SECOND,)), ZERO), (Store(Y, (SECOND,), ZERO),)),),
         ),
     )
-    tiles = Buffer("t", F32, (2, 3), "scratch", strides=(4, 1))
-    program = LoopProgram("rows", (X,), (Y,), body, ((tiles, 64),), ((Y, X),), ("n",))
+    tiles = Buffer("t", F32, (2, 3))
+    program = LoopProgram("rows", (X,), (Y,), body, ((tiles, 64),), ((Y, X),))
     assert program_text(program) == textwrap.dedent("""\
         kernel rows(x: 8x4xf32) -> (y: 8xf32)
-          dims n
-          scratch t: 2x3xf32 strides(4, 1) at byte 64
+          scratch t: 2x3xf32 at byte 64
           alias y = x
           for i in 0..8 parallel:
             alloc acc: f32 register:

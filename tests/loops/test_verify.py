@@ -129,7 +129,6 @@ BROKEN = {
     "`while held[] < 1.0:f32:` depends on the thread": by_warp(
         lambda tensor: Allocate(HELD, (While(apply("lt", load(HELD, ()), ONE), (tensor,)),))
     ),
-    "expected a constant shape": (Allocate(Buffer("z", F32, ("n",), "stack"), ()),),
     "expected 1 indices of type index": (loop(A, SERIAL, Store(Y, (const(0, I32),), ONE)),),
     "takes values from 1 to 8, which is outside of x": (
         loop(A, SERIAL, Store(Y, (A,), load(X, (shifted(1),)))),
@@ -229,13 +228,6 @@ def test_accesses_that_may_never_happen_are_not_errors() -> None:
     assert unproven(program(loop(A, SERIAL, If(condition, (far,)))))
     empty = variable("none", 0)
     verify(program(loop(A, SERIAL, loop(empty, SERIAL, far))))
-
-
-def test_symbolic_sizes_are_variables() -> None:
-    n, i = Var("n", INDEX), Var("i", INDEX)
-    x, y = Buffer("x", F32, ("n",), "operand"), Buffer("y", F32, ("n",), "result")
-    body = (For(i, n, PARALLEL, (Store(y, (i,), load(x, (i,))),)),)
-    assert unproven(LoopProgram("test", (x,), (y,), body, dims=("n",))) == ()
 
 
 def test_prefetches_may_lead_anywhere() -> None:

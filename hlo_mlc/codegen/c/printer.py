@@ -10,7 +10,6 @@ from hlo_mlc.codegen.c.statements import Functions, FunctionWriter, takes_contex
 from hlo_mlc.codegen.clike.values import Memory
 from hlo_mlc.loops import dependence
 from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.support.errors import CodegenError
 
 
 def print_program(
@@ -27,10 +26,6 @@ def print_program(
 
     Raises: CodegenError for what C has no words for.
     """
-    if program.dims:
-        raise CodegenError(
-            f"Expected sizes that are known, kernel {program.name} has {', '.join(program.dims)}"
-        )
     functions = Functions(symbol)
     writer = FunctionWriter(Memory({}, C), dependence.Memory.of(program), symbol, functions)
     buffers, dims, scratch = map(writer.lines.fresh, ("buffers", "dims", "scratch"))

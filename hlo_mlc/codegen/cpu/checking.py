@@ -17,8 +17,7 @@ from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place
 from hlo_mlc.codegen.cpu.program import Module
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, INDEX, DType
+from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, DType
 
 # Where the contexts of custom_calls/mlc_abi.h have `run_checked` and `fault`.
 _RUN_CHECKED, _FAULT = 16, 24
@@ -38,13 +37,9 @@ def check_place(
         return
     for axis, (node, extent) in enumerate(zip(place.where, place.buffer.shape, strict=True)):
         position = writer.evaluate(node)
-        size = (
-            Value(str(extent), types.INDEX_TYPE)
-            if isinstance(extent, int)
-            else writer.variable(Var(extent, INDEX))
-        )
         if _is_below(position, extent):
             continue
+        size = Value(str(extent), types.INDEX_TYPE)
         access = _access(
             writer, f"{what} of {_described(place)}: index {axis} is {{}}, its extent is {extent}"
         )
@@ -61,7 +56,7 @@ def check_span(
     condition: str | None = None,
 ) -> None:
     """Check that so many bytes from an address on lie in the buffer."""
-    if _has_known_place(writer, place):
+    if not writer.module.checked:
         return
     offset = _offset(block, place, address, 0)
     bad = block.define("icmp ugt i64 ", offset, f", {place.storage.bytes - size}")
@@ -80,7 +75,7 @@ def check_lanes(
     condition: str | None = None,
 ) -> None:
     """The same of an element at each of the addresses of the lanes that are `active`."""
-    if _has_known_place(writer, place):
+    if not writer.module.checked:
         return
     width, size = writer.function.lane.width, place.dtype.bytes
     offsets, mask = _offset(block, place, addresses, width), types.vector("i1", width)
@@ -104,7 +99,7 @@ def check_row(
     stride: int = 1,
 ) -> None:
     """The same of lanes that are `stride` elements apart, the first one at an address."""
-    if _has_known_place(writer, place):
+    if not writer.module.checked:
         return
     width = writer.function.lane.width
     addresses = block.define(
@@ -130,7 +125,7 @@ def entry(module: Module, body: str) -> str:
     program = module.program
     buffers = [(b, 0) for b in program.operands] + [(b, _poison(b.dtype)) for b in program.results]
     described = ", ".join(
-        f"{{ ptr, i64, i64, i64 }} {{ ptr {_text(module, b.name)}, i64 {_elements(b)}, "
+        f"{{ ptr, i64, i64, i64 }} {{ ptr {_text(module, b.name)}, i64 {b.size}, "
         f"i64 {b.dtype.bytes}, i64 {pattern} }}"
         for b, pattern in buffers
     )
@@ -150,25 +145,13 @@ define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) n
 }}"""
 
 
-def _elements(buffer: Buffer) -> int:
-    return buffer.size if all(isinstance(d, int) for d in buffer.shape) else -1
-
-
 def _poison(dtype: DType) -> int:
     return _POISONS.get(dtype, int.from_bytes(bytes([_POISON_BYTE]) * dtype.bytes))
 
 
-def _has_known_place(writer: Writer, place: Place) -> bool:
-    """Whether the bytes of an access need no check, or cannot have any."""
-    return not writer.module.checked or place.storage.bytes is None
-
-
-def _is_below(position: Value, extent: int | str) -> bool:
+def _is_below(position: Value, extent: int) -> bool:
     return (
-        types.is_literal(position.text)
-        and not position.lanes
-        and isinstance(extent, int)
-        and 0 <= int(position.text) < extent
+        types.is_literal(position.text) and not position.lanes and 0 <= int(position.text) < extent
     )
 
 

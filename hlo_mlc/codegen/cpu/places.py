@@ -210,10 +210,7 @@ def scattered(writer: Writer, place: Place, on: str | None, depth: int) -> str:
         offsets = _lane_offsets(writer, place, element, depth)
     else:
         # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
-        fits = (
-            all(isinstance(d, int) for d in place.buffer.shape)
-            and place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
-        )
+        fits = place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
         base, element = place.storage.pointer, "i32" if fits else "i64"
         offsets = _lane_offsets(writer, place, element, depth)
         start = _uniform_offset(writer, place, element, depth)

@@ -15,7 +15,6 @@ from hlo_mlc.codegen.cpu.registers import Array
 from hlo_mlc.codegen.legalize import is_data, legalize
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
-from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -43,15 +42,15 @@ MOST_APART = 64
 class Storage(NamedTuple):
     """Where a buffer lies: a pointer with its alignment, and what it cannot overlap.
 
-    `bytes`: its size, None where only known at run time; `private_lanes`: each lane has its own
-    copy, side by side, element by element; `own_bytes`: the size of a register buffer's array;
-    `spare_lanes`: what lies behind the last lane of a short vector may be overwritten.
+    `private_lanes`: each lane has its own copy, side by side, element by element; `own_bytes`: the
+    size of a register buffer's array; `spare_lanes`: what lies behind the last lane of a short
+    vector may be overwritten.
     """
 
     pointer: str
     alignment: int
     alias_class: int
-    bytes: int | None
+    bytes: int
     tags: str = ""  # metadata of stores
     private_lanes: int = 0
     own_bytes: int = 0
@@ -208,18 +207,14 @@ class Module:
                 pointer,
                 buffer.dtype.bytes,
                 self.alias_class(buffer),
-                _static_bytes(buffer),
+                buffer.bytes,
                 self.tags(buffer),
             )
         offset = self._offsets.get(buffer)
         if offset is not None:
             pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
             return Storage(
-                pointer,
-                ALIGNMENT,
-                self.alias_class(buffer),
-                _static_bytes(buffer),
-                self.tags(buffer),
+                pointer, ALIGNMENT, self.alias_class(buffer), buffer.bytes, self.tags(buffer)
             )
         raise CodegenError(
             f"Expected {buffer!r} to be an operand, a result or scratch of kernel "
@@ -244,10 +239,6 @@ class Module:
                 yield f"!{number} = distinct !{{!{number}, !3}}"
                 yield f"!{number + 1} = !{{!{number}}}"
                 yield f"!{number + 2} = !{{{others}}}"
-
-
-def _static_bytes(buffer: Buffer) -> int | None:
-    return buffer.bytes if all(isinstance(d, int) for d in buffer.shape) else None
 
 
 class _Unrolled(dict[Expr, tuple[Var, ...]]):
@@ -289,7 +280,7 @@ def element_strides(buffer: Buffer) -> tuple[int, ...]:
     Rows of register buffers are padded so that a vector of any width lies in one row: LLVM makes
     registers only of arrays whose accesses do not overlap each other partly.
     """
-    if buffer.scope != "register" or buffer.strides is not None or not buffer.shape:
+    if buffer.scope != "register" or not buffer.shape:
         return buffer.element_strides
     row = buffer.shape[-1]
     padded = 1 << (row - 1).bit_length() if row <= _WIDEST else -(-row // _WIDEST) * _WIDEST
@@ -300,14 +291,7 @@ _WIDEST = 64  # lanes: bytes in the widest register
 
 
 def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
-    if buffer.strides is not None or all(isinstance(d, int) for d in buffer.shape):
-        terms, offset = index.weighted_sum(zip(where, element_strides(buffer), strict=True))
-    else:
-        total: Expr = index.constant(0)
-        for position, extent in zip(where, buffer.shape, strict=True):
-            size = index.constant(extent) if isinstance(extent, int) else Var(extent, INDEX)
-            total = total * size + position
-        terms, offset = index.affine(total)
+    terms, offset = index.weighted_sum(zip(where, element_strides(buffer), strict=True))
     return tuple(terms.items()), offset
 
 

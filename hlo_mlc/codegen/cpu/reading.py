@@ -184,10 +184,7 @@ def _read_contiguous(writer: Writer, reading: Reading) -> str:
 
 
 def _strays(writer: Writer, place: Place) -> bool:
-    """Whether vectors of which no lane is on may lie more than their width off the buffer; of one
-    whose size is not known, nobody asks."""
-    if not all(isinstance(extent, int) for extent in place.buffer.shape):
-        return False
+    """Whether vectors of which no lane is on may lie more than their width off the buffer."""
     terms, low = writer.module.linear(place.buffer, place.where)
     high, width = low, writer.function.lane.width
     for atom, coefficient in terms:

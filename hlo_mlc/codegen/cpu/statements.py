@@ -411,8 +411,6 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     buffer, function = stmt.buffer, writer.function
     if buffer.scope not in ("stack", "register"):
         raise CodegenError(f"Expected a stack or register buffer to allocate, got {buffer!r}")
-    if not all(isinstance(d, int) for d in buffer.shape):
-        raise CodegenError(f"Expected an allocation of constant size, got {buffer!r}")
     lanes = function.lane.width if function.lane is not None else 0
     rows = element_strides(buffer)[0] * buffer.shape[0] if buffer.shape else 1
     size = rows * buffer.dtype.bytes * (lanes or 1)

@@ -327,7 +327,6 @@ def _phase(writer: Writer, place: Place) -> int | None:
         or not lane.is_full
         or place.varying
         or place.storage.writable is not None
-        or not all(isinstance(extent, int) for extent in shape)
         or math.prod(shape) % step
     ):
         return None

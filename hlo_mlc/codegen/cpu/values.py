@@ -109,7 +109,7 @@ class Writer:
         return (node, *map(self.function.constants.get, unrolled))
 
     def variable(self, var: Var) -> Value:
-        """The value of a loop variable, a dimension, or a combiner's operand.
+        """The value of a loop variable or of a combiner's operand.
 
         Raises: CodegenError for a variable that nothing around the expression defines.
         """
@@ -125,16 +125,9 @@ class Writer:
     def _import(self, var: Var) -> Value:
         if self.parent is not None:
             return self.capture(self.parent.variable(var))
-        dims = self.module.program.dims
-        if var.name not in dims:
-            raise CodegenError(
-                f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable "
-                f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})"
-            )
-        prepare = self.function.prepare
-        slot = prepare(f"getelementptr i64, ptr %dims, i64 {dims.index(var.name)}")
-        return Value(
-            prepare("load i64, ptr ", slot, ", align 8, !invariant.load !0"), types.INDEX_TYPE
+        raise CodegenError(
+            f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable of "
+            f"an enclosing loop"
         )
 
     def capture(self, value: Value) -> Value:

@@ -29,8 +29,7 @@ def pair_of(access: Load | Store) -> Pair | None:
         or access.guard is not None
     ):
         return None
-    pair = Pair.of(buffer, access.indices)
-    return None if pair is None or any(n % 2 for n in buffer.element_strides[:-1]) else pair
+    return Pair.of(buffer, access.indices)
 
 
 def load_pairs(writer: Writer, values: Values, roots: Sequence[Expr]) -> None:

@@ -32,7 +32,6 @@ from hlo_mlc.tensor.classify import (
     cost,
     cost_of_node,
     divides_integers,
-    is_injective,
     is_map,
     is_part,
     is_plain,
@@ -40,6 +39,7 @@ from hlo_mlc.tensor.classify import (
     slides,
     stride,
     walks_columns,
+    writes_once,
 )
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import is_several
@@ -156,7 +156,7 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
         return XlaTime(
             "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
         )
-    if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
+    if is_map(stage) and not writes_once(stage):
         work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         if ours.is_serial:
             joined = points(stage) * _joined_places(stage) * figure("scatter_place_ns") / 1e3

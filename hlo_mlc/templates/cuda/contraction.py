@@ -33,11 +33,10 @@ from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
-from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, Unit, in_whole_tiles, kept_factors, side_of
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import contraction, cost, is_map
+from hlo_mlc.tensor.classify import contraction, cost, is_map, why_not_apart
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 

@@ -29,7 +29,7 @@ from hlo_mlc.templates.cuda.base import (
     product,
     vector_width,
 )
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads_others
+from hlo_mlc.tensor.classify import cost, is_map, why_not_apart
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -44,8 +44,7 @@ class ElementwiseTemplate:
         """Why the nest is not one independent map; empty where it is."""
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
-        stage = nest.stages[0]
-        return why_not_apart(stage)
+        return why_not_apart(nest.stages[0])
 
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Vectors a thread, and threads a block."""
@@ -85,14 +84,6 @@ def _in_vectors(schedule: Schedule, axes: Sequence[str], width: int) -> tuple[Sc
     if width == 1:
         return schedule, name
     return schedule.split(name, width).vectorize(f"{name}.i"), f"{name}.o"
-
-
-def why_not_apart(stage: Stage) -> str:
-    """Why points of a stage cannot be computed in any order: they write, or read, what others do;
-    empty where they can."""
-    if not all(is_injective(a, stage.axes) for a in stage.assigns):
-        return "several points may write one element"
-    return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
 
 def _width(stage: Stage) -> int:

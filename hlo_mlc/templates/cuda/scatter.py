@@ -19,7 +19,7 @@ from hlo_mlc.expr.core import Expr, Load, loads
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_stage
 from hlo_mlc.templates.cuda.base import THREADS, bound, by_threads, power_of_two, product
-from hlo_mlc.tensor.classify import is_injective, is_map
+from hlo_mlc.tensor.classify import is_map, writes_once
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import update_of
 from hlo_mlc.tensor.core import Assign, Nest
@@ -38,7 +38,7 @@ class ScatterTemplate:
         stage = nest.stages[0]
         if not stage.axes:
             return "a single update"
-        if all(is_injective(a, stage.axes) for a in stage.assigns):
+        if writes_once(stage):
             return "no two points write one element"
         for assign in stage.assigns:
             if assign.buffer.dtype.bytes < 2 or assign.buffer.dtype.bits < 16:

@@ -34,7 +34,6 @@ from hlo_mlc.templates.cuda.base import (
     vector_width,
 )
 from hlo_mlc.templates.cuda.contraction import ContractionTemplate
-from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.tensor.classify import (
     contraction,
     cost,
@@ -42,6 +41,7 @@ from hlo_mlc.tensor.classify import (
     slides,
     sliding,
     stride,
+    why_not_apart,
     why_not_folded,
 )
 from hlo_mlc.tensor.coalesce import coalesce

@@ -287,7 +287,6 @@ def test_what_c_has_no_words_for_is_refused() -> None:
     for program, message in (
         (LoopProgram("threads", (X,), (R,), (of_threads,)), "that C has words for"),
         (LoopProgram("complex", (z,), (to,), (of_complex,)), "Expected a type that C has"),
-        (LoopProgram("open", (X,), (R,), (), dims=("n",)), "sizes that are known"),
     ):
         with pytest.raises(CodegenError, match=message):
             print_program(program, "kernel")
