@@ -35,12 +35,7 @@ OF_ANY = (
     "-{x}",
 )
 # XLA counts the bits of the byte that holds a negative number.
-OF_INTEGERS = (
-    "~{x}",
-    "{x} & {y}",
-    "lax.shift_right_logical({x}, {y})",
-    "{x} << 1",
-)
+OF_INTEGERS = ("~{x}", "{x} & {y}", "lax.shift_right_logical({x}, {y})", "{x} << 1")
 OF_FLOATS = (
     "jnp.exp({x})",
     "{x} / {y}",
