@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from fuzzing.draws import Draws
 from fuzzing.program import UnfitError
@@ -22,8 +21,8 @@ def contraction(draw: Draws) -> str:
     letters = "abcd"[: x.rank]
     shared = [a for a in letters if draw.chance(60)]
     kept = [a for a in (*letters, *own) if draw.chance(70)]
-    second = _in_any_order(draw, [*shared, *own])
-    fold = f"{letters},{second}->{_in_any_order(draw, kept)}"
+    second = draw.shuffled([*shared, *own])
+    fold = f"{letters},{''.join(second)}->{''.join(draw.shuffled(kept))}"
     shape = tuple(extents[a] for a in second)
     if math.prod(extents.values()) > MOST_PRODUCTS:
         raise UnfitError("too many products")
@@ -33,13 +32,6 @@ def contraction(draw: Draws) -> str:
     if x.dtype in WIDER and draw.chance(50):
         return f"jnp.einsum('{fold}', {x}, {other}, preferred_element_type={WIDER[x.dtype]!r})"
     return f"jnp.einsum('{fold}', {x}, {other})"
-
-
-def _in_any_order(draw: Draws, letters: Sequence[str]) -> str:
-    left, found = list(letters), ""
-    while left:
-        found += left.pop(draw.below(len(left)))
-    return found
 
 
 def weights(draw: Draws) -> str:

@@ -239,3 +239,45 @@ def mapped(draw: Draws) -> str:
     x = draw.value("fiuc", rank=1, most_rank=3)
     row = Operand("r", x.dtype, x.shape[1:])
     return f"lax.map(kernel(lambda r: {body_of(draw, row, 'r', 'r')}), {x})"
+
+
+DEEP = (
+    "lax.fori_loop({low}, {high}, lambda i, c: {one}, {c})",
+    "lax.fori_loop(0, jnp.clip(i, 1, 3), lambda i, c: {one}, {c})",
+    "lax.scan(lambda c, x: ({one}, {two}), {c}, jnp.stack([x, {c}]), reverse={flag})[0]",
+    "lax.scan(lambda c, x: ({one}, {two}), {c}, jnp.stack([x, {c}, x]), reverse={flag})[1][-1]",
+    "lax.while_loop(lambda s: (s[0] < 3) & ~(lambda i, c: {condition})(*s), "
+    "lambda s: (lambda i, c: (i + 1, {one}))(*s), (0, {c}))[1]",
+    "lax.cond({condition}, lambda c: {one}, lambda c: {two}, {c})",
+    "lax.cond({condition}, lambda c: {one}, lambda c: c, {c})",
+    "lax.switch({index}, [lambda c: {one}, lambda c: {two}, lambda c: x], {c})",
+    "(lambda c: {one})({two})",
+    "jnp.where({condition}, {one}, {two})",
+    "jax.vmap(lambda c, x: {one})(jnp.stack([{c}, x]), jnp.stack([x, {c}]))[1]",
+)
+MOST_DEPTH = 4
+
+
+def deep(draw: Draws) -> str:
+    """Loops and choices in each other, as deep as it comes."""
+    c = _numbers(draw)
+    x, numbers = draw.same(c), draw.value("iu")
+
+    def body(depth: int) -> str:
+        if depth == 0 or draw.chance(20):
+            return body_of(draw, c, "c", "x", "i")
+        text = draw.among(DEEP)
+        return text.format(
+            c="c",
+            one=body(depth - 1),
+            two=body(depth - 2) if depth > 1 else draw.among(("c", "x")),
+            low=draw.among(("0", "i")),
+            high=draw.among(("2", "3", "i + 1")),
+            flag=draw.chance(30),
+            condition=draw.among(CONDITIONS).format(c="c", x="x"),
+            index=draw.among(("i", "i % 3", f"{numbers}.reshape(-1)[:1].sum().astype('int32')")),
+        )
+
+    return (
+        f"(kernel(lambda i, c, x: {body(draw.between(2, MOST_DEPTH))}))({draw.below(3)}, {c}, {x})"
+    )

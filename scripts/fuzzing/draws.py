@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from fuzzing.program import Operand, Step, UnfitError
@@ -83,6 +83,11 @@ class Draws(ABC):
     def same(self, value: Operand) -> Operand:
         """A value of the same type; it may be the same one."""
         return self.value(fits=lambda v: (v.dtype, v.shape) == (value.dtype, value.shape))
+
+    def shuffled(self, items: Iterable[T]) -> list[T]:
+        """All of them, in any order."""
+        left = list(items)
+        return [left.pop(self.below(len(left))) for _ in range(len(left))]
 
     def axis(self, value: Operand) -> int:
         return self.below(value.rank)

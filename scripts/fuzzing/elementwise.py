@@ -174,30 +174,6 @@ def convert(draw: Draws) -> str:
     return f"{x}.astype({draw.among(NARROW + WIDE * draw.x64)!r})"
 
 
-FOUR_BITS = (
-    "({x} + {y}).astype('int32')",
-    "({x} - {y}).astype('float32')",
-    "({x} * {y}).astype('int8')",
-    "jnp.where({x} > {y}, {x}, {y}).astype('float32')",
-    "{x}.astype('int32')",
-    "({x} == {y})",
-    "jnp.concatenate([{x}, {y}], -1).astype('int32')",
-    "{x}[..., ::-1].astype('bfloat16')",
-    "jnp.stack([{x}, {y}], -1).reshape(-1).astype('int8')",
-    "jnp.maximum({x}, {y}).astype('int32')",
-    "{x}.T.astype('float32')",
-    "jnp.roll({x}, 1, -1).astype('int16')",
-)
-
-
-def four_bits(draw: Draws) -> str:
-    """Integers of half a byte, and back."""
-    x = draw.value("fiu")
-    y = draw.value("fiu", fits=lambda v: v.shape == x.shape)
-    narrow = draw.among(("int4", "uint4"))
-    return draw.among(FOUR_BITS).format(x=f"{x}.astype({narrow!r})", y=f"{y}.astype({narrow!r})")
-
-
 def invert(draw: Draws) -> str:
     return f"~{draw.value('b')}"
 

@@ -12,11 +12,14 @@ from fuzzing import (
     control,
     elementwise,
     folds,
+    functions,
+    general,
     indexed,
     integers,
     joined,
     layouts,
     matrices,
+    narrow,
     together,
     transformed,
 )
@@ -40,7 +43,7 @@ FAMILIES: Mapping[str, Family] = {
     "where": Family(elementwise.where, 6),
     "clip": Family(elementwise.clip, 2),
     "convert": Family(elementwise.convert, 4),
-    "four_bits": Family(elementwise.four_bits, 1),
+    "few_bits": Family(narrow.few_bits, 3),
     "invert": Family(elementwise.invert, 1),
     "classify": Family(elementwise.classify, 2),
     "bitcast": Family(elementwise.bitcast, 1),
@@ -109,6 +112,14 @@ FAMILIES: Mapping[str, Family] = {
     "sorted_in_loop": Family(together.sorted_in_loop, 2, results=2),
     "keys_in_loop": Family(together.keys_in_loop, 1),
     "placed": Family(transformed.placed, 4),
+    "function": Family(functions.function, 4),
+    "gathered": Family(general.gathered, 4),
+    "put": Family(general.put, 4),
+    "general_product": Family(general.general_product, 4),
+    "folded_together": Family(general.folded_together, 3, results=2),
+    "chosen": Family(general.chosen, 2),
+    "generated": Family(general.generated, 1, results=2),
+    "deep": Family(control.deep, 4),
 }
 CONTROL = frozenset(
     (
@@ -128,6 +139,7 @@ CONTROL = frozenset(
         "nested_scans",
         "sorted_in_loop",
         "keys_in_loop",
+        "deep",
     )
 )
 

@@ -137,13 +137,13 @@ def pairs(draw: Draws) -> str:
     return f"({draw.among(PAIRS).format(x=one, y=other)}).{draw.among(names)}(-1)"
 
 
-def _padding(draw: Draws, axes: int) -> str:
+def padding(draw: Draws, axes: int) -> str:
     if draw.chance(40):
         return repr(draw.among(("SAME", "VALID")))
     return repr([(draw.below(3), draw.below(3)) for _ in range(axes)])
 
 
-def _few(draw: Draws, axes: int) -> tuple[int, ...]:
+def few(draw: Draws, axes: int) -> tuple[int, ...]:
     return tuple(draw.among((1, 1, 2, 3)) for _ in range(axes))
 
 
@@ -164,12 +164,10 @@ def convolution(draw: Draws) -> str:
         layout = ("NHWC", "HWIO", "NHWC") if axes == 2 else ("NHC", "HIO", "NHC")
         image = f"jnp.moveaxis({image}, 1, -1)"
         weights = (*window, inputs, features)
-    dilation = f", lhs_dilation={_few(draw, axes)}, rhs_dilation={_few(draw, axes)}" * draw.chance(
-        40
-    )
+    dilation = f", lhs_dilation={few(draw, axes)}, rhs_dilation={few(draw, axes)}" * draw.chance(40)
     return (
-        f"lax.conv_general_dilated({image}, table({weights}, {x.dtype!r}), {_few(draw, axes)}, "
-        f"{_padding(draw, axes)}{dilation}, dimension_numbers={layout}, "
+        f"lax.conv_general_dilated({image}, table({weights}, {x.dtype!r}), {few(draw, axes)}, "
+        f"{padding(draw, axes)}{dilation}, dimension_numbers={layout}, "
         f"feature_group_count={groups})"
     )
 
@@ -190,12 +188,12 @@ def window(draw: Draws) -> str:
     )
     dims = tuple(draw.among((1, 2, 3, 5)) for _ in range(x.rank))
     dilations = (
-        f", base_dilation={_few(draw, x.rank)}, window_dilation={_few(draw, x.rank)}"
+        f", base_dilation={few(draw, x.rank)}, window_dilation={few(draw, x.rank)}"
         * draw.chance(40)
     )
     return (
         f"lax.reduce_window({x}, np.asarray({start}).astype({x.dtype!r}), lax.{name}, {dims}, "
-        f"{_few(draw, x.rank)}, {_padding(draw, x.rank)}{dilations})"
+        f"{few(draw, x.rank)}, {padding(draw, x.rank)}{dilations})"
     )
 
 

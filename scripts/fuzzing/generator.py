@@ -160,4 +160,6 @@ def _outputs(rng: random.Random, steps: list[Step], values: dict[str, Operand]) 
     ordered = sorted(outputs, key=list(values).index)
     if rng.random() < 0.3:
         rng.shuffle(ordered)
+    if rng.random() < 0.05:
+        ordered.append(rng.choice(ordered))
     return tuple(ordered)

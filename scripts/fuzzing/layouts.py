@@ -11,13 +11,6 @@ MOST_PRODUCTS = 300_000
 """Of a convolution, as many as the reference computes in some milliseconds."""
 
 
-def _shuffled(draw: Draws, letters: str) -> str:
-    left, found = list(letters), ""
-    while left:
-        found += left.pop(draw.below(len(left)))
-    return found
-
-
 def laid_out(draw: Draws) -> str:
     """A convolution of one to three axes, its operands' axes in any order, groups of features or of
     examples, borders that cut, and dilations of either side."""
@@ -29,7 +22,7 @@ def laid_out(draw: Draws) -> str:
     extents = dict(zip(space, (draw.between(1, 7) for _ in space), strict=True))
     batch = groups * draw.among((1, 2)) if of_batch else draw.between(1, 3)
     channels = inputs if of_batch else inputs * groups
-    lhs, rhs, out = (_shuffled(draw, f"{two}{space}") for two in ("NC", "OI", "NC"))
+    lhs, rhs, out = ("".join(draw.shuffled(f"{two}{space}")) for two in ("NC", "OI", "NC"))
     window = {a: draw.among((1, 2, 3, 4)) for a in space}
     left = tuple({"N": batch, "C": channels, **extents}[a] for a in lhs)
     right = tuple({"O": features, "I": inputs, **window}[a] for a in rhs)
@@ -109,10 +102,7 @@ def many_axes(draw: Draws) -> str:
     for extent in x.shape:
         factor = next((f for f in (2, 3, 5, 7) if extent % f == 0 and draw.chance(70)), 1)
         shape += [extent // factor, factor]
-    turn = list(range(len(shape)))
-    order = []
-    while turn:
-        order.append(turn.pop(draw.below(len(turn))))
+    order = draw.shuffled(range(len(shape)))
     turned = tuple(shape[a] for a in order)
     first = draw.below(len(order))
     second = (first + draw.between(1, len(order) - 1)) % len(order)

@@ -22,14 +22,28 @@ MODES = {
     "donated": 4,
     "module": 3,
     "rows": 2,
+    "deterministic": 2,
+    "shared": 2,
+    "sharded": 1,
+    "ahead": 1,
+    "file": 2,
+    "routed": 1,
 }
 """Modes and how often they are drawn.
 
 `around`: control flow stays with XLA, its bodies are compiled; `cut`: groups of steps are compiled
 one by one; `refused`: some clusters of one compiled function stay with XLA (refusing.py); `module`:
-it comes as StableHLO, of open extents where that goes (modules.py); `scan`, `while`, `cond`: of
-a single trip, or of two branches that are the same; `rows`: kernels serve any number of rows.
+it comes as StableHLO, of open extents where that goes; `scan`, `while`, `cond`: of a single trip,
+or of two branches that are the same; `rows`: kernels serve any number of rows; `shared`: arguments
+of one type are one array; `sharded`: under `shard_map`; `jvp`: also linearized, or of a gradient.
 """
+WAYS = {
+    "module": "through_module",
+    "ahead": "ahead_of_time",
+    "file": "through_file",
+    "routed": "in_place_of_jit",
+}
+"""Modes that are other ways to a compiled function (ways.py)."""
 
 SAME_AS_PLAIN = (
     "cut",
@@ -40,8 +54,9 @@ SAME_AS_PLAIN = (
     "cond",
     "threads",
     "donated",
-    "module",
     "rows",
+    "deterministic",
+    *WAYS,
 )
 """Modes whose results are those of the plain program."""
 
@@ -57,15 +72,27 @@ def build_text(program: Program, text: Text) -> list[str]:
         return _build(f"return kernel(program, donate_argnums={tuple(donated)})")
     if mode == "rows":
         return _build("return kernel(program, any_rows=True)")
+    if mode == "deterministic":
+        return _build("return kernel(program, deterministic=True)")
     if mode == "around":
         return _build("return jax.jit(lambda *args: program(*args, kernel=kernel))")
-    if mode == "module":
-        return _build("return through_module(kernel, program)")
+    if mode in WAYS:
+        return _build(f"return {WAYS[mode]}(kernel, program)")
+    if mode == "shared":
+        first = {(i.dtype, i.shape): i.name for i in reversed(program.inputs)}
+        given = ", ".join(first[i.dtype, i.shape] for i in program.inputs)
+        return _build("compiled = kernel(program)", f"return lambda {names}: compiled({given})")
+    if mode == "sharded":
+        mapped = (
+            "jax.shard_map({}, mesh=jax.make_mesh((1,), ('rows',)), "
+            "in_specs=jax.sharding.PartitionSpec(), out_specs=jax.sharding.PartitionSpec(), "
+            "check_vma=False)"
+        )
+        return _build(_outside(mapped, inside))
     if mode == "vmap":
+        axes = tuple(0 if one else None for one in are_stacked(program))
         return _build(
-            "return kernel(jax.vmap(program))"
-            if inside
-            else "return jax.jit(jax.vmap(kernel(program)))"
+            _outside(f"jax.vmap({{}}, in_axes={axes}, out_axes={-(numbers[2] % 2)})", inside)
         )
     if mode == "scan":
         body = "lax.scan(lambda _, xs: (0, {}(*xs)), 0, tuple(x[None] for x in args))[1]"
@@ -87,6 +114,19 @@ def build_text(program: Program, text: Text) -> list[str]:
         return _cut(program, text, names)
     # Threads call it side by side; what is refused is decided while it is compiled.
     return _build("return kernel(program)")
+
+
+def are_stacked(program: Program) -> list[bool]:
+    """Of which inputs the mode `vmap` is given several: of the first, and of others by chance."""
+    numbers = program.mode_numbers
+    return [not k or numbers[k % len(numbers)] % 4 != 3 for k in range(len(program.inputs))]
+
+
+def _outside(mapped: str, inside: int) -> str:
+    """A transformation of what is compiled, or within that."""
+    if inside:
+        return f"return kernel({mapped.format('program')})"
+    return f"return jax.jit({mapped.format('kernel(program)')})"
 
 
 def _build(*lines: str) -> list[str]:
@@ -120,12 +160,16 @@ def _differentiated(program: Program, numbers: tuple[int, ...]) -> list[str]:
         "",
     ]
     if program.mode == "jvp":
-        lines += [
-            "def derivative(*args):",
-            f"    xs = ({marked},)",
-            "    return jax.jvp(lambda *xs: of_floats(args, *xs), xs, "
-            "tuple(jnp.ones_like(x) for x in xs))",
-        ]
+        ones, results = "tuple(jnp.ones_like(x) for x in xs)", "lambda *xs: of_floats(args, *xs)"
+        total = "lambda *xs: sum(map(jnp.sum, of_floats(args, *xs)))"
+        lines += ["def derivative(*args):", f"    xs = ({marked},)"]
+        lines += {
+            1: [
+                f"    results, push = jax.linearize({results}, *xs)",
+                f"    return results, push(*{ones})",
+            ],
+            2: [f"    return jax.jvp(jax.grad({total}, {tuple(range(len(floats)))}), xs, {ones})"],
+        }.get(numbers[2] % 4, [f"    return jax.jvp({results}, xs, {ones})"])
     else:
         lines += [
             "def derivative(*args):",

@@ -14,7 +14,7 @@ from jax import lax
 
 from fuzzing.data import table
 from fuzzing.modes import build_text
-from fuzzing.modules import through_module
+from fuzzing.ways import ahead_of_time, in_place_of_jit, through_file, through_module
 
 Kernel = Callable[..., Callable]
 """What compiles a function: `mlc_jit` with its choice, or nothing at all for the reference."""
@@ -113,6 +113,9 @@ NAMESPACE = {
     "np": np,
     "table": table,
     "through_module": through_module,
+    "ahead_of_time": ahead_of_time,
+    "through_file": through_file,
+    "in_place_of_jit": in_place_of_jit,
 }
 
 

@@ -7,9 +7,10 @@ from types import ModuleType
 
 import jax
 
-from fuzzing import data, modules, refusing
+from fuzzing import data, refusing, ways
 from fuzzing.families import text_of
 from fuzzing.ledger import Setting
+from fuzzing.modes import WAYS
 from fuzzing.program import Program, source
 from fuzzing.worker import Outcome, arguments
 
@@ -54,7 +55,7 @@ def _code(module: ModuleType) -> str:
     return text.replace("from __future__ import annotations\n\n", "", 1)
 
 
-_PRINTED = {"refused": refusing, "module": modules}
+_PRINTED = {"refused": refusing} | dict.fromkeys(WAYS, ways)
 _HEAD = """
 import contextlib
 import functools

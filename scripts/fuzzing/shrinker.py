@@ -45,8 +45,11 @@ def candidates(program: Program) -> Iterator[Program]:
     yield from _halved(program)
     if program.mode != "plain":
         yield program.replace(mode="plain")
-    for output in program.outputs:
-        if len(program.outputs) > 1:
+    different = tuple(dict.fromkeys(program.outputs))
+    if different != program.outputs:
+        yield program.replace(outputs=different)
+    for output in different:
+        if len(different) > 1:
             yield without_unread(
                 program.replace(outputs=tuple(o for o in program.outputs if o != output))
             )

@@ -21,7 +21,7 @@ from jax.extend import core
 from fuzzing import windows
 from fuzzing.flow import FLOW
 from fuzzing.primitives import RULES, joined_parts, total_order
-from fuzzing.widening import converted, wide_type, widened
+from fuzzing.widening import converted, is_packed, wide_type, widened
 
 MOVES = frozenset(
     (
@@ -131,6 +131,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "eval_jaxpr": "call_jaxpr",
+    "shard_map": "jaxpr",
 }
 BASIC = frozenset(
     (
@@ -155,6 +156,8 @@ SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
 """Noise in units in the last place: of what rounds once; of functions, which the project promises
 to 4 (docs/accuracy.md); of sums, for each unit of the sum of magnitudes."""
+LOST_NOISES = 8.0
+"""How many times the largest noise of a library's own may be left of what is zero."""
 EITHER_NAN = np.uint64(0x7FF8_0000_0000_5160).view(np.float64)
 """A NaN that was computed: of its sign nothing is known."""
 
@@ -268,6 +271,10 @@ class Wide:
 
     def _computed(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
         name, target = equation.primitive.name, equation.outvars[0].aval.dtype
+        if any(is_packed(o.dtype) for o in operands) and name not in MOVES | {
+            "convert_element_type"
+        }:
+            return self.interpret(equation, operands)  # NumPy has few functions of them
         if name == "split":
             ends = np.cumsum(equation.params["sizes"])[:-1]
             return np.split(operands[0], ends, equation.params["axis"])
@@ -337,7 +344,11 @@ class Wide:
                     change = change + 1j * self._shares(operand)
                 operand = operand + units * size * change
             given.append(operand)
-        results = [self._anything_infinite(r) for r in self.interpret(equation, given)]
+        exact = self.interpret(equation, operands)
+        results = [
+            self._anything_infinite(self._perhaps_lost(r, e))
+            for r, e in zip(self.interpret(equation, given), exact, strict=True)
+        ]
         if all(np.isfinite(o).all() for o in given):
             return results
         # Which rows are pivots is chosen by comparing them.
@@ -345,6 +356,19 @@ class Wide:
             r if r.dtype.kind in "fc" else self.rng.integers(0, 1 << 7, r.shape).astype(r.dtype)
             for r in results
         ]
+
+    def _perhaps_lost(self, result: np.ndarray, exact: np.ndarray) -> np.ndarray:
+        """The result, or nothing where the noise about it is as large, some of which it was given
+        already: others may leave zeros of sums that cancel."""
+        if result.dtype.kind == "c":
+            sides = ((result.real, exact.real), (result.imag, exact.imag))
+            return joined_parts(*(self._perhaps_lost(*side) for side in sides))
+        if result.dtype.kind != "f":
+            return result
+        axes = tuple(range(-min(2, result.ndim), 0))
+        noise = np.abs(result - exact).max(axes, initial=0.0, keepdims=True)
+        is_lost = np.abs(result) <= LOST_NOISES * noise
+        return np.where(is_lost & (self.rng.random(result.shape) < 0.5), 0.0, result)
 
     def _anything_infinite(self, result: np.ndarray) -> np.ndarray:
         """The result with anything where it is not finite: what arithmetic of complex numbers, and
@@ -397,7 +421,8 @@ class Wide:
         if narrow == np.float64:
             return result
         limit = float(info.max) * (1 + float(info.eps) / 4)
-        result = np.where(np.abs(result) > limit, np.copysign(np.inf, result), result)
+        beyond = np.float64(np.asarray(np.inf).astype(narrow))  # some floats of 8 bits have NaN
+        result = np.where(np.abs(result) > limit, np.copysign(beyond, result), result)
         return _flushed(result, narrow) if self.flushes else result
 
     def _noise(
@@ -445,10 +470,11 @@ class Wide:
             )
         change = self._shares(result) * magnitude + 0.0 * result
         change *= units * float(info.eps)
-        # Of what rounding may as well have left nothing of, a rest of any size may be left: large
-        # terms may cancel before small ones are added.
+        # Of what rounding may as well have left nothing of, a rest of any size may be left, or
+        # none: large terms may cancel before small ones are added.
         is_lost = (np.abs(change) >= np.abs(result)) & (self.rng.random(result.shape) < 0.5)
         rest = change * 2.0 ** self.rng.uniform(info.minexp, 0, result.shape)
+        rest *= self.rng.random(result.shape) < 0.5
         change = np.where(is_lost, rest - result, change)
         return np.where(np.isinf(result) | is_exact, 0.0, change)
 

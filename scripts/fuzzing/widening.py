@@ -20,6 +20,11 @@ def widened(array: np.ndarray) -> np.ndarray:
     return array.astype(wide_type(array.dtype))
 
 
+def is_packed(dtype: np.dtype) -> bool:
+    """Whether these are integers of less than a byte."""
+    return jnp.issubdtype(dtype, jnp.integer) and dtype.kind not in "iu"
+
+
 def converted(value: np.ndarray, target: np.dtype) -> np.ndarray:
     """Floats become integers by truncation; what is out of range saturates, NaN is 0."""
     if value.dtype.kind == "f" and jnp.issubdtype(target, jnp.integer):

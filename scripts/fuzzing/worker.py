@@ -30,7 +30,7 @@ from fuzzing.data import arrays
 from fuzzing.families import text_of
 from fuzzing.generator import generate
 from fuzzing.judge import MANY_SAMPLES, MOST_SAMPLES, QUICK_SAMPLES, judge
-from fuzzing.modes import SAME_AS_PLAIN
+from fuzzing.modes import SAME_AS_PLAIN, are_stacked
 from fuzzing.program import Kernel, Program, UnfitError, identity, load, source
 from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
@@ -174,9 +174,15 @@ def are_same(one: np.ndarray, other: np.ndarray) -> bool:
 
 def arguments(program: Program) -> list[np.ndarray]:
     """What a program is called with; stacks of it for `vmap`."""
-    several = (2 + program.mode_numbers[1] % 2,) if program.mode == "vmap" else ()
+    count = 2 + program.mode_numbers[1] % 2
+    shapes = [
+        (count, *i.shape) if is_stacked and program.mode == "vmap" else i.shape
+        for i, is_stacked in zip(program.inputs, are_stacked(program), strict=True)
+    ]
     return arrays(
-        program.data, program.seed, [(several + i.shape, i.dtype) for i in program.inputs]
+        program.data,
+        program.seed,
+        [(s, i.dtype) for s, i in zip(shapes, program.inputs, strict=True)],
     )
 
 
@@ -202,10 +208,10 @@ def _last_lines(error: Exception) -> str:
 def _run(
     function: Callable, program: Program, args: list[np.ndarray]
 ) -> tuple[list[np.ndarray], Outcome | None]:
-    """The results of two calls, which are the same."""
+    """The results of two calls, which are the same: with arrays of JAX's, then with NumPy's."""
 
-    def call() -> list[np.ndarray]:
-        given = [jax.numpy.array(a) for a in args]
+    def call(array: Callable = jax.numpy.array) -> list[np.ndarray]:
+        given = [array(a) for a in args]
         found = [np.asarray(r) for r in jax.tree.leaves(jax.block_until_ready(function(*given)))]
         if program.mode != "donated":
             touched.extend(
@@ -217,7 +223,7 @@ def _run(
 
     touched: list[int] = []
     results = call()
-    others = _at_once(call, program.x64) if program.mode == "threads" else [call()]
+    others = _at_once(call, program.x64) if program.mode == "threads" else [call(np.array)]
     if touched:
         return results, Outcome("touched", f"argument {touched[0]} changed during a call")
     for other in others:
@@ -244,7 +250,7 @@ def _equal(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
 
 def xla(function: Callable, choose: str, **options: object) -> Callable:
     """A kernel that leaves all to XLA: to see whether it fails alike."""
-    options.pop("any_rows", None)
+    options = {k: v for k, v in options.items() if k not in ("any_rows", "deterministic")}
     return jax.jit(function, **options)
 
 

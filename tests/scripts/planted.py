@@ -16,8 +16,8 @@ RunOptions = object
 
 def _compiled(function: Callable, damage: Callable, options: dict) -> Callable:
     """XLA's version of a function, with `damage` done to each of its results."""
-    options.pop("choose")
-    options.pop("any_rows", None)
+    for ours in ("choose", "any_rows", "deterministic"):
+        options.pop(ours, None)
     return jax.jit(lambda *args: jax.tree.map(damage, function(*args)), **options)
 
 

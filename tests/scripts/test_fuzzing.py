@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 import planted
 import pytest
-from fuzzing import modules
+from fuzzing import ways
 from fuzzing.families import FAMILIES, text_of
 from fuzzing.generator import generate
 from fuzzing.judge import judge
 from fuzzing.ledger import JUDGED, Entry, Ledger, Setting
 from fuzzing.modes import MODES
 from fuzzing.primitives import RULES
-from fuzzing.program import Program, identity, load, source
+from fuzzing.program import Operand, Program, Step, identity, load, source
 from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
@@ -738,12 +738,12 @@ def test_modules_have_open_extents_where_that_goes() -> None:
 
     def noting(function: Callable, args: Sequence[jax.Array]) -> jax.export.Exported:
         module = exported(function, args)
-        seen.append(modules.is_open(module))
+        seen.append(ways.is_open(module))
         return module
 
-    exported = modules.exported
+    exported = ways.exported
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fuzzing.modules.exported", noting)
+        patch.setattr("fuzzing.ways.exported", noting)
         for seed in range(6):
             program = generate(seed).replace(mode="module")
             outcome = outcome_of(
@@ -760,3 +760,78 @@ def test_functions_of_complex_numbers_are_not_exact() -> None:
     assert not judge(found, oracle.types, oracle.run(24, 0)).differences
     found[2] = found[2] * np.float32(1 + 1e-7)
     assert judge(found, oracle.types, oracle.run(24, 0)).differences
+
+
+def test_what_a_library_leaves_of_zero_may_be_nothing() -> None:
+    """A quotient of it is a number or not, where the sums of a transform cancel."""
+    x = np.array([0, 1, 0, 2, -3, 0, 0, 0, 1, 2, 0, 0, 0, 0, 5], np.float32)
+
+    def program(x: jax.Array) -> tuple[jax.Array]:
+        there_and_back = jnp.fft.irfft(jnp.fft.rfft(x) * 2, n=x.size)
+        return (there_and_back / there_and_back,)
+
+    oracle = Oracle(program, [x], False, True)
+    reference = oracle.run(24, 0)
+    found = np.where(x == 0, np.nan, np.float32(1))
+    assert not judge([found], oracle.types, reference).differences
+    for wrong in (found * 2, np.where(x == 2, np.nan, np.float32(1))):
+        assert judge([wrong], oracle.types, reference).differences
+
+
+def test_floats_without_infinity_have_nan_beyond_their_range() -> None:
+    x = np.array([1e3, 400, np.inf, 2.0], np.float32)
+    oracle = Oracle(
+        lambda x: [x.astype(t).astype("float32") for t in ("float8_e4m3fn", "float8_e5m2")],
+        [x],
+        False,
+        False,
+    )
+    without, with_infinity = oracle.run(3, 0).exact
+    assert np.isnan(without[[0, 2]]).all() and np.isfinite(without[[1, 3]]).all()
+    assert np.isinf(with_infinity).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_integers_of_half_a_byte_are_those_of_xla(dtype: str) -> None:
+    x = np.arange(-8, 8, dtype=np.int32)
+
+    def program(x: jax.Array, y: jax.Array) -> list[jax.Array]:
+        p, q = x.astype(dtype), y.astype(dtype)
+        found = (p + q, -p, ~q, p << 1, jnp.sort(q), p.max(), q[::-1])
+        looped = lax.scan(lambda c, r: (c + r, c), p[:1], q[:, None])[0]
+        return [v.astype("int32") for v in (*found, p.argmin(), p > q, looped)]
+
+    oracle = Oracle(program, [x, x * 5], False, False)
+    exact = oracle.run(0, 0).exact
+    for ours, theirs in zip(exact, jax.jit(program)(x, x * 5), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_windows_that_stick_out_are_dropped_as_a_whole() -> None:
+    """As XLA does, and the specification does not."""
+    dims = lax.ScatterDimensionNumbers((1,), (), (0,))
+
+    def program(x: jax.Array, n: jax.Array) -> tuple[jax.Array]:
+        return (lax.scatter_add(x, n, jnp.ones((2, 3)), dims, mode="fill"),)
+
+    args = [np.zeros(5, np.float32), np.array([[1], [3]], np.int32)]
+    (exact,) = Oracle(program, args, False, False).run(0, 0).exact
+    assert exact.tolist() == [0, 1, 1, 1, 0]
+
+
+def test_every_mode_is_judged() -> None:
+    """Of one program, which is right in each, by our compiler."""
+    inputs = tuple(Operand(name, "float32", (3, 5)) for name in "ab")
+    steps = (
+        Step("binary", ("a", "b"), (2, 3), ("v2",)),
+        Step("reduction", ("v2",), (0, 2, 99), ("v3",)),
+    )
+    plain = Program(7, inputs, steps, ("v3", "v2", "v3"), "plain", (0, 0, 0), "normal", False)
+    kernel = partial(hlo_mlc.mlc_jit, choose="ours")
+    for mode in MODES:
+        for numbers in ((0, 0, 0), (1, 3, 1), (0, 3, 2)):
+            if mode in ("vmap", "jvp") or not any(numbers):
+                outcome = outcome_of(
+                    plain.replace(mode=mode, mode_numbers=numbers), kernel, lambda stage: None
+                )
+                assert outcome.kind == "right", (mode, numbers, outcome)
