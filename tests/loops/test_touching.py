@@ -118,6 +118,20 @@ def test_stores_in_turns_fill_what_has_more_elements_than_are_looked_at(
     assert (not found) is (left_out is None)
 
 
+def test_a_buffer_that_one_loop_fills_is_few_boxes_where_others_take_turns() -> None:
+    """Not one for each element, though rows are divisions: a grid that is refined is copied so."""
+    size = 513
+    number, result = variable("n", size * size), Buffer("r", F32, (size, size), "result")
+    there = index.floordiv(number, size), index.floormod(number, size)
+    (access,) = accesses((loop(number, Store(result, there, ONE)),))
+    axes = interleaved(result.shape, (2, 2))
+    parts = touched(access, (2, 2))
+    assert parts is not None and len(parts.owners) < 30
+    whole = painted(sides(parts), tuple(itertools.chain(*axes)))
+    assert whole.reshape([math.prod(extents) for extents in axes])[:size, :size].all()
+    assert np.count_nonzero(whole) == size * size
+
+
 def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
     """The digits of a variable; or nearly, or itself."""
     divisors = [d for d in (2, 3, 4, 6) if v.extent % d == 0]
