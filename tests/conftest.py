@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import compiler
 from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
@@ -72,6 +73,7 @@ os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
+gc.disable()  # all that is there when tests are collected stays
 # Read when JAX starts its CPU backend, which no import does.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -145,8 +147,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Twenty thousand tests stay: who looks for cycles need not look at them again and again."""
+    """Twenty thousand tests stay: who looks for cycles need not look at them, ever."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -163,6 +166,43 @@ def _not_kept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kept_programs, "_LARGEST_BYTES", 0)
         yield
+
+
+_MOST_EVALUATIONS = 1000  # of one value: XLA's code takes milliseconds for some thousand elements
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quickly() -> Iterator[None]:
+    """XLA compiles without LLVM's passes, which take longer than a run or two can gain; where they
+    find that much is computed again and again, it optimizes as it does for users."""
+    compile_and_load = compiler.backend_compile_and_load
+
+    def quickly(client, module, devices, options, *rest):
+        if not _is_tangled(module):
+            flags = options.executable_build_options.debug_options
+            flags.xla_backend_optimization_level = 0
+        return compile_and_load(client, module, devices, options, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "backend_compile_and_load", quickly)
+        yield
+
+
+def _is_tangled(module: ir.Module) -> bool:
+    """Whether there is much to compute if each value is computed anew wherever it is read: twice
+    as much with every step of a chain that reads the one before in two ways."""
+    evaluations: dict[ir.Value, int] = {}
+    most = 0
+
+    def note(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal most
+        count = 1 + sum(evaluations.get(value, 0) for value in operation.operands)
+        evaluations.update(dict.fromkeys(operation.results, count))
+        most = max(most, count)
+        return ir.WalkResult.INTERRUPT if most > _MOST_EVALUATIONS else ir.WalkResult.ADVANCE
+
+    module.operation.walk(note)
+    return most > _MOST_EVALUATIONS
 
 
 @pytest.fixture(autouse=True)
