@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.compiler import clusters_of
 from hlo_mlc.loops.core import Call, LoopProgram, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import inline_calls, with_body
 from hlo_mlc.support.errors import VerifyError
-from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu, cuda
 from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
 from hlo_mlc.templates.program import schedule_program
@@ -55,12 +53,9 @@ LEAST = 200  # mutants in all
 
 
 @functools.cache
-def programs(name: str, target: str) -> tuple[LoopProgram, ...]:
+def programs(take_apart: Callable, name: str, target: str) -> tuple[LoopProgram, ...]:
     function, shapes = PROGRAMS[name]
-    module = jax.jit(function).lower(*(jax.ShapeDtypeStruct(s, F32) for s in shapes))
-    options = Options(choose="ours", target="x86-64-v4" if target == "sm_90" else target)
-    _, plan = clusters_of(module.compiler_ir("stablehlo"), options)
-    kernels = [cluster.kernel.program for cluster, _ in plan.taken]
+    kernels = take_apart(function, *(jax.ShapeDtypeStruct(s, F32) for s in shapes)).programs
     if target == "sm_90":
         return tuple(schedule_for_gpu(program, cuda.named(target))[0] for program in kernels)
     return tuple(schedule_program(program, cpu.named(target))[0] for program in kernels)
@@ -89,9 +84,9 @@ def refused(program: LoopProgram) -> bool:
 
 
 def planted(
-    target: str, name: str, mutators: Sequence[Callable]
+    take_apart: Callable, target: str, name: str, mutators: Sequence[Callable]
 ) -> Iterator[tuple[str, LoopProgram, LoopProgram]]:
-    for loops in programs(name, target):
+    for loops in programs(take_apart, name, target):
         if any(isinstance(s, Call) for s in walk(loops.body)):
             loops = with_body(loops, inline_calls(loops.body))
         for mutator in mutators:
@@ -103,22 +98,22 @@ def planted(
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_faults_that_matter_are_refused(target: str, name: str, mutators) -> None:
+def test_faults_that_matter_are_refused(target: str, name: str, take_apart, mutators) -> None:
     rng = np.random.default_rng(7)
     missed = []
-    for kind, loops, mutant in planted(target, name, mutators):
+    for kind, loops, mutant in planted(take_apart, target, name, mutators):
         operands = [rng.standard_normal(b.shape).astype(b.dtype.numpy) for b in loops.operands]
         if not refused(mutant) and (reason := matters(mutant, operands)):
             missed.append(f"{kind}: {reason}\n{mutant}")
     assert not missed, f"{len(missed)} missed, such as {missed[0]}"
 
 
-def test_faults_of_every_kind_are_planted(mutators) -> None:
+def test_faults_of_every_kind_are_planted(take_apart, mutators) -> None:
     kinds = Counter(
         kind
         for target in TARGETS
         for name in PROGRAMS
-        for kind, _, _ in planted(target, name, mutators)
+        for kind, _, _ in planted(take_apart, target, name, mutators)
     )
     assert kinds.keys() == {mutator.__name__ for mutator in mutators}
     assert kinds.total() >= LEAST, kinds
@@ -126,6 +121,6 @@ def test_faults_of_every_kind_are_planted(mutators) -> None:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_programs_without_faults_are_proved(target: str, name: str) -> None:
-    for loops in programs(name, target):
+def test_programs_without_faults_are_proved(target: str, name: str, take_apart) -> None:
+    for loops in programs(take_apart, name, target):
         assert prove(loops)[1].guarded == ()
