@@ -56,7 +56,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import CpuTarget, named
-from hlo_mlc.target.levels import THIS_MACHINE, runnable
+from hlo_mlc.target.levels import THIS_MACHINE, missing_features, runnable
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
@@ -562,10 +562,13 @@ class MachineCode:
         threads: int = 1,
         fence_at: str | None = None,
     ) -> Execute:
-        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there."""
+        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there.
+        Code that would end the process here is compiled, and the rest of the test skipped."""
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             code = self.code(program, tuned, target)
+            if missing := missing_features(target or self.target):
+                pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
             place = (
                 (lambda a: a)
                 if fence_at is None
