@@ -73,7 +73,6 @@ os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-gc.disable()  # all that is there when tests are collected stays
 # Read when JAX starts its CPU backend, which no import does.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
@@ -146,10 +145,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Twenty thousand tests stay: who looks for cycles need not look at them, ever."""
-    gc.freeze()
-    gc.enable()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Twenty thousand tests stay: nobody looks for cycles while they come, or among them later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -559,12 +563,12 @@ class MachineCode:
         fence_at: str | None = None,
     ) -> Execute:
         """What runs programs this way; `fence_at` "start" or "end" fences every buffer there.
-        Skips where this machine has not the instructions of the target."""
-        if target is not None and (missing := missing_features(target)):
-            pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
+        Code that would end the process here is compiled, and the rest of the test skipped."""
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             code = self.code(program, tuned, target)
+            if missing := missing_features(target or self.target):
+                pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
             place = (
                 (lambda a: a)
                 if fence_at is None
