@@ -1,5 +1,5 @@
-"""When the compiler is loaded: as soon as a function is made that it may have to compile, so that
-first calls, which people wait for, do not load it as well.
+"""When the compiler is loaded, and its files are looked at: as soon as a function is made that it
+may have to compile, so that first calls, which people wait for, do neither.
 
 Not so in a process that will find its programs kept (kept_programs.py), which needs nothing of it:
 that is expected of whatever was started by the same command, in the same folder, as a process that
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.runtime.sources import package_digest
 from hlo_mlc.support.lazy_imports import load_within
 from hlo_mlc.support.versions import VERSION
 
@@ -28,11 +29,13 @@ _MOST_COMMANDS = 256  # that are remembered: the newest
 
 @functools.cache
 def preload_compiler(cache_dir: Path) -> None:
-    """Loads the compiler, once, unless this process is expected to find its programs.  What cannot
-    be loaded is asked for again by the call that needs it, which tells of it."""
-    if _command() not in _remembered(cache_dir):
-        with contextlib.suppress(Exception):
+    """Loads the compiler, once, unless this process is expected to find its programs, and hashes
+    the sources, by which programs and kernels are kept.  What cannot be loaded is asked for again
+    by the call that needs it, which tells of it."""
+    with contextlib.suppress(Exception):
+        if _command() not in _remembered(cache_dir):
             load_within(_COMPILER)
+        package_digest(cache_dir)  # a look at each of 600 files: 5 to 8 ms, of a small call a tenth
 
 
 @functools.cache
