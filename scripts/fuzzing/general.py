@@ -182,7 +182,7 @@ def folded_together(draw: Draws) -> str:
             f"lax.reduce_window({arrays}, {starts}, {combine}, {size}, {few(draw, x.rank)}, "
             f"{padding(draw, x.rank)}, {holes * draw.chance(40)})"
         )
-    count = f"lax.broadcasted_iota('int32', {x.shape}, {draw.axis(x)})"
+    count = f"lax.broadcasted_iota('int32', {x}.shape, {draw.axis(x)})"  # which may be open
     # Of NaN, which is neither first nor last, what is found depends on the order.
     value = f"jnp.nan_to_num({x})" if x.kind == "f" else str(x)
     return f"(lambda x, i: {fold}[:2])({value}, {count})"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 RunOptions = object
 
@@ -128,7 +129,9 @@ def overwrites(function: Callable, **options: RunOptions) -> Callable:
         results = jax.block_until_ready(compiled(*args))
         for array in args:
             if not isinstance(array, jax.core.Tracer) and array.nbytes:
-                ctypes.memset(array.unsafe_buffer_pointer(), 0x55, array.nbytes)
+                is_numpys = isinstance(array, np.ndarray)
+                place = array.ctypes.data if is_numpys else array.unsafe_buffer_pointer()
+                ctypes.memset(place, 0x55, array.nbytes)
         return results
 
     return call
