@@ -333,6 +333,8 @@ products, quotients, square roots, remainders and roundings are not in the table
 rounded once.  With AVX-512, exp and erf in f32 pick from tables and are off by at most 1.0 instead;
 outside of vectors, pow in f32 is computed in f64 and off by at most 0.7 instead; without fused
 multiply-adds (x86-64-v2) all may be off by 0.5 more (tests/codegen/test_legalize_accuracy.py).
+div_common is a quotient by a divisor that many share: as subnormal numbers count as 0, one below
+2⁻¹⁰² (f64: 2⁻⁹⁶⁹) is off by up to 2.5 (tests/codegen/test_legalize_division.py).
 
 ¹ in units of the result, or of 1 where that is larger: between the negative integers the function
 has zeros, near which nothing is known of the result's own digits.
