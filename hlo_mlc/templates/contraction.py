@@ -14,8 +14,8 @@ for the next panel.  Multiplications run at the processor's peak once their fact
 is left to win is the time that a panel takes to come.  Where a panel is longer than there is room
 for on the stack, all tiles of a block go along a part of the depth before the next part.
 
-A large left factor whose rows lie across the depth, as those of `a.T @ b` do, is laid out along it
-first: else each step of the depth is on another page, for every panel anew.
+A large left factor whose rows lie across the depth, and one that is computed and read by many
+panels, is laid out along the depth first (left_factor.py).
 
 The factors may be any expressions (prologues), the results any expressions of the sums (epilogues).
 Sums over k are sums of runs of some 256 terms.
@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Expr, Load, Var, loads
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
@@ -41,6 +41,7 @@ from hlo_mlc.templates.base import (
     open_stage,
     points,
 )
+from hlo_mlc.templates.left_factor import laid_out, pays
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     RUN,
@@ -54,11 +55,9 @@ from hlo_mlc.templates.product import (
     reads_vectors_along,
 )
 from hlo_mlc.templates.register_tile import register_tile
-from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
-from hlo_mlc.tensor.factors import with_factor_turned
 
 # Bytes of the unfinished sums between two blocks of the depth: with STACK_PANEL below the 256 KiB
 # that a worker's stack has to spare.
@@ -80,11 +79,6 @@ EPILOGUE_INLINE = 4
 # Up to this cost the vectors of a row are written out side by side: one alone waits for its own
 # results (gelu behind 128 x 768 x 3072: 1.5 times as long in all).
 EPILOGUE_ABREAST = 80
-# Left factors across the depth are laid out along it where they are beyond the second level and at
-# least so many panels read them: 1024 square took 0.5 of the time in f64 and 0.7 to 0.9 in f32,
-# 2000 square f32 0.4 on AVX2, 768 x 4096 x 768 f64 0.7 and with AVX2 0.3; 1000 square as long as
-# before.  It takes their memory again: no more than this.
-TURNED_PANELS, MOST_TURNED = 4, 64 << 20
 # Vectors that printers put into memory in turns (codegen/cpu/strides.py); instructions to store an
 # element of a vector alone.
 SHUFFLED = 4
@@ -117,7 +111,7 @@ class ContractionTemplate:
             "pack_rows": (0, 1),
             "ahead": (0, 4, 8, 16),
             "next_panel": (0, 1, 2, 4, 8),
-            "turn": (0, 1) if _turned(coalesce(nest.stages[0]), target) else (0,),
+            "turn": (0, 1) if laid_out(coalesce(nest.stages[0]), target) else (0,),
         }
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
@@ -147,12 +141,7 @@ class ContractionTemplate:
         # 128 rows 1.15 times.
         wide = -(-lanes * vectors * size // CACHE_LINE_BYTES)
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
-        factor = math.prod(v.extent for v in (*roles.batch, *roles.rows, *roles.summed)) * size
-        turn = (
-            panels >= TURNED_PANELS
-            and target.l2_bytes < factor <= MOST_TURNED
-            and _turned(stage, target) is not None
-        )
+        turn = pays(stage, panels, lanes * vectors, computed, target)
         return _fitting(
             stage,
             lanes,
@@ -171,9 +160,8 @@ class ContractionTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
-        if parameters["turn"] and (turned := _turned(stage, target)) is not None:
-            nest, stage, factor = turned
-            template = TransposeTemplate()
+        if parameters["turn"] and (found := laid_out(stage, target)) is not None:
+            template, nest, stage, factor = found
             first = template.apply(nest, target, template.default(nest, target))
             then = self._tiled(stage, target, parameters)
             return Scheduled.of(*first.schedules, then, scratch=(*first.scratch, factor))
@@ -452,18 +440,6 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     most_rows = STACK_PARTIAL // (width * size)
     fewest = -(-roles.rows[-1].extent // most_rows)
     return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
-
-
-def _turned(stage: Stage, target: CpuTarget) -> tuple[Nest, Stage, Buffer] | None:
-    """What lays out the left factor along the depth, the product of that, and where it is; None
-    where what the factor is computed of lies along the depth, or across the rows as well."""
-    roles = contraction(stage)
-    rows, depth = roles.rows[-1], roles.summed[-1]
-    if reads_vectors_along(roles.lhs, depth) or not reads_vectors_along(roles.lhs, rows):
-        return None
-    turned, product, factor = with_factor_turned(stage)
-    nest = Nest((turned,), len(turned.axes))
-    return None if TransposeTemplate().refusal(nest, target) else (nest, product, factor)
 
 
 def _is_joined_along(factor: Expr, axis: Var) -> bool:

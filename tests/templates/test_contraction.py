@@ -14,6 +14,7 @@ from hlo_mlc.loops.core import For, LoopKind, Prefetch, Stmt, walk
 from hlo_mlc.loops.rewrite import constant_extent, paths
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
+from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.contraction import AHEAD
 from hlo_mlc.templates.program import schedule_program
 
@@ -72,6 +73,9 @@ def test_f64(check, arrays, pattern):
         check(lambda a, b: lax.dot_general(a, b, tuple(numbers)), a, b)
 
 
+# Of those that code is run for, what this machine has.
+LEVELS = [level for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4") if level in runnable()]
+
 ACROSS = {
     "plain": (lambda a, b: a.T @ b, (70, 37), (70, 65)),
     "deep": (lambda a, b: a.T @ b, (1301, 19), (1301, 33)),
@@ -86,7 +90,7 @@ ACROSS = {
 
 @pytest.mark.parametrize("name", ACROSS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
-@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("level", LEVELS)
 def test_left_factors_laid_out_along_the_depth(
     machine_code, take_apart, arrays, name, dtype, level
 ):
@@ -126,6 +130,51 @@ def test_large_left_factors_across_the_depth(take_apart):
     assert not turned(lambda a, b: a.T @ b, 64, 64, 1024)
     assert not turned(lambda a, b: a.T @ b, 1024, 1024, 16)
     assert not turned(lambda a, b: a.reshape(b.shape[1], -1) @ b, 1024, 1024, 1024)
+
+
+ALONG = {
+    "widened": (jnp.matmul, "bfloat16", (37, 70), (70, 150)),
+    "scaled": (lambda a, b: (a * 2 + 1) @ b, "float32", (37, 70), (70, 150)),
+    "batch": (jnp.matmul, "float16", (3, 17, 33), (3, 33, 150)),
+    "two contracted": (
+        lambda a, b: jnp.einsum("ikl,klj->ij", a, b),
+        "bfloat16",
+        (21, 5, 9),
+        (5, 9, 150),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+@pytest.mark.parametrize("level", LEVELS)
+def test_left_factors_computed_first(machine_code, take_apart, arrays, name, level):
+    """To the same bits as tile by tile."""
+    function, dtype, *shapes = ALONG[name]
+    args = [np.round(a).clip(-2, 2).astype(a.dtype) for a in arrays(dtype, *shapes)]
+    parts = take_apart(function, *args)
+    for turn in (0, 1):
+        tuned = {0: ("contraction", {"turn": turn, "pack_rows": 1 - turn})}
+        execute = machine_code.executing(
+            tuned=tuned, target=named(level), threads=2, fence_at="end"
+        )
+        (result,) = parts.run(args, execute)
+        np.testing.assert_array_equal(result, np.asarray(function(*map(jnp.asarray, args))))
+
+
+def test_left_factors_are_computed_first_where_many_panels_read_them(take_apart):
+    """And they stay in the caches; batches and few columns read each number less often."""
+
+    def first(m, k, n, dtype=jnp.bfloat16, batch=()):
+        a, b = (jax.ShapeDtypeStruct((*batch, *shape), dtype) for shape in ((m, k), (k, n)))
+        (program,) = take_apart(jnp.matmul, a, b).programs
+        _, (decision,) = schedule_program(program, named("x86-64-v3"))
+        return decision.parameters["turn"], decision.parameters["pack_rows"]
+
+    assert first(64, 256, 512) == (1, 0)
+    assert first(64, 256, 512, jnp.float32) == (0, 0)
+    assert first(64, 256, 64) == (0, 1)
+    assert first(64, 64, 64, batch=(12,)) == (0, 1)
+    assert first(8192, 256, 512) == (0, 1)
 
 
 @pytest.mark.parametrize("m", [1, 2, 13])
