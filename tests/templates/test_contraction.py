@@ -291,7 +291,7 @@ def test_packed_beside_multiplying(machine_code, take_apart, arrays, dtype, layo
                 },
             )
         }
-        for level in ("x86-64", "x86-64-v3", "x86-64-v4"):
+        for level in LEVELS:
             (result,) = parts.run(
                 (a, given),
                 machine_code.executing(tuned=tuned, target=named(level), threads=2, fence_at="end"),
