@@ -409,6 +409,14 @@ def test_the_longest_part_between_borders_of_one_row_is_shared_out(
     check(lambda x: jnp.roll(x, border) * jnp.tanh(x), x)
 
 
+def test_as_many_vectors_go_side_by_side_as_registers_leave_room_for(take_apart, arrays):
+    for rows, levels in ((1024, {"x86-64-v3": 2, "x86-64-v4": 4}), (64, {"x86-64-v4": 2})):
+        (program,) = take_apart(jnp.exp, *arrays("float32", (rows, 1024))).programs
+        for level, unroll in levels.items():
+            _, (decision,) = schedule_program(program, named(level))
+            assert decision.parameters["unroll"] == unroll
+
+
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_vectors_of_long_chains_go_side_by_side(check, take_apart, arrays, level):
     """Long bodies fill a processor by themselves unless each of their operations waits for the one
