@@ -37,11 +37,11 @@ class Cluster:
     `border_bytes` are those of values that pass between it and other nodes of its graph,
     `copied_bytes` those of results that XLA has to copy into memory that is read for them;
     `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
-    body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
-    graph in another layout.  `locations` are the lines of the user's program that compute what the
-    kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
-    compute so many rows of it each, in its stead; `others` are what other numbers of rows need
-    beside them.  `orders` are those of the values that it has in
+    body of a loop that stays with XLA, `in_branch` the same of branches.  `constants` are those
+    that only it uses: constants of the graph in another layout.  `locations` are the lines of the
+    user's program that compute what the kernel's buffers hold, by the names that they have in the
+    kernel.  `blocks` are kernels that compute so many rows of it each, in its stead; `others` are
+    what other numbers of rows need beside them.  `orders` are those of the values that it has in
     memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
     how often the loops among its nodes run.  `makers` are the operations of its graph that values
     come from; `all_nodes` are its own with reshapes and constants, which `nodes` leaves out.
@@ -57,6 +57,7 @@ class Cluster:
     copied_bytes: int
     is_whole: bool
     in_loop: bool = False
+    in_branch: bool = False
     constants: tuple[Node, ...] = ()
     locations: Mapping[str, str] = field(default_factory=dict)
     blocks: RowBlocks | None = None
@@ -130,6 +131,7 @@ class Context:
     limits: FusionLimits
     is_whole: bool = False
     in_loop: bool = False
+    in_branch: bool = False
     held_bytes: int = 0
 
 
@@ -194,6 +196,7 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
         sum(b.bytes for b in copied),
         around.is_whole,
         around.in_loop,
+        around.in_branch,
         (*constants.values(), *(n for n in around.own if n.results[0] in sources)),
         locations,
         orders={

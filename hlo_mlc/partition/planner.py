@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
-from hlo_mlc.graph.core import WHILE, Graph, Node, Value
+from hlo_mlc.graph.core import BRANCHES, WHILE, Graph, Node, Value
 from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.partition.calls import HOLDING, WHOLE
@@ -82,6 +82,7 @@ class _Planner:
             self._context(lowered, graph, reasons, donated),
             is_whole=len(runs) == 1 and around <= WHOLE,
             in_loop=WHILE in around,
+            in_branch=not around.isdisjoint(BRANCHES),
         )
         for run in runs:
             if run[0].is_outside:

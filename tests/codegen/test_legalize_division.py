@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr.build import apply, load
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.expr.dtypes import F32, INDEX
+from hlo_mlc.expr.dtypes import F32, F64, INDEX
+from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.refine import refine
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 3.0, np.inf, -np.inf, np.nan, 1e-30, 3e38, -2e38, 1e30, 7.0, 0.1)
@@ -73,6 +75,21 @@ def test_quotients_of_all_exponents_are_near(dtype):
     np.testing.assert_array_max_ulp(ours[~small], expected[~small], 1)
     np.testing.assert_array_max_ulp(ours[small & seen], expected[small & seen], 2)
     assert np.array_equal(np.signbit(ours), np.signbit(expected))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_subnormal_divisors_are_numbers_where_they_are(dtype):
+    """As on GPUs: the reciprocals of the smallest are beyond the range."""
+    info = np.finfo(dtype.numpy)
+    tiny, largest = float(info.smallest_subnormal), float(info.max)
+    divisors = np.array([tiny, -3 * tiny, info.tiny / 4, 0.75 * info.tiny, info.tiny], dtype.numpy)
+    values = np.array([0.0, -0.0, tiny, -info.tiny, 1e-20, 1.0, largest, np.inf, np.nan])
+    x, y = Var("x", dtype), Var("y", dtype)
+    given = {x: np.tile(values.astype(dtype.numpy), 5), y: np.repeat(divisors, len(values))}
+    with np.errstate(all="ignore"):
+        expected = given[x] / given[y]
+        actual = evaluate(legalize(apply("div_common", x, y)), given)
+    np.testing.assert_array_equal(actual, expected)
 
 
 def test_divisors_are_shared_along_the_inner_axis_only():

@@ -177,6 +177,23 @@ def test_no_arguments_and_no_results() -> None:
     )
 
 
+@pytest.mark.filterwarnings("error")
+def test_convolutions_in_loops_that_leave_out_what_is_usual() -> None:
+    """Strides, padding and dilations have defaults."""
+
+    def repeated(x: jax.Array, k: jax.Array) -> jax.Array:
+        def step(_, x: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(x, k, (1,), ((0, 0),))
+
+        return lax.fori_loop(0, 4, step, x)
+
+    x, k = np.arange(24, dtype=np.float32).reshape(1, 3, 8), np.eye(3, dtype=np.float32)[..., None]
+    text = re.sub(r"window = \{[^}]*\}", "window = {}", jax.jit(repeated).lower(x, k).as_text())
+    for choose in ("auto", "ours"):
+        function = compile_stablehlo(text, choose=choose)
+        np.testing.assert_array_equal(function(x, k)[0], x)
+
+
 def test_constants_that_were_hoisted_out_of_the_body_that_uses_them() -> None:
     module = """func.func @main(%x: tensor<2x3xf32>) -> tensor<2xf32> {
       %z = stablehlo.constant dense<0.0> : tensor<f32>

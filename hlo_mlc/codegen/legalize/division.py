@@ -79,8 +79,14 @@ def div_common(x: Expr, y: Expr, *, has_fma: bool) -> Expr:
         return x / y
     form = format_of(x)
     large = math.ldexp(1.0, (form.bias + 1) // 2)
-    # Of larger divisors the second part would underflow.  So small an x has no quotient by them.
-    scale = select(compare("gt", absolute(y), large), const(1 / large, x.dtype), 1.0)
+    size = absolute(y)
+    # Of larger divisors the second part would underflow, of the smallest, where subnormal ones are
+    # numbers, the first overflow.  What x then loses, or exceeds, its quotient does as well.
+    scale = select(
+        compare("gt", size, large),
+        const(1 / large, x.dtype),
+        select(compare("lt", size, 1 / large), const(large, x.dtype), 1.0),
+    )
     divisor = y * scale
     nearest = const(1.0, x.dtype) / divisor
     # Both parts have the sign of y, and neither is zero: infinite x have infinite quotients.

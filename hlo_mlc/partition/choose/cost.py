@@ -105,8 +105,10 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     )
     xla += _of_all(joined_us, cluster.nodes, cluster.trips)
 
+    is_entry = not (cluster.in_loop or cluster.in_branch)
+
     def convolving_us(nodes: Sequence[Node]) -> float:
-        return convolutions_us(nodes, nodes is cluster.nodes and not cluster.in_loop)
+        return convolutions_us(nodes, is_entry and nodes is cluster.nodes)
 
     xla = max(xla, _of_all(convolving_us, cluster.nodes, cluster.trips))
     results, known = frozenset(cluster.results), 0.0 if cluster.trips else xla

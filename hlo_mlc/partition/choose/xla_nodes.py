@@ -46,8 +46,10 @@ def _convolution_ns(node: Node, is_entry: bool) -> float:
     wide = node.results[0].type.dtype is F64
     terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
     terms *= node.results[0].type.size
-    if not (is_entry or _is_channels_last(Convolution.of(node))):
-        return terms / math.prod(a["lhs_dilation"]) * figure("channels_first_ns")
+    convolution = Convolution.of(node)
+    if not (is_entry or _is_channels_last(convolution)):
+        holes = math.prod(w.input_dilation for w in convolution.windows)
+        return terms / holes * figure("channels_first_ns")
     batches = a.get("batch_group_count", 1)
     features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
     is_volume = len(kernel) - len(features) > 2 and not wide
