@@ -307,9 +307,14 @@ def _between(
 ) -> tuple[Node, ...]:
     """The operations that lead from some values to others, each after those that it needs."""
     given = set(sources)
-    return operands_first(
+    nodes = operands_first(
         [makers[v] for v in targets if v in makers], lambda v: None if v in given else makers.get(v)
     )
+    within = {value: node for node in nodes for value in node.results}
+    if given.isdisjoint(within):
+        return nodes
+    # A loop is needed for one of its results, and others are given: what reads these follows it.
+    return operands_first(nodes, within.get)
 
 
 def _ordered_writes(step: Step) -> list[Buffer]:

@@ -404,7 +404,12 @@ class Wide:
             change = self._noise(
                 equation, operands, result, narrow, result if whole is None else whole
             )
+            rounded_once = result.astype(narrow).astype(np.float64)
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
+            if equation.primitive.name in SATURATING:
+                # It may be its limit exactly, and the difference from that be nothing.
+                is_best = self.rng.random(result.shape) < 0.5
+                result = np.where(is_best, rounded_once, result)
             if equation.primitive.name in MULTIPLIED and len(equation.outvars) == 1:
                 # Whether it becomes zero or infinite on the way, or both, depends on the order.
                 ways = (np.nan, 0.0, np.copysign(np.inf, result), result)

@@ -4,6 +4,7 @@ program and no longer in an expression, such as what padding with less than noth
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -103,3 +104,24 @@ def test_rows_of_terms_are_folded_whatever_the_order_of_the_results(fold: Callab
     assert report.coverage == 1 and {n.template for k in report.kernels for n in k.nests} == {
         "columns"
     }
+
+
+def test_a_loop_of_which_a_kernel_needs_what_it_is_not_given() -> None:
+    """The state is written nowhere, as both places are outside: the kernel is given the other
+    result and, for what it is predicted to save, has the loop among its operations."""
+
+    def function(x: jax.Array) -> tuple[jax.Array, ...]:
+        def step(state: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return lax.cumsum(row - state), lax.cumsum(row - state)[0]
+
+        state, firsts = lax.scan(step, jnp.zeros(4), x)
+        outside = np.array([[-9], [-9]])
+        numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+        turned = (firsts + 1)[::-1]
+        return turned, lax.scatter_min(firsts, outside, state[:2], numbers, mode="fill")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # which tells of faults
+        results = mlc_jit(function)(X)
+    for result, expected in zip(results, function(X), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-6)

@@ -430,6 +430,16 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+def test_functions_at_their_limits_may_leave_nothing() -> None:
+    """Whose type has no numbers so near the limit, which f64 has."""
+    x = np.array([10.0, -12.0, 2.0], np.float32)
+    oracle = Oracle(lambda x: ((1 - jnp.tanh(x) ** 2).astype(bool),), [x], False, False)
+    reference = oracle.run(24, 0)
+    for found, is_wrong in (([1, 1, 1], False), ([0, 0, 1], False), ([1, 1, 0], True)):
+        judged = judge([np.array(found, bool)], oracle.types, reference)
+        assert bool(judged.differences) == is_wrong
+
+
 @pytest.mark.parametrize(
     "terms, is_known",
     [((1.7e308, -np.inf), False), ((1.7e308, -1.7e308), False), ((np.inf, -np.inf), True)],
