@@ -35,7 +35,8 @@ def preload_compiler(cache_dir: Path) -> None:
     with contextlib.suppress(Exception):
         if _command() not in _remembered(cache_dir):
             load_within(_COMPILER)
-        package_digest(cache_dir)  # a look at each of 600 files: 5 to 8 ms, of a small call a tenth
+        if cache_dir.is_dir():  # else it is for the call to tell that nothing can be kept there
+            package_digest(cache_dir)  # a look at each of 600 files: 5 to 8 ms
 
 
 @functools.cache
