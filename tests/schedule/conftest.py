@@ -1,21 +1,24 @@
-"""Programs to schedule: small ones made at random, and a way to compare what two compute."""
+"""Programs to schedule, small ones by hand and at random, and a way to compare what two compute."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32, I32, DType
-from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.expr.dtypes import F16, F32, I32, DType
+from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.interpret import interpret
-from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.lower import lower_nest, lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
+from making.rewritten import ONE, TWO, in_tiles_of_four, minus
 from making.verified import unproven
 
 
@@ -294,3 +297,190 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny() -> Tiny:
     return Tiny()
+
+
+@pytest.fixture
+def copy(tiny) -> LoopProgram:
+    """y[i] = x[i] for ten elements."""
+    x, y = tiny.operand("x", 10), tiny.result("y", 10)
+    return tiny.program(tiny.map(y, "i", lambda i: load(x, (i,))))
+
+
+@pytest.fixture
+def transposed(tiny) -> LoopProgram:
+    """y[i, j] = x[j, i]."""
+    x, y = tiny.operand("x", 8, 4), tiny.result("y", 4, 8)
+    return tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (j, i))))
+
+
+@pytest.fixture
+def total(tiny) -> LoopProgram:
+    """y[] = sum of 43 elements."""
+    x, y = tiny.operand("x", 43), tiny.result("y")
+    return tiny.program(tiny.fold(y, "", "k", 43, lambda k: load(x, (k,))))
+
+
+@pytest.fixture
+def grand_total(tiny) -> LoopProgram:
+    """y[] = sum of 4 x 20 elements."""
+    x, y = tiny.operand("x", 4, 20), tiny.result("y")
+    return tiny.program(tiny.fold(y, "", "ij", (4, 20), lambda i, j: load(x, (i, j))))
+
+
+@pytest.fixture
+def running(tiny) -> LoopProgram:
+    """y[i] = y[i - 1] + x[i]: every iteration needs the one before."""
+    x, y = tiny.operand("x", 9), tiny.result("y", 9)
+
+    def value(i: Expr) -> Expr:
+        before = load(y, (minus(i, 1),), apply("ge", i, index.constant(1)), ONE)
+        return apply("add", before, load(x, (i,)))
+
+    return tiny.program(tiny.map(y, "i", value))
+
+
+@pytest.fixture
+def padded(tiny) -> LoopProgram:
+    """A copy with a zero before and behind it."""
+    x, y = tiny.operand("x", 8), tiny.result("y", 10)
+    return tiny.program(
+        tiny.map(
+            y,
+            "i",
+            lambda i: load(
+                x,
+                (minus(i, 1),),
+                all_of(
+                    index.compare("ge", i, index.constant(1)),
+                    index.compare("lt", i, index.constant(9)),
+                ),
+                const(0.0, F32),
+            ),
+        )
+    )
+
+
+@pytest.fixture
+def windows(tiny) -> Schedule:
+    return in_tiles_of_four(tiny, 7)
+
+
+@pytest.fixture
+def signals() -> list[np.ndarray]:
+    return [
+        np.arange(14, dtype=np.float32).reshape(2, 7),
+        np.arange(6, dtype=np.float32).reshape(2, 3),
+    ]
+
+
+@pytest.fixture
+def small_product() -> Schedule:
+    """y[e] = sum of a[e, k] * b[k], narrow factors, the sums of which are side by side."""
+    a, b, y = (
+        Buffer("a", F16, (4, 16), "operand"),
+        Buffer("b", F16, (16,), "operand"),
+        Buffer("y", F32, (4,), "result"),
+    )
+    e, k, sum_of = variable("e", 4), variable("k", 16), Var("acc", F32)
+    term = apply(
+        "mul", *(apply("convert", load(f, i), dtype=F32) for f, i in ((a, (e, k)), (b, (k,))))
+    )
+    stage = Stage(
+        "dot",
+        (e,),
+        (Assign(y, (e,), sum_of),),
+        (k,),
+        named_combiner("add", F32),
+        (term,),
+        (const(0.0, F32),),
+        (sum_of,),
+    )
+    return (
+        Schedule(LoopProgram("dot", (a, b), (y,), lower_stage(stage)))
+        .expand("e", "stack")
+        .distribute("e", "k")
+    )
+
+
+@pytest.fixture
+def halves() -> list[np.ndarray]:
+    return [np.arange(64, dtype=np.float16).reshape(4, 16), np.arange(16, dtype=np.float16)]
+
+
+@pytest.fixture
+def normed(tiny) -> LoopProgram:
+    """m[i] = sqrt(sum over k of x[i, k]), y[i, j] = x[i, j] / m[i], z[i] = m[i]."""
+    x, y = tiny.operand("x", 4, 8), tiny.result("y", 4, 8)
+    m, z = tiny.scratch("m", 4), tiny.result("z", 4)
+    i, acc, j = variable("i", 4), Var("acc", F32), variable("j", 8)
+    fold = replace(
+        tiny.fold(m, "i", "k", 8, lambda i, k: load(x, (i, k))),
+        axes=(),
+        assigns=(Assign(m, (i,), apply("sqrt", acc)),),
+    )
+    stages = (
+        fold,
+        Stage("y", (j,), (Assign(y, (i, j), apply("div", load(x, (i, j)), load(m, (i,)))),)),
+        Stage("z", (), (Assign(z, (i,), load(m, (i,))),)),
+    )
+    return LoopProgram("normed", (x,), (y, z), lower_nest((i,), stages), ((m, 0),))
+
+
+@pytest.fixture
+def chain(tiny) -> LoopProgram:
+    """a = x + 1; b = a * 2."""
+    x, a, b = tiny.operand("x", 8), tiny.result("a", 8), tiny.result("b", 8)
+    return tiny.program(
+        tiny.map(a, "i", lambda i: apply("add", load(x, (i,)), ONE)),
+        tiny.map(b, "j", lambda j: apply("mul", load(a, (j,)), TWO)),
+    )
+
+
+@pytest.fixture
+def column_sums(tiny) -> Schedule:
+    """y[i] = sum over k of x[k, i]."""
+    x, y = tiny.operand("x", 8, 6), tiny.result("y", 6)
+    return Schedule(tiny.program(tiny.fold(y, "i", "k", 8, lambda i, k: load(x, (k, i)))))
+
+
+@pytest.fixture
+def product(tiny) -> Schedule:
+    """s[i, j] = sum over k of x[i, k] * exp(y[k, j])."""
+    x, y, s = tiny.operand("x", 4, 8), tiny.operand("y", 8, 6), tiny.result("s", 4, 6)
+    return Schedule(
+        tiny.program(
+            tiny.fold(
+                s,
+                "ij",
+                "k",
+                8,
+                lambda i, j, k: apply("mul", load(x, (i, k)), apply("exp", load(y, (k, j)))),
+            )
+        )
+    )
+
+
+@pytest.fixture
+def matrices() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape, np.float32) for shape in ((4, 8), (8, 6))]
+
+
+@pytest.fixture
+def rising(tiny) -> Schedule:
+    """Over rows i: p = a[i, k, k], and b[i, k, j] = p * 2 for j < k; then y[i] = p."""
+    a, b = tiny.operand("a", 8, 4, 4), tiny.result("b", 8, 4, 4)
+    y, p = tiny.result("y", 8), Buffer("p", F32, (), "register")
+    i, k, j = variable("i", 8), variable("k", 4), variable("j", 3)
+    inner = For(j, k, LoopKind.SERIAL, (Store(b, (i, k, j), apply("mul", load(p, ()), TWO)),))
+    outer = For(k, index.constant(4), LoopKind.SERIAL, (Store(p, (), load(a, (i, k, k))), inner))
+    body = Allocate(p, (outer, Store(y, (i,), load(p, ()))))
+    fill = tiny.map(b, "mno", lambda m, n, o: ONE)
+    return Schedule(
+        LoopProgram(
+            "rising",
+            (a,),
+            (b, y),
+            (*lower_stage(fill), For(i, index.constant(8), LoopKind.SERIAL, (body,))),
+        )
+    )

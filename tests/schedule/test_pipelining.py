@@ -30,6 +30,7 @@ from hlo_mlc.schedule.core import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
+from making.rewritten import shows
 from making.verified import unproven
 
 X, Y = Buffer("x", F32, (24, 8), "operand"), Buffer("y", F32, (24,), "result")
@@ -39,10 +40,6 @@ ZERO = const(0.0, F32)
 
 def loop(var: Var, kind: LoopKind, *body: Stmt) -> For:
     return For(var, index.constant(var.extent), kind, body)
-
-
-def shows(schedule: Schedule, expected: str) -> None:
-    assert body_text(schedule.program.body) == textwrap.dedent(expected).lstrip("\n")
 
 
 def copying(blocks: int) -> LoopProgram:
@@ -88,7 +85,7 @@ ROUND, THREAD = variable("i", 5), variable("t", 8)
 
 def test_a_grid_of_four_blocks() -> None:
     shows(
-        Schedule(copying(10)).persist("b", 4),
+        Schedule(copying(10)).persist("b", 4).program,
         """
         for b.p in 0..4 block:
           for b.o in 0..3:

@@ -12,7 +12,7 @@ from hlo_mlc.schedule.core import PRIMITIVES, Schedule, Step, replay
 from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 
-# These are for loops as GPUs have them: test_pipelining.py, test_primitives.py.
+# These are for loops as GPUs have them: test_pipelining.py, test_kinds.py.
 FOR_GPUS = ("persist", "double_buffer", "tensorize")
 ANY = [
     *(name for name in PRIMITIVES if name not in FOR_GPUS),
