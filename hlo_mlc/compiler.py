@@ -51,6 +51,16 @@ PLAN_FILE = "31-plan.json"
 
 _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
+# Lines of LLVM IR for a program, for each of its operations, for each that sums, and for each that
+# updates a part of an array.  A line took 40 to 60 us to print and compile; chains of 2,000
+# operations took XLA 0.2 to 0.7 ms for each (a step of a physics engine, 3,300 of them, 2), chains
+# of 2,000 updates 4; layers of a product, or of a norm, and a few operations more took it 9 to 60
+# ms, and three times as long with gradients.  So a first call takes about twice as long as XLA's at
+# most, or 1.5 s longer.  It also runs the program: what kernels save of that may be spent on them
+# (some gradients of convolutions take XLA a second).
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
+_LINE_US = 50
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
@@ -82,19 +92,9 @@ def compile_module(
     with Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
         kept = KeptProgram.of(module, options, entry, backend)
-        found, faults = None, list[Fault]()
-        if kept is not None:
-            with Contained(options.choose, faults.append):
-                found = kept.recall(module, _made_again(kept))
-        if found is not None:
-            record.stage("recall", "99-stablehlo.mlir", lambda: str(found.module or module))
-            report = replace(
-                found.report,
-                seconds=time.perf_counter() - began,
-                stage_seconds=record.seconds_by_stage(),
-            )
-            say_outcome(entry, report, found.built, options, backend)
-            return CompiledModule(found.module or module, report)
+        faults = list[Fault]()
+        if kept is not None and (recalled := _recalled(kept, module, record, began, faults)):
+            return recalled
         graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: graph_text.format_graph(graph), of="graph")
         donated = read_donations(module, entry)
@@ -123,6 +123,24 @@ def compile_module(
     return CompiledModule(emitted, report, (*faults, *failed.values()))
 
 
+def _recalled(
+    kept: KeptProgram, module: ir.Module, record: Recorder, began: float, faults: list[Fault]
+) -> CompiledModule | None:
+    """The module as another process has compiled it, if one has. What fails here is added to the
+    faults: then it is compiled anew."""
+    found = None
+    with Contained(kept.options.choose, faults.append):
+        found = kept.recall(module, _made_again(kept))
+    if found is None:
+        return None
+    record.stage("recall", "99-stablehlo.mlir", lambda: str(found.module or module))
+    report = replace(
+        found.report, seconds=time.perf_counter() - began, stage_seconds=record.seconds_by_stage()
+    )
+    say_outcome(kept.entry, report, found.built, kept.options, kept.backend)
+    return CompiledModule(found.module or module, report)
+
+
 def _made_again(kept: KeptProgram) -> Callable[[], Mapping[str, Kernel]]:
     """What finds the kernels of a program by their fingerprints, by doing again what was done."""
 
@@ -139,53 +157,11 @@ def _made_again(kept: KeptProgram) -> Callable[[], Mapping[str, Kernel]]:
     return kernels
 
 
-# Lines of LLVM IR for a program, for each of its operations, for each that sums, and for each that
-# updates a part of an array.  A line took 40 to 60 us to print and compile; chains of 2,000
-# operations took XLA 0.2 to 0.7 ms for each (a step of a physics engine, 3,300 of them, 2), chains
-# of 2,000 updates 4; layers of a product, or of a norm, and a few operations more took it 9 to 60
-# ms, and three times as long with gradients.  So a first call takes about twice as long as XLA's at
-# most, or 1.5 s longer.  It also runs the program: what kernels save of that may be spent on them
-# (some gradients of convolutions take XLA a second).
-_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
-_LINE_US = 50
-
-
-def most_lines_for(graph: Graph, saved_us: float = 0.0) -> int:
-    """How much LLVM IR may be compiled for a program, by what XLA would have to do for it and what
-    is saved of a call."""
-    return _LINES + _lines_for_nodes(graph) + int(saved_us / _LINE_US)
-
-
-def _lines_for_nodes(graph: Graph) -> int:
-    own = sum(
-        _LINES_FOR_SUM
-        if node.op in registry.SUMMING
-        else _LINES_FOR_UPDATE
-        if node.op in registry.UPDATES
-        else _LINES_FOR_OPERATION
-        for node in graph.nodes
-    )
-    return own + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
-
-
 def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
     """The simplified graph, with bytes in place of integers of less, and complex numbers in parts
     where kernels gain by that."""
     graph, _ = simplify.simplify(packed_integers.in_bytes(graph), registry.references)
     return backend.in_parts(graph, options)
-
-
-def _drawn(
-    graph: Graph,
-    donated: Sequence[tuple[int, int]],
-    options: Options,
-    backend: Backend,
-    kept: KeptProgram | None = None,
-) -> Plan:
-    chooser = backend.chooser(options)
-    if kept is not None:
-        chooser = kept.noting(chooser)
-    return planner.partition(graph, chooser, backend.costs, donated, backend.limits)
 
 
 def _plan_and_build(
@@ -225,19 +201,35 @@ def _plan_and_build(
         refused.update(result.refused)
 
 
-def _for_other_rows(
-    plan: Plan, built: Mapping[str, BuiltKernel], options: Options, backend: Backend
-) -> tuple[BuiltKernel, ...]:
-    """The kernels that other numbers of rows need, as far as they can be built and the program goes
-    on."""
-    found: dict[str, BuiltKernel] = {}
-    for one in (one for cluster, _ in plan.taken for one in cluster.others):
-        if one.fingerprint in built or one.fingerprint in found:
-            continue
-        if not threading.main_thread().is_alive():
-            break
-        found |= build_kernels([one], options.replace(choose="auto"), backend, Recorder(None)).built
-    return tuple(found.values())
+def _drawn(
+    graph: Graph,
+    donated: Sequence[tuple[int, int]],
+    options: Options,
+    backend: Backend,
+    kept: KeptProgram | None = None,
+) -> Plan:
+    chooser = backend.chooser(options)
+    if kept is not None:
+        chooser = kept.noting(chooser)
+    return planner.partition(graph, chooser, backend.costs, donated, backend.limits)
+
+
+def most_lines_for(graph: Graph, saved_us: float = 0.0) -> int:
+    """How much LLVM IR may be compiled for a program, by what XLA would have to do for it and what
+    is saved of a call."""
+    return _LINES + _lines_for_nodes(graph) + int(saved_us / _LINE_US)
+
+
+def _lines_for_nodes(graph: Graph) -> int:
+    own = sum(
+        _LINES_FOR_SUM
+        if node.op in registry.SUMMING
+        else _LINES_FOR_UPDATE
+        if node.op in registry.UPDATES
+        else _LINES_FOR_OPERATION
+        for node in graph.nodes
+    )
+    return own + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
 
 
 def _located(fault: Fault, cluster: Cluster) -> Fault:
@@ -263,6 +255,21 @@ def _describe(clusters: Sequence[Cluster], variant: str) -> None:
                 for name, locations in named.items()
             },
         )
+
+
+def _for_other_rows(
+    plan: Plan, built: Mapping[str, BuiltKernel], options: Options, backend: Backend
+) -> tuple[BuiltKernel, ...]:
+    """The kernels that other numbers of rows need, as far as they can be built and the program goes
+    on."""
+    found: dict[str, BuiltKernel] = {}
+    for one in (one for cluster, _ in plan.taken for one in cluster.others):
+        if one.fingerprint in built or one.fingerprint in found:
+            continue
+        if not threading.main_thread().is_alive():
+            break
+        found |= build_kernels([one], options.replace(choose="auto"), backend, Recorder(None)).built
+    return tuple(found.values())
 
 
 def clusters_of(

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 import jax
 from click.core import ParameterSource
+from rich.console import Console
 from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
 from hlo_mlc.cli import measuring, parameters
 from hlo_mlc.cli.function import by_us, given_function, is_function
 from hlo_mlc.cli.peers import compare
-from hlo_mlc.interop.comparing import FunctionComparison
 from hlo_mlc.interop.comparing import compare as compare_function
 from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.support.errors import UsageError, did_you_mean
@@ -89,15 +89,10 @@ def bench(
                 f"{functions[0]} is a function, which is measured by itself: it takes "
                 "--arg, --arg-file, --choose, --rounds, --x64 and --json"
             )
-        if json_path is not None:
-            writable(json_path, "the results")  # before anything is measured
         chosen = ctx.get_parameter_source("rounds") is not ParameterSource.DEFAULT
-        found = _compared(functions[0], choose, given, files, x64, rounds if chosen else None)
-        click.echo(str(found))
-        if json_path is not None:
-            write_for_others(
-                json_path, json.dumps(found.as_dict(), indent=1).encode(), "the results"
-            )
+        _bench_function(
+            functions[0], choose, given, files, x64, rounds if chosen else None, json_path
+        )
         return
     cases = select(names, groups, neighbours)
     if given or files or x64:
@@ -105,25 +100,62 @@ def bench(
             "--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
             "registry has its own arguments"
         )
+    if peers and resume is not None:
+        raise UsageError("--peers measures anew: it takes --json, not --resume")
     console = measuring.make_console()
     if list_only:
         console.print(_listing(cases))
-        return
-    environment = results_file.environment(choose, rounds)
-    if peers:
-        if resume is not None:
-            raise UsageError("--peers measures anew: it takes --json, not --resume")
+    elif peers:
         ctx.exit(
             compare(
                 cases,
-                environment=environment,
+                environment=results_file.environment(choose, rounds),
                 choose=choose,
                 rounds=rounds,
                 console=console,
                 path=json_path,
             )
         )
-    results = results_file.Results(environment)
+    else:
+        ctx.exit(_bench_cases(cases, choose, rounds, console, json_path, resume))
+
+
+def _bench_function(
+    program: str,
+    choose: str,
+    given: Sequence[str],
+    files: Sequence[Path],
+    x64: bool,
+    rounds: int | None,
+    json_path: Path | None,
+) -> None:
+    """Measures a function of the user's by both sides, shows and keeps what came of it.
+
+    Raises: UsageError for what is no function, or arguments that it does not take.
+    """
+    if json_path is not None:
+        writable(json_path, "the results")  # before anything is measured
+    with jax.enable_x64(x64 or jax.config.jax_enable_x64):
+        function, args = given_function(program, given, files)
+        found = compare_function(by_us(function, choose), *args, rounds=rounds)
+    click.echo(str(found))
+    if json_path is not None:
+        write_for_others(json_path, json.dumps(found.as_dict(), indent=1).encode(), "the results")
+
+
+def _bench_cases(
+    cases: Sequence[Case],
+    choose: str,
+    rounds: int,
+    console: Console,
+    json_path: Path | None,
+    resume: Path | None,
+) -> int:
+    """Measures cases, shows and keeps the results, with those that there are; the exit status.
+
+    Raises: UsageError for results that cannot be read, or were measured elsewhere.
+    """
+    results = results_file.Results(results_file.environment(choose, rounds))
     if resume is not None:
         earlier = results_file.load(resume)
         results_file.check_comparable(earlier.environment, results.environment)
@@ -145,24 +177,7 @@ def bench(
         console.print(f"missed: {line}", highlight=False)
     if not complete:
         click.echo("interrupted: the rows above are kept", err=True)
-    ctx.exit(measuring.exit_status(results.rows, complete))
-
-
-def _compared(
-    program: str,
-    choose: str,
-    given: Sequence[str],
-    files: Sequence[Path],
-    x64: bool,
-    rounds: int | None,
-) -> FunctionComparison:
-    """A function of the user's by both sides.
-
-    Raises: UsageError for what is no function, or arguments that it does not take.
-    """
-    with jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        function, args = given_function(program, given, files)
-        return compare_function(by_us(function, choose), *args, rounds=rounds)
+    return measuring.exit_status(results.rows, complete)
 
 
 def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> list[Case]:

@@ -230,46 +230,25 @@ class Session:
         least_us: float,
         xla_us: float,
     ) -> TunedKernel:
+        """What comes of tuning one kernel, which computes all of these clusters."""
         cluster = clusters[0]
-        kernel = cluster.kernel
         tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
-        reason = "" if self._modelled else _why_not(cluster, given=program is not None)
-        known = self._records.get(kernel.fingerprint, self._target.key)
-        if known is not None and known.by_hand:
-            reason = "it is scheduled by hand: schedule(...).unpin() has it tuned again"
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            reason = "the time was up before its turn"
-        if reason:
+        known = self._records.get(cluster.kernel.fingerprint, self._target.key)
+        if reason := self._why_left_out(cluster, program is not None, known):
             return dataclasses.replace(tuned, reason=reason)
-        operands, expected = (
-            ([], ()) if self._modelled else self._operands_and_results(graph, cluster, program)
-        )
-        space = self._generator.space(kernel.program, self._target)
-        text = program_text(kernel.program)
-        study = KernelStudy(
-            self._storage,
-            self._study_name(cluster),
-            space,
-            self._first(kernel.fingerprint, text, space, known),
-        )
-        study.describe(
-            {
-                "name": kernel.name,
-                "kernel": text,
-                "ops": op_counts(tuned.ops),
-                "target": self._machine,
-                "default": schedules_text(space.schedules(space.default)),
-                **(self._shared(kernel.fingerprint) if self._is_shared else {}),
-            }
-        )
+        original, operands, expected = None, list[np.ndarray](), tuple[np.ndarray, ...]()
+        if not self._modelled:
+            original = original_program(graph, self._module, cluster)
+            operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
+            expected = tuple(map(np.asarray, compat.compile_for(original)(operands)))
+        space = self._generator.space(cluster.kernel.program, self._target)
+        study = self._study(cluster, tuned.ops, space, known)
         if self._trials is None and self._deadline is None and study.is_complete:
             budget = _NO_TRIALS
-        self._studies[kernel.fingerprint] = study
-        self._neighbours.add(kernel.fingerprint, text)
         progress.begin(label, study, space, budget, least_us, xla_us)
         task = Task(
-            kernel.program,
+            cluster.kernel.program,
             self._target,
             self._generator,
             in_memory(cluster, cluster.operands, operands),
@@ -290,26 +269,13 @@ class Session:
             )
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
-        record = (
-            self._keep_modelled(cluster, winner, known)
-            if self._modelled
-            else self._keep(
-                cluster, winner, known, original_program(graph, self._module, cluster), operands
-            )
-        )
+        if original is None:
+            record = self._keep_modelled(cluster, winner, known)
+        else:
+            record = self._keep(cluster, winner, known, original, operands)
         progress.end(record.measured)
         of_limit = least_us / record.measured.ours_us
-        study.describe(
-            {
-                "best": schedules_text(record.schedules),
-                "us": record.measured.ours_us,
-                "speedup over the default": record.measured.speedup,
-                "speedup over XLA": record.measured.xla_ratio,
-                "choice": "modelled" if record.measured.modelled else record.choice,
-                OF_LIMIT: of_limit,
-                **({COMPLETE: True} if winner.complete and winner.noise <= BUSY else {}),
-            }
-        )
+        study.describe(_outcome(record, winner, of_limit))
         return dataclasses.replace(
             tuned,
             record=record,
@@ -320,6 +286,36 @@ class Session:
             interrupted=winner.interrupted,
             of_limit=of_limit,
         )
+
+    def _why_left_out(self, cluster: Cluster, given: bool, known: Record | None) -> str:
+        """Why a kernel is not tuned; "" if it is."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            return "the time was up before its turn"
+        if known is not None and known.by_hand:
+            return "it is scheduled by hand: schedule(...).unpin() has it tuned again"
+        return "" if self._modelled else _why_not(cluster, given)
+
+    def _study(
+        self, cluster: Cluster, ops: Sequence[str], space: Space, known: Record | None
+    ) -> KernelStudy:
+        """The study of a kernel, which says what it is about, and is remembered."""
+        kernel = cluster.kernel
+        text = program_text(kernel.program)
+        first = self._first(kernel.fingerprint, text, space, known)
+        study = KernelStudy(self._storage, self._study_name(cluster), space, first)
+        study.describe(
+            {
+                "name": kernel.name,
+                "kernel": text,
+                "ops": op_counts(ops),
+                "target": self._machine,
+                "default": schedules_text(space.schedules(space.default)),
+                **(self._shared(kernel.fingerprint) if self._is_shared else {}),
+            }
+        )
+        self._studies[kernel.fingerprint] = study
+        self._neighbours.add(kernel.fingerprint, text)
+        return study
 
     @functools.cached_property
     def _machine(self) -> str:
@@ -344,14 +340,6 @@ class Session:
         )
         likely = (space.most_like(record.schedules) for record in records if record is not None)
         return [configuration for configuration in likely if configuration is not None]
-
-    def _operands_and_results(
-        self, graph: Graph, cluster: Cluster, program: ir.Module | None
-    ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
-        """What a kernel is given, and what XLA computes of that."""
-        operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
-        original = original_program(graph, self._module, cluster)
-        return operands, tuple(np.asarray(r) for r in compat.compile_for(original)(operands))
 
     def _keep_modelled(self, cluster: Cluster, winner: Winner, known: Record | None) -> Record:
         """Records a winner that was not run, unless one is known that was: the default schedule
@@ -479,6 +467,19 @@ def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
     ops = tuple(node.op for node in clusters[0].nodes)
     kernel = clusters[0].kernel
     return TunedKernel(kernel.name, ops, len(clusters), None, id=kernel.fingerprint)
+
+
+def _outcome(record: Record, winner: Winner, of_limit: float) -> dict[str, Any]:
+    """What a study says of what came of it."""
+    return {
+        "best": schedules_text(record.schedules),
+        "us": record.measured.ours_us,
+        "speedup over the default": record.measured.speedup,
+        "speedup over XLA": record.measured.xla_ratio,
+        "choice": "modelled" if record.measured.modelled else record.choice,
+        OF_LIMIT: of_limit,
+        **({COMPLETE: True} if winner.complete and winner.noise <= BUSY else {}),
+    }
 
 
 def _why_not(cluster: Cluster, given: bool) -> str:

@@ -3,7 +3,8 @@ specialize."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
@@ -42,9 +43,6 @@ from hlo_mlc.schedule.loops import (
 )
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.guards import conjuncts
-
-TAILS = ("peel", "early", "shorten", "lengthen", "guard", "mask", "repeat", "shift")
-"""What `split` does with what is left over."""
 
 
 def split(
@@ -122,34 +120,13 @@ def split(
         raise ScheduleError(
             f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got {tail!r}"
         )
-    early = tail in ("early", "repeat", "shift")
+    kinds = [LoopKind.SERIAL] if tail in _BEGINNING_EARLY else [LoopKind.SERIAL, LoopKind.PARALLEL]
 
     def cut(stmt: For) -> Body:
-        require_kind("split", stmt, LoopKind.SERIAL, *(() if early else (LoopKind.PARALLEL,)))
-        if tail == "peel":
-            return _peeled(stmt, factor)
-        if tail in ("early", "repeat") and checked:
+        require_kind("split", stmt, *kinds)
+        if tail in _DOING_AGAIN and checked:
             _check_repeatable(stmt, Memory.of(program))
-        if tail == "early":
-            return _with_whole_tail(stmt, factor)
-        if tail == "shorten":
-            return _shortened(stmt, factor)
-        if tail == "lengthen":
-            return _lengthened(stmt, factor)
-        if tail == "guard":
-            return _left_out(stmt, factor)
-        if tail == "mask":
-            return _masked(stmt, factor)
-        extent = require_constant("split", stmt)
-        size = min(factor, extent)
-        count = -(-extent // size)
-
-        def block(o: Var) -> Body:
-            start = _start(o, size)
-            inside = stmt if tail == "repeat" else _only_from(stmt, start)
-            return _block(inside, index.minimum(start, extent - size), size)
-
-        return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
+        return _CUT[tail](stmt, factor)
 
     return rewrite_loops(program, "split", name, cut)
 
@@ -278,6 +255,29 @@ def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> b
     )
 
 
+def _repeated(stmt: For, factor: int) -> Body:
+    """Blocks of one size, the last of which begins early."""
+    return _in_early_blocks(stmt, factor, lambda start: stmt)
+
+
+def _shifted(stmt: For, factor: int) -> Body:
+    """The same, where only private buffers are filled again."""
+    return _in_early_blocks(stmt, factor, lambda start: _only_from(stmt, start))
+
+
+def _in_early_blocks(stmt: For, factor: int, inside: Callable[[Expr], For]) -> Body:
+    """Blocks of one size, none of which goes beyond the last iteration; `inside` is the loop for a
+    block that would begin at a position."""
+    extent = require_constant("split", stmt)
+    size = min(factor, extent)
+
+    def block(o: Var) -> Body:
+        start = _start(o, size)
+        return _block(inside(start), index.minimum(start, extent - size), size)
+
+    return (loop(f"{stmt.var.name}.o", -(-extent // size), stmt.kind, block),)
+
+
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
     """`size` iterations from `start` on."""
     return (
@@ -302,6 +302,26 @@ def _only_from(stmt: For, start: Expr) -> For:
         return None
 
     return stmt.around(transform(stmt.body, visit))
+
+
+_CUT: Mapping[str, Callable[[For, int], Body]] = MappingProxyType(
+    {
+        "peel": _peeled,
+        "early": _with_whole_tail,
+        "shorten": _shortened,
+        "lengthen": _lengthened,
+        "guard": _left_out,
+        "mask": _masked,
+        "repeat": _repeated,
+        "shift": _shifted,
+    }
+)
+
+TAILS = tuple(_CUT)
+"""What `split` does with what is left over."""
+
+_DOING_AGAIN = ("early", "repeat")  # what iterations have done
+_BEGINNING_EARLY = (*_DOING_AGAIN, "shift")
 
 
 def _check_repeatable(stmt: For, memory: Memory) -> None:
