@@ -23,7 +23,13 @@ from hlo_mlc.partition.choose import cost, predictions
 from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
 from hlo_mlc.partition.choose.predictions import by_gain, predict
 from hlo_mlc.partition.choose.surroundings import Surroundings
-from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
+from hlo_mlc.partition.choose.worth import (
+    completion,
+    in_place_of_what_came,
+    not_worth_compiling,
+    worth_it,
+)
+from hlo_mlc.partition.choose.xla_came import came_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import xla_threads
@@ -908,6 +914,44 @@ def test_windows_that_have_more_places_than_the_image_become_the_image_there() -
 
     assert full(120, 128) > 5 * full(136, 128)
     assert full(60, 512) == pytest.approx(full(120, 512) / 2, rel=0.3)  # places, not terms
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_what_came_decides_where_nothing_is_taken(is_slow: bool) -> None:
+    """XLA gets that, not what our passes have made of it."""
+
+    def function(x: jax.Array, windows: jax.Array) -> jax.Array:
+        return lax.conv_transpose(
+            x, windows, (32,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    size = 128 if is_slow else 16
+    plan = plan_of(function, (4, 64, 64), (size, 64, 16))
+    left = [(cluster, replace(verdict, take=False)) for cluster, verdict in plan.taken]
+    module = jax.jit(function).lower(jnp.ones((4, 64, 64)), jnp.ones((size, 64, 16)))
+    came = import_function(module.compiler_ir())
+    plan = replace(plan, taken=[], rejected=[*plan.rejected, *left], came=came)
+    changed = sum(verdict.xla_us for _, verdict in plan.rejected)
+    assert (came_us(came, TARGET.rates) > 2 * changed) is is_slow
+    found = predict(plan, TARGET)
+    assert (found.xla_us > 2 * changed) is is_slow
+    assert found.ours_us == found.xla_us
+    least = in_place_of_what_came(plan, TARGET, ())
+    assert len(least) == is_slow
+    assert in_place_of_what_came(plan, TARGET, {c.kernel.fingerprint for c, _ in left}) == ()
+    recorded = [(cluster, replace(verdict, recorded=True)) for cluster, verdict in plan.rejected]
+    for other in replace(plan, taken=left[:1]), replace(plan, rejected=recorded):
+        assert in_place_of_what_came(other, TARGET, ()) == ()
+
+
+def test_each_operand_and_result_takes_a_call_longer() -> None:
+    def many(count: int) -> float:
+        def function(*arrays: jax.Array) -> list[jax.Array]:
+            return [x * 2 for x in arrays]
+
+        return predict(plan_of(function, *[(8,)] * count), TARGET).xla_us
+
+    assert 50 < many(101) - many(51) < 200
 
 
 def test_scatters_of_windows_across_lines_go_element_by_element() -> None:
