@@ -95,14 +95,14 @@ def compile_module(
         faults = list[Fault]()
         if kept is not None and (recalled := _recalled(kept, module, record, began, faults)):
             return recalled
-        graph = import_function(module, entry)
+        came = graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: graph_text.format_graph(graph), of="graph")
         donated = read_donations(module, entry)
         graph = _simplified(graph, options, backend)
         record.stage(
             "simplify", "20-simplified.txt", lambda: graph_text.format_graph(graph), of="graph"
         )
-        plan, built, failed = _plan_and_build(graph, donated, options, backend, record, kept)
+        plan, built, failed = _plan_and_build(graph, came, donated, options, backend, record, kept)
         emitted = (
             module
             if not plan.taken
@@ -166,6 +166,7 @@ def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
 
 def _plan_and_build(
     graph: Graph,
+    came: Graph,
     donated: Sequence[tuple[int, int]],
     options: Options,
     backend: Backend,
@@ -176,7 +177,7 @@ def _plan_and_build(
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
     is_bounded = backend.is_bounded and options.choose != "ours"
-    drawn = _drawn(graph, donated, options, backend, kept)
+    drawn = _drawn(graph, came, donated, options, backend, kept)
     most_lines = most_lines_for(graph, predictions.saved_us(drawn)) if is_bounded else sys.maxsize
     while True:
         plan = plans.without(drawn, graph, refused)
@@ -203,6 +204,7 @@ def _plan_and_build(
 
 def _drawn(
     graph: Graph,
+    came: Graph,
     donated: Sequence[tuple[int, int]],
     options: Options,
     backend: Backend,
@@ -211,7 +213,8 @@ def _drawn(
     chooser = backend.chooser(options)
     if kept is not None:
         chooser = kept.noting(chooser)
-    return planner.partition(graph, chooser, backend.costs, donated, backend.limits)
+    plan = planner.partition(graph, chooser, backend.costs, donated, backend.limits)
+    return replace(plan, came=came)
 
 
 def most_lines_for(graph: Graph, saved_us: float = 0.0) -> int:
@@ -282,8 +285,9 @@ def clusters_of(
     """
     backend = backend or cpu_backend(options)
     donated = read_donations(module, entry)
-    graph = _simplified(import_function(module, entry), options, backend)
-    return graph, _drawn(graph, donated, options, backend)
+    came = import_function(module, entry)
+    graph = _simplified(came, options, backend)
+    return graph, _drawn(graph, came, donated, options, backend)
 
 
 def _plan_text(plan: Plan) -> str:

@@ -5,8 +5,9 @@
 
 The results are those of `hlo-mlc bench --json`; every row has both, unless a part of the case is
 something that the model does not know.  Predicting anew times nothing, so it says on any machine,
-and a busy one, what a change of the model is worth; it counts with the rates of the machine that it
-runs on, and says all that is off by more than two instead of drawing.
+and a busy one, what a change of the model is worth; it counts with the rates of the machine that
+was measured, if the results say which, and says all that is off by more than two instead of
+drawing.
 """
 
 from __future__ import annotations
@@ -89,8 +90,10 @@ def newest() -> Path:
 
 def anew(results: Results) -> Results:
     """The results with what is predicted of their cases now, nothing of which is built or run."""
-    options = Options.from_environment()
+    options = Options.from_environment(target=results.environment.get("target", "cpu"))
     backend = cpu_backend(options)
+    if results.machine is not None:
+        backend = replace(backend, target=results.machine)
     cases = {case.name: case for one in CASES for case in (one, *one.neighbours)}
     rows = []
     for row in results.rows:
@@ -98,7 +101,7 @@ def anew(results: Results) -> Results:
             with cases[row.name].in_its_mode():
                 function, args = cases[row.name].make()
                 module = jax.jit(function).lower(*args).compiler_ir()
-            graph, plan = clusters_of(module, options)
+            graph, plan = clusters_of(module, options, backend=backend)
             found = predict(backend.weighed(plan, graph, {}), backend.target)
             row = replace(
                 row,

@@ -18,7 +18,8 @@ from typing import Any
 
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target.cpu import model_name
+from hlo_mlc.target.cpu import CpuTarget, model_name, named
+from hlo_mlc.target.rates import Rates
 
 SCHEMA = 1
 
@@ -31,6 +32,7 @@ MEMORY_EXTRA_BYTES = 8 << 20
 """A call may need the factor times the memory that jax.jit's needs, and so much more."""
 
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
+_WIDEST = 64  # bytes of a vector
 # What has to agree for rows of two runs to stand in one table, and what those mean that are silent.
 _COMPARABLE = {
     "cpu": None,
@@ -111,6 +113,25 @@ class Results:
         """These results with one more row, in place of an older one of the same name."""
         kept = tuple(old for old in self.rows if old.name != row.name)
         return dataclasses.replace(self, rows=(*kept, row))
+
+    def measured_on(self, target: CpuTarget) -> Results:
+        """These results with the CPU that they are of, and its rates."""
+        machine = {**dataclasses.asdict(target), "rates": dataclasses.asdict(target.rates)}
+        return dataclasses.replace(self, environment={**self.environment, "machine": machine})
+
+    @property
+    def machine(self) -> CpuTarget | None:
+        """The CPU that they are of, with the rates that it had then or, if nobody measured them,
+        such as are typical of it; None where that is not said.  What else is not said is as with
+        others that have such vectors."""
+        said = self.environment.get("machine")
+        if said is None:
+            return None
+        given = {**said, "rates": Rates.typical(said["cpu"])}
+        if "rates" in said:
+            given["rates"] = dataclasses.replace(given["rates"], **said["rates"])
+        like = named("x86-64-v4" if said["vector_bytes"] == _WIDEST else "x86-64-v3")
+        return dataclasses.replace(like, **given)
 
     def right(self) -> frozenset[str]:
         """The names of the cases that need not be measured again."""

@@ -170,6 +170,10 @@ class CpuBackend:
         plan = worth.worth_it(plan, self.target)
         long = worth.not_worth_compiling(plan, self.target)
         plan = plans.without(plan, graph, long)
+        if least := worth.in_place_of_what_came(plan, self.target, {*refused, *long}):
+            plan = plans.with_taken(
+                plan, graph, least, "but what came takes XLA longer than what is made of it here"
+            )
         if more := worth.completion(plan, self.target, {*refused, *long}):
             plan = plans.with_taken(
                 plan,

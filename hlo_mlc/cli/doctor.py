@@ -125,6 +125,10 @@ def _rates(options: Options, refresh: bool) -> Facts:
     each_ns = f"{rates.vector_operations / 1e3:.2f} simple, {rates.vector_products / 1e3:.2f} fma"
     yield "vector operations", f"{each_ns} per ns and core"
     yield (
+        "one by one",
+        f"{rates.one_by_one:.2f} times as long as where XLA's figures were measured",
+    )
+    yield (
         "passes",
         ", ".join(
             f"{byte_size(size)} at {speed / 1e3:.0f} GB/s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import statistics
 import sys
@@ -74,6 +75,7 @@ def measure(
         with progress(console, len(cases)) as begin:
             options = Options.from_environment()
             rates = calibrated(options)
+            results = results.measured_on(dataclasses.replace(target_of(options), rates=rates))
             with runner.measuring(compile_ours):
                 if options.calibrate:  # the cache is empty there, but the machine is the same
                     here = Options.from_environment()

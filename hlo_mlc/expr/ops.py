@@ -33,7 +33,7 @@ class Accuracy(enum.Enum):
 class ScalarOp:
     """`name(args) -> result`; all args have one type unless `meaning` says otherwise.
 
-    `cost` is how many simple operations it takes, of floats where that makes a difference;
+    `cost` is about how many simple operations it takes, of floats where that makes a difference,
     `xla_extra` so many more in XLA's code than in ours where that has vectors, measured on Zen 4
     and Emerald Rapids with 128k and 256k normally distributed values in f32. `xla_ns` are
     nanoseconds of one thread for each f32 and each f64 where it calls a function for every element
@@ -41,9 +41,9 @@ class ScalarOp:
     normally distributed values), no matter how wide the machine's vectors are; else 0.
     `xla_unmasked`: whether XLA has vectors of f32 and of f64 for it, but none under a mask (it
     calls a function of its own, as the code that its option xla_dump_to shows).
-    `more_in_f64`: percent that it takes more in f64 than in f32, besides that a vector holds half
-    as many.  `in_f64`: whether all floats are computed in f64.  `strict`: whether it is NaN if one
-    of the args is.
+    `operations`: how many there are in the code for a vector of f32 and of f64 without AVX-512, of
+    functions, whose `cost` only says what is worth computing again; one that is computed in f64
+    takes two vectors for one of f32.  `strict`: whether it is NaN if one of the args is.
     """
 
     name: str
@@ -57,8 +57,7 @@ class ScalarOp:
     xla_extra: int = 0
     xla_ns: tuple[float, float] = (0.0, 0.0)
     xla_unmasked: tuple[bool, bool] = (False, False)
-    more_in_f64: int = 70
-    in_f64: bool = False
+    operations: tuple[int, int] | None = None
     strict: bool = False
 
 
@@ -121,40 +120,95 @@ _TABLE = [
     _function(
         "rsqrt",
         lambda x: (1 / np.sqrt(x)).astype(x.dtype),
+        operations=(6, 10),
         cost=6,
         xla_extra=45,
         xla_unmasked=(True, True),
     ),
-    _function("cbrt", np.cbrt, xla_ns=(18, 18)),
-    _function("pow", meanings.power, arity=2, cost=75, xla_ns=(5.2, 13), strict=False),
-    _function("exp", np.exp, xla_extra=9, xla_unmasked=(False, True)),
-    _function("expm1", np.expm1, xla_extra=15, xla_unmasked=(True, True)),
-    _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
-    _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4), xla_unmasked=(True, True)),
+    _function("cbrt", np.cbrt, operations=(35, 43), xla_ns=(18, 18)),
     _function(
-        "logistic", meanings.logistic, xla_extra=30, xla_ns=(0, 2.3), xla_unmasked=(False, True)
+        "pow", meanings.power, operations=(74, 82), arity=2, cost=75, xla_ns=(5.2, 13), strict=False
     ),
-    _function("sin", np.sin, xla_ns=(9.5, 19)),
-    _function("cos", np.cos, xla_ns=(9.5, 19)),
-    _function("tan", np.tan, xla_ns=(11, 15)),
-    _function("asin", np.arcsin, xla_ns=(17, 14)),
-    _function("acos", np.arccos, xla_ns=(17, 13)),
-    _function("atan", np.arctan, xla_extra=180),
-    _function("atan2", np.arctan2, arity=2, cost=30, xla_ns=(29, 23)),
-    _function("sinh", np.sinh, xla_extra=60, xla_ns=(0, 4), xla_unmasked=(True, True)),
-    _function("cosh", np.cosh, xla_extra=40, xla_ns=(0, 3), xla_unmasked=(False, True)),
-    _function("tanh", np.tanh, xla_extra=4, xla_unmasked=(True, True)),
-    _function("asinh", np.arcsinh, xla_ns=(5, 9)),
-    _function("acosh", np.arccosh, xla_ns=(3, 7)),
-    _function("atanh", np.arctanh, xla_ns=(3.5, 7.5)),
-    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5), more_in_f64=270),
-    _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4.6), xla_unmasked=(False, True)),
-    _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
-    _function("lgamma", lgamma, cost=55, xla_ns=(12.5, 30), xla_unmasked=(True, True), in_f64=True),
-    _function("digamma", digamma, cost=60, xla_ns=(18, 34), xla_unmasked=(True, True), in_f64=True),
-    _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60, xla_unmasked=(True, False)),
-    _function("zeta", zeta, arity=2, cost=250, xla_ns=(52, 190), in_f64=True),
-    _function("polygamma", polygamma, arity=2, cost=250, xla_ns=(60, 210), in_f64=True),
+    _function("exp", np.exp, operations=(17, 22), xla_extra=9, xla_unmasked=(False, True)),
+    _function("expm1", np.expm1, operations=(20, 25), xla_extra=15, xla_unmasked=(True, True)),
+    _function("log", np.log, operations=(19, 25), xla_extra=17, xla_ns=(0, 3.3)),
+    _function(
+        "log1p",
+        np.log1p,
+        operations=(25, 31),
+        xla_extra=30,
+        xla_ns=(0, 3.4),
+        xla_unmasked=(True, True),
+    ),
+    _function(
+        "logistic",
+        meanings.logistic,
+        operations=(17, 22),
+        xla_extra=30,
+        xla_ns=(0, 2.3),
+        xla_unmasked=(False, True),
+    ),
+    _function("sin", np.sin, operations=(18, 30), xla_ns=(9.5, 19)),
+    _function("cos", np.cos, operations=(20, 30), xla_ns=(9.5, 19)),
+    _function("tan", np.tan, operations=(26, 32), xla_ns=(11, 15)),
+    _function("asin", np.arcsin, operations=(16, 24), xla_ns=(17, 14)),
+    _function("acos", np.arccos, operations=(21, 29), xla_ns=(17, 13)),
+    _function("atan", np.arctan, operations=(19, 31), xla_extra=180),
+    _function("atan2", np.arctan2, operations=(28, 40), arity=2, cost=30, xla_ns=(29, 23)),
+    _function(
+        "sinh", np.sinh, operations=(27, 36), xla_extra=60, xla_ns=(0, 4), xla_unmasked=(True, True)
+    ),
+    _function(
+        "cosh",
+        np.cosh,
+        operations=(18, 23),
+        xla_extra=40,
+        xla_ns=(0, 3),
+        xla_unmasked=(False, True),
+    ),
+    _function("tanh", np.tanh, operations=(21, 26), xla_extra=4, xla_unmasked=(True, True)),
+    _function("asinh", np.arcsinh, operations=(38, 44), xla_ns=(5, 9)),
+    _function("acosh", np.arccosh, operations=(36, 42), xla_ns=(3, 7)),
+    _function("atanh", np.arctanh, operations=(32, 38), xla_ns=(3.5, 7.5)),
+    _function("erf", erf, operations=(25, 47), cost=14, xla_extra=6, xla_ns=(0, 12.5)),
+    _function(
+        "erfc",
+        erfc,
+        operations=(47, 56),
+        cost=45,
+        xla_extra=40,
+        xla_ns=(0, 4.6),
+        xla_unmasked=(False, True),
+    ),
+    _function(
+        "erf_inv", erf_inv, operations=(37, 55), cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)
+    ),
+    _function(
+        "lgamma",
+        lgamma,
+        operations=(204, 100),
+        cost=55,
+        xla_ns=(12.5, 30),
+        xla_unmasked=(True, True),
+    ),
+    _function(
+        "digamma",
+        digamma,
+        operations=(238, 117),
+        cost=60,
+        xla_ns=(18, 34),
+        xla_unmasked=(True, True),
+    ),
+    _function(
+        "bessel_i1e",
+        bessel_i1e,
+        operations=(43, 67),
+        cost=50,
+        xla_extra=60,
+        xla_unmasked=(True, False),
+    ),
+    _function("zeta", zeta, operations=(710, 668), arity=2, cost=250, xla_ns=(52, 190)),
+    _function("polygamma", polygamma, operations=(984, 805), arity=2, cost=250, xla_ns=(60, 210)),
     # bits and logic
     ScalarOp("and", 2, quiet(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, quiet(np.bitwise_or), commutative=True, infix="|"),

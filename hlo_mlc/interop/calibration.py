@@ -10,6 +10,7 @@ depend on when.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -22,8 +23,10 @@ import numpy as np
 from jax import lax
 
 from hlo_mlc.backends.cpu import target_of
+from hlo_mlc.expr.ops import OPS
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.runtime.busyness import BUSY, observed, supersedes
 from hlo_mlc.runtime.measure import made_up
 from hlo_mlc.runtime.rates import known_rates, others_share, remember_rates
@@ -33,8 +36,9 @@ from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
 
-LONGEST_S = 2.0
-"""What is not measured by then keeps its typical figure."""
+LONGEST_S = 20.0
+"""What is not measured by then keeps its typical figure.  Nearly all of it is compiling: 5 s on two
+cores of a Zen 4, of which 2 s came to products and never to loops."""
 
 _SECONDS_EACH = 0.03
 # For large products, of which there are few calls in that: longer than the tenth of a second in
@@ -46,14 +50,18 @@ _LEAST_US = 0.05  # where noise leaves nothing of a difference
 _LONGEST_WAKING_US = 25.0
 # XLA's time / ours; it may have instructions that we do not use.
 _PLAUSIBLE = {"compute": (0.8, 4.0), "wait": (0.9, 1.6), "narrow": (0.25, 4.0)}
+_SLOWEST = 8.0  # of a thread, or as many times as fast, against those that figures are from
 _CHAIN = 16  # steps of four operations: long enough that memory does not count
-_CHAIN_OPERATIONS = 4 * _CHAIN
-_CHAIN_SIZES = (1 << 14, 1 << 16)
+_FUNCTIONS = 2  # of each kind
+# As far apart as caches allow, so that a moment of somebody else's is little of the difference: of
+# 2^14 and 2^16 elements a busy Zen 4 did 17,000 operations a microsecond, three times what it can.
+_CHAIN_SIZES = (1 << 14, 1 << 18)
 _EXPONENTIALS = 1 << 17
 _TRIPS = 1_000
 _SMALL_LOOP = 128  # elements: XLA makes one function of loops over fewer
 _PRODUCTS = {"small": 128, "medium": 256, "large": 512}  # square matrices
 _ROWS = 1024  # and columns, of a sum over rows
+_CALLED, _SCANNED, _SORTED = 1 << 13, (64, 512), (64, 256)  # so few that one thread does it
 
 Found = Mapping[str, float]
 """Rates by the names of their fields."""
@@ -82,18 +90,18 @@ def calibrated(options: Options, *, refresh: bool = False) -> Rates:
 
 def measure_rates(target: CpuTarget, longest_s: float = LONGEST_S) -> Rates:
     """Measures for at most about `longest_s`; what cannot be measured keeps its typical figure."""
-    rates = Rates()
+    rates = Rates.typical(target.cpu)
     end = time.perf_counter() + longest_s
     with jax.ensure_compile_time_eval(), jax.enable_x64(False):
-        for probe in (_calls, _arithmetic, _transcendental, _passes, _reduction, _products, _loops):
+        for probe in _PROBES:
             try:
                 for found in probe(target, rates):
                     rates = dataclasses.replace(rates, **found)
                     if time.perf_counter() > end:
-                        return rates if rates.are_sane else Rates()
+                        return rates if rates.are_sane else Rates.typical(target.cpu)
             except Exception as error:  # whatever a compiler may raise: nothing depends on this
                 warn(f"hlo_mlc cannot measure this machine: {error}")
-    return rates if rates.are_sane else Rates()
+    return rates if rates.are_sane else Rates.typical(target.cpu)
 
 
 def _calls(target: CpuTarget, rates: Rates) -> Iterator[Found]:
@@ -105,19 +113,32 @@ def _calls(target: CpuTarget, rates: Rates) -> Iterator[Found]:
 
 
 def _arithmetic(target: CpuTarget, rates: Rates) -> Iterator[Found]:
-    """Two sizes tell what an operation takes; what a call mostly takes longer than at best, what
-    it takes to wake the other threads."""
-    few, many = _CHAIN_SIZES
-    small, large = _compare(_chain, _values(few)), _compare(_chain, _values(many))
+    """Two sizes tell how both sides compare; what a call mostly takes longer than at best, what it
+    takes to wake the other threads."""
+    small, large = (_compare(_chain, _values(size)) for size in _CHAIN_SIZES)
     ours_us = max(large.ours.best_us - small.ours.best_us, _LEAST_US)
     xla_us = max(large.xla.best_us - small.xla.best_us, _LEAST_US)
-    operations = _CHAIN_OPERATIONS * (many - few) / target.lanes(4)
     yield {
-        "vector_operations": operations / ours_us / target.cores,
         "xla_arithmetic": _ratio(xla_us, ours_us, "compute", rates.xla_arithmetic),
         "fork_us": small.ours.waking_us,
         "xla_fork_us": small.xla.waking_us,
     }
+    yield {"vector_operations": _operations(target)}
+
+
+def _operations(target: CpuTarget) -> float:
+    """Those of the functions that we compute most of the time in, a microsecond and core: on some
+    processors fewer units multiply and add than do one of these, and what waits for what counts."""
+    few, many = _CHAIN_SIZES
+    more_us = _ours(_functions, _values(many)).best_us - _ours(_functions, _values(few)).best_us
+    each = _FUNCTIONS * sum(OPS[name].operations[0] for name in ("exp", "log1p"))
+    return each * (many - few) / target.lanes(4) / max(more_us, _LEAST_US) / target.cores
+
+
+def _functions(x: jax.Array) -> jax.Array:
+    for _ in range(_FUNCTIONS):
+        x = jnp.log1p(jnp.exp(x))
+    return x
 
 
 def _chain(x: jax.Array) -> jax.Array:
@@ -181,6 +202,43 @@ def _loops(target: CpuTarget, rates: Rates) -> Iterator[Found]:
     }
 
 
+def _one_by_one(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    """What XLA does on one thread, element by element, against what its figures say: where it calls
+    a function, waits for a sum, and compares.
+
+    Few elements whose branches a processor learns would tell nothing: sin of 8,192 numbers took 2
+    ns each, of a million 7.
+    """
+    scanned, ordered = math.prod(_SCANNED), math.prod(_SORTED)
+    probes = (
+        (lambda x: jnp.abs(x) ** (x + 2), (_CALLED,), _CALLED * OPS["pow"].xla_ns[0]),
+        (functools.partial(lax.cumsum, axis=1), _SCANNED, scanned * figure("scan_ns")),
+        (
+            functools.partial(lax.sort, dimension=1),
+            _SORTED,
+            ordered * math.log2(_SORTED[1]) * figure("sort_ns"),
+        ),
+    )
+    paid = rates.dispatch_us + rates.start_us
+    times = [
+        max(_by_xla(function, _values(*shape)).best_us - paid, _LEAST_US) * 1e3 / expected_ns
+        for function, shape, expected_ns in probes
+    ]
+    yield {"one_by_one": min(max(statistics.median(times), 1 / _SLOWEST), _SLOWEST)}
+
+
+_PROBES = (
+    _calls,
+    _arithmetic,
+    _one_by_one,
+    _passes,
+    _transcendental,
+    _reduction,
+    _products,
+    _loops,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Time:
     """What each of several calls took."""
@@ -233,6 +291,18 @@ def _compare(
         *args,
         seconds=seconds,
     )
+
+
+def _ours(function: Callable[..., jax.Array], *args: jax.Array) -> _Time:
+    """Times our code alone."""
+    compiled = mlc_jit(lambda *args: function(*args), choose="ours")
+    return _time(compiled, compiled, *args).ours
+
+
+def _by_xla(function: Callable[..., jax.Array], *args: jax.Array) -> _Time:
+    """Times XLA's code alone."""
+    compiled = compat.jit(lambda *args: function(*args))
+    return _time(compiled, compiled, *args).xla
 
 
 def _time(

@@ -66,7 +66,7 @@ def threads_for(work: Work, cores: int) -> int:
 def vector_us(work: Work, vector: int, rates: Rates) -> float:
     """Computing on one thread; `vector`: its lanes."""
     vectors = work.operations / rates.vector_operations + work.products / rates.vector_products
-    return vectors / vector + APART_NS * work.apart / 1e3
+    return vectors / vector + APART_NS * rates.one_by_one * work.apart / 1e3
 
 
 def _is_small(step: Step, target: CpuTarget, rows: int | None) -> bool:

@@ -36,7 +36,8 @@ Chooser = Callable[[Cluster], Verdict]
 
 @dataclass(slots=True)
 class Plan:
-    """The rewritten graph with everything that explains it; `limits` are those of the target."""
+    """The rewritten graph with everything that explains it; `limits` are those of the target,
+    `came` the program as XLA gets it where nothing is taken."""
 
     graph: Graph
     limits: FusionLimits
@@ -46,6 +47,7 @@ class Plan:
     apart: dict[Node, str] = field(default_factory=dict)  # why it did not join those before it
     nodes: int = 0  # non-trivial nodes before
     remaining: int = 0  # and after
+    came: Graph | None = None
 
     @property
     def coverage(self) -> float:

@@ -153,8 +153,8 @@ def _places_of_rows(stage: Stage) -> tuple[int, int]:
     for node in walk(*places):
         last = max((n for n, v in enumerate(stage.axes, 1) if v in node.free), default=0)
         if last < len(stage.axes):
-            counted += _cost_of_node(node) * rows[-1]
-            done += _cost_of_node(node) * rows[last]
+            counted += operations_of(node) * rows[-1]
+            done += operations_of(node) * rows[last]
     return counted, done
 
 
@@ -184,21 +184,20 @@ def _cost_of_terms(stage: Stage) -> int:
 
 def _cost(*roots: Expr) -> int:
     """Operations for evaluating these once, with what it takes to round every f16 and bf16."""
-    return sum(map(_cost_of_node, walk(*roots)))
+    return sum(map(operations_of, walk(*roots)))
 
 
-def _cost_of_node(node: Expr) -> int:
+def operations_of(node: Expr) -> int:
+    """Those for what a part of an expression adds to its operands."""
     if not isinstance(node, Apply) or node.dtype is INDEX:
         return 0
     is_exact = OPS[node.op].accuracy is Accuracy.EXACT
     rounded = node.dtype.is_narrow_float and not is_exact
     divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
-    total = cost_of_node(node) + divider + _ROUNDING * rounded
-    more = OPS[node.op].more_in_f64
-    if node.dtype is F64 and OPS[node.op].accuracy is Accuracy.APPROXIMATE:
-        total += cost_of_node(node) * more // 100
-    elif node.dtype.is_float and OPS[node.op].in_f64:  # in two vectors
-        total += cost_of_node(node) * (100 + 2 * more) // 100
+    total, op = cost_of_node(node), OPS[node.op]
+    if node.dtype.is_float and op.operations is not None:
+        total = total * op.operations[node.dtype is F64] // op.cost
+    total += divider + _ROUNDING * rounded
     return total - 2 if rotates(node) else total  # one instruction for three
 
 

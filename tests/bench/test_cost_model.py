@@ -11,6 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from hlo_mlc.target.cpu import named
+from hlo_mlc.target.rates import Rates
 from hlo_mlc_bench.results import Results, Row, environment
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "cost_model.py"
@@ -81,6 +83,10 @@ def test_predicts_anew_what_was_measured(
     found = {one.name: one.predicted_ours_ms for one in cost_model.anew(cost_model.load(path)).rows}
     assert 0 < found["exp"] < 1.5
     assert (found["exp/odd"], found["none"]) == (None, 0.5)
+    slow = replace(named("x86-64-v3"), rates=Rates(far_bytes=9.0))
+    held = replace(RESULTS, rows=measured).measured_on(slow)
+    there = {one.name: one.predicted_ours_ms for one in cost_model.anew(held).rows}
+    assert there["exp"] > 100
     cost_model.main(["--anew", str(path)])
     output = capsys.readouterr().out
     assert "rank correlation of 2 cases" in output

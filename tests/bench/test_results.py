@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hlo_mlc import MlcError
+from hlo_mlc.target.cpu import named
+from hlo_mlc.target.rates import Rates
 from hlo_mlc_bench import results
 from hlo_mlc_bench.results import Results, Row
 
@@ -40,6 +43,22 @@ def test_a_new_row_replaces_its_older_one(some_results: Results) -> None:
     changed = some_results.with_row(other).with_row(again)
     assert changed.rows == (other, again)
     assert changed.right() == {"two"}
+
+
+def test_the_machine_is_kept_with_its_rates(some_results: Results, tmp_path: Path) -> None:
+    assert some_results.machine is None
+    target = replace(named("x86-64-v3"), cpu="znver3", cores=2, rates=Rates(xla_exp=1.25))
+    path = tmp_path / "results.json"
+    some_results.measured_on(target).save(path)
+    machine = results.load(path).machine
+    assert machine == target and machine.rates == target.rates
+
+
+def test_a_machine_without_rates_has_those_that_are_typical(some_results: Results) -> None:
+    said = {"cpu": "znver5", "vector_bytes": 64, "l2_bytes": 1 << 20, "cores": 2}
+    machine = replace(some_results, environment={"machine": said}).machine
+    assert (machine.cores, machine.registers, machine.l2_bytes) == (2, 32, 1 << 20)
+    assert machine.rates == Rates.typical("znver5")
 
 
 @pytest.mark.parametrize(

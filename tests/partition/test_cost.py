@@ -23,7 +23,13 @@ from hlo_mlc.partition.choose import cost, predictions
 from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
 from hlo_mlc.partition.choose.predictions import by_gain, predict
 from hlo_mlc.partition.choose.surroundings import Surroundings
-from hlo_mlc.partition.choose.worth import completion, not_worth_compiling, worth_it
+from hlo_mlc.partition.choose.worth import (
+    completion,
+    in_place_of_what_came,
+    not_worth_compiling,
+    worth_it,
+)
+from hlo_mlc.partition.choose.xla_came import came_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import xla_threads
@@ -446,7 +452,7 @@ def test_xla_starts_a_thread_for_what_it_counts() -> None:
 
 def test_rates_decide() -> None:
     cluster = cluster_of(jnp.exp, (MILLION,))
-    for xla_exp, take in ((4.0, True), (0.5, False)):
+    for xla_exp, take in ((4.0, True), (0.25, False)):
         rates = replace(TARGET.rates, xla_exp=xla_exp, xla_far=0.5)
         assert choose_predicted(cluster, replace(TARGET, rates=rates)).take is take
 
@@ -576,7 +582,7 @@ def test_long_code_has_to_save_some_of_a_call() -> None:
     """Eigenvalues of 4 x 4, written out, beside much that XLA is as fast at."""
 
     def function(matrices: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.linalg.eigvalsh(matrices), jnp.tanh(x)
+        return jnp.linalg.eigvalsh(matrices), x * 2
 
     plan = plan_of(function, (2, 4, 4), (16 * MILLION,))
     ((cluster, verdict),) = plan.taken
@@ -784,10 +790,7 @@ def test_a_branch_that_a_counter_chooses_runs_as_often_as_that_says() -> None:
     def every(number: int) -> Estimate:
         return times(
             lambda x: lax.fori_loop(
-                0,
-                100,
-                lambda n, x: lax.cond(n % number == 0, lambda x: jnp.sin(x), lambda x: x * 0.5, x),
-                x,
+                0, 100, lambda n, x: lax.cond(n % number == 0, lax.digamma, lambda x: x * 0.5, x), x
             ),
             (1 << 14,),
         )
@@ -883,6 +886,98 @@ def test_convolutions_of_groups_take_xla_longer_than_of_one_channel() -> None:
 
     assert convolution(8) > 1.5 * convolution(1)
     assert convolution(1, dims=3) > 60 * convolution(1)
+
+
+def test_convolutions_of_groups_in_f64_take_xla_as_long_as_of_all_with_all() -> None:
+    def convolved(groups: int, dtype: type) -> float:
+        def function(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", feature_group_count=groups)
+
+        with jax.enable_x64(True):
+            shapes = (4, groups, 16, 16), (groups, 1, 3, 3)
+            return xla_us(function, *(jax.ShapeDtypeStruct(s, dtype) for s in shapes)) / groups
+
+    assert convolved(512, jnp.float64) > 1.8 * convolved(256, jnp.float64)
+    assert convolved(512, jnp.float32) < 1.2 * convolved(256, jnp.float32)
+
+
+def test_windows_that_have_more_places_than_the_image_become_the_image_there() -> None:
+    """And no library does it then: the gradients of patches took XLA forty times as long."""
+
+    def full(frames: int, size: int) -> float:
+        def function(x: jax.Array, windows: jax.Array) -> jax.Array:
+            return lax.conv_general_dilated(
+                x, windows, (1,), [(size - 1, size - 1)], dimension_numbers=("NWC", "WIO", "NWC")
+            )
+
+        return xla_us(function, (4, frames, 16), (size, 16, 16))
+
+    assert full(120, 128) > 5 * full(136, 128)
+    assert full(60, 512) == pytest.approx(full(120, 512) / 2, rel=0.3)  # places, not terms
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_what_came_decides_where_nothing_is_taken(is_slow: bool) -> None:
+    """XLA gets that, not what our passes have made of it."""
+
+    def function(x: jax.Array, windows: jax.Array) -> jax.Array:
+        return lax.conv_transpose(
+            x, windows, (32,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    size = 128 if is_slow else 16
+    plan = plan_of(function, (4, 64, 64), (size, 64, 16))
+    left = [(cluster, replace(verdict, take=False)) for cluster, verdict in plan.taken]
+    module = jax.jit(function).lower(jnp.ones((4, 64, 64)), jnp.ones((size, 64, 16)))
+    came = import_function(module.compiler_ir())
+    plan = replace(plan, taken=[], rejected=[*plan.rejected, *left], came=came)
+    changed = sum(verdict.xla_us for _, verdict in plan.rejected)
+    assert (came_us(came, TARGET.rates) > 2 * changed) is is_slow
+    found = predict(plan, TARGET)
+    assert (found.xla_us > 2 * changed) is is_slow
+    assert found.ours_us == found.xla_us
+    least = in_place_of_what_came(plan, TARGET, ())
+    assert len(least) == is_slow
+    assert in_place_of_what_came(plan, TARGET, {c.kernel.fingerprint for c, _ in left}) == ()
+    recorded = [(cluster, replace(verdict, recorded=True)) for cluster, verdict in plan.rejected]
+    for other in replace(plan, taken=left[:1]), replace(plan, rejected=recorded):
+        assert in_place_of_what_came(other, TARGET, ()) == ()
+
+
+def test_each_operand_and_result_takes_a_call_longer() -> None:
+    def many(count: int) -> float:
+        def function(*arrays: jax.Array) -> list[jax.Array]:
+            return [x * 2 for x in arrays]
+
+        return predict(plan_of(function, *[(8,)] * count), TARGET).xla_us
+
+    assert 50 < many(101) - many(51) < 200
+
+
+def test_scatters_of_windows_across_lines_go_element_by_element() -> None:
+    def summed(axis: int) -> float:
+        def function(values: jax.Array, places: jax.Array) -> jax.Array:
+            return jax.vmap(
+                lambda one: jax.ops.segment_sum(one, places, 300), in_axes=axis, out_axes=axis
+            )(values)
+
+        return xla_us(function, (100, 10_000) if axis == 0 else (10_000, 100), indices(10_000))
+
+    elements_us = 1_000_000 * figure("scatter_apart_ns") / 1e3
+    assert summed(0) >= elements_us > 2 * summed(1)
+
+
+def test_what_a_thread_does_one_by_one_follows_its_speed() -> None:
+    rates = replace(TARGET.rates, one_by_one=3 * TARGET.rates.one_by_one)
+
+    def us(function: Callable, *shapes: tuple[int, ...] | jax.ShapeDtypeStruct) -> list[float]:
+        cluster = cluster_of(function, *shapes)
+        found = [choose_predicted(cluster, replace(TARGET, rates=r)) for r in (TARGET.rates, rates)]
+        return [found[1].ours_us / found[0].ours_us, found[1].xla_us / found[0].xla_us]
+
+    assert us(jnp.sin, (MILLION,)) == [1.0, pytest.approx(3, rel=0.1)]
+    assert us(lambda x: jnp.sort(x, 1), (1024, 1024)) == pytest.approx([3, 3], rel=0.2)
+    assert us(lambda x: x * 2, (MILLION,)) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("is_last", [True, False])

@@ -16,15 +16,16 @@ from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.materialized import least_us
 from hlo_mlc.partition.choose.stage_cost import parts_of
 from hlo_mlc.partition.choose.surroundings import Surroundings
+from hlo_mlc.partition.choose.xla_convolutions import convolutions_us
 from hlo_mlc.partition.choose.xla_copies import copied_bytes
 from hlo_mlc.partition.choose.xla_dispatch import waking_us, xla_waking_us
 from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_nodes import (
-    convolutions_us,
     copying_us,
     joined_us,
     libraries_us,
+    scattered_us,
     written_out_us,
 )
 from hlo_mlc.partition.cluster import Cluster
@@ -33,6 +34,7 @@ from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 
@@ -84,7 +86,12 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
-    lapack_us = _of_all(libraries_us, cluster.nodes, cluster.trips)
+    rates = target.rates
+
+    def of_all(us: Callable[[Sequence[Node], Rates], float]) -> float:
+        return _of_all(lambda nodes: us(nodes, rates), cluster.nodes, cluster.trips)
+
+    lapack_us = of_all(libraries_us)
     predicted = estimate(
         cluster.kernel,
         target,
@@ -98,32 +105,32 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
         ),
     )
     ours = predicted.ours_us
-    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips) + lapack_us
+    xla = predicted.xla_us + of_all(written_out_us) + lapack_us
     copies = _of_all if cluster.in_loop else _of_inner
     xla += copies(
         lambda nodes: copying_us(copied_bytes(nodes), target), cluster.nodes, cluster.trips
     )
-    xla += _of_all(joined_us, cluster.nodes, cluster.trips)
+    xla += of_all(joined_us)
 
     is_entry = not (cluster.in_loop or cluster.in_branch)
 
     def convolving_us(nodes: Sequence[Node]) -> float:
-        return convolutions_us(nodes, is_entry and nodes is cluster.nodes)
+        return convolutions_us(nodes, is_entry and nodes is cluster.nodes, rates)
 
-    xla = max(xla, _of_all(convolving_us, cluster.nodes, cluster.trips))
+    xla = max(xla, _of_all(convolving_us, cluster.nodes, cluster.trips), of_all(scattered_us))
     results, known = frozenset(cluster.results), 0.0 if cluster.trips else xla
 
     def passes_us(nodes: Sequence[Node]) -> float:
         again = cluster.in_loop or nodes is not cluster.all_nodes
-        return least_us(nodes, results, target.rates, known, repeated=again)
+        return least_us(nodes, results, rates, known, repeated=again)
 
     xla = max(xla, _of_all(passes_us, cluster.all_nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
-        ours += waking_us(predicted.forks, target.rates)
-        xla += xla_waking_us(predicted.xla_forks, cluster.nodes, target.rates)
+        ours += waking_us(predicted.forks, rates)
+        xla += xla_waking_us(predicted.xla_forks, cluster.nodes, rates)
     if copied := 2 * cluster.copied_bytes:  # read and written
-        ours += target.rates.pass_us(copied)
+        ours += rates.pass_us(copied)
     ours += sum(_transposed_us(value.type, target) for value in cluster.transposed)
     if failure := fault(cluster.nodes, makers=cluster.makers):
         return Verdict(True, failure, predicted, ours, xla, fault=failure)
@@ -138,7 +145,8 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
 def _transposed_us(given: TensorType, target: CpuTarget) -> float:
     """What XLA needs to lay out an array otherwise."""
     return figure("across") * max(
-        APART_NS * given.size / target.cores / 1e3, target.rates.pass_us(2 * given.bytes)
+        APART_NS * target.rates.one_by_one * given.size / target.cores / 1e3,
+        target.rates.pass_us(2 * given.bytes),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.partition.choose.materialized import fresh_us, least_us
+from hlo_mlc.partition.choose.xla_came import came_us
 from hlo_mlc.partition.choose.xla_dispatch import waking_us, xla_waking_us
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.cluster import Cluster
@@ -17,9 +18,10 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Step
 
-# JAX making an array of each result but the first: 4 and 16 of 8 elements took 4 and 19 us more
-# than one, with as many operands, by either side.
-_RESULT_US = 1.2
+# JAX making an array of each result but the first, and looking at each operand but the first, where
+# a call takes it the `dispatch_us` of machines that nobody has measured: 4 and 16 results took 4
+# and 19 us more than one, 100 operands 18 and 400 of them 71.
+_RESULT_US, _OPERAND_US = 1.2, 0.18
 
 
 def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
@@ -31,7 +33,9 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     left = _sorted_once([(c, v) for c, v in clusters if not v.take])
     ours = sum(v.ours_us for v in verdicts if v.take) + sum(v.xla_us for v in left)
     xla = sum(v.xla_us for v in _sorted_once(clusters))
-    called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
+    passed_us = _RESULT_US * max(0, len(plan.graph.results) - 1)
+    passed_us += _OPERAND_US * max(0, len(plan.graph.parameters) - 1)
+    called = target.rates.dispatch_us * (1 + passed_us / Rates().dispatch_us)
     called += sum(
         fresh_us(value.type.bytes) for value in plan.graph.results if value.type is not None
     )
@@ -46,8 +50,10 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
         nodes = operands_first(dict.fromkeys(makers.values()), makers.get)
         xla = max(xla, least_us(nodes, plan.graph.results, target.rates, xla))
         xla += xla_waking_us(any(v.estimate.xla_forks for v in verdicts), nodes, target.rates)
+    if plan.came is not None:
+        xla = max(xla, came_us(plan.came, target.rates))
     return Prediction(
-        called + ours,
+        called + (ours if plan.taken else xla),
         called + xla,
         deviation(target),
         any(

@@ -194,23 +194,27 @@ def _part(
     work = Work.of(stage)
     vector = lanes((stage,), target)
     accesses = points(stage) * (1 + len(stage.inputs))
-    scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
+    steps, each_us = work.operations + accesses, rates.one_by_one / _SCALAR_OPERATIONS
+    scalar_us, apart_ns = steps * each_us, APART_NS * rates.one_by_one
     one_by_one = template == "plain"
     cores = 1 if one_by_one or alone else target.cores
     if template == "update":
         merged = coalesce(stage)
         one_by_one, cores = not is_in_rows(merged), cores if shared_axis(merged) else 1
     if one_by_one:
-        threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
-        ours = rows = OurTime(work, True, max(scalar_us, _SERIAL_STAGE_US), threads, scalar_us)
+        threads = max(1, min(cores, steps // SERIAL_WORK))
+        ours = rows = OurTime(
+            work, True, max(scalar_us, _SERIAL_STAGE_US * rates.one_by_one), threads, scalar_us
+        )
     elif template == "stepwise":  # a vector of matrices takes as long as one, their elements do not
         vectors = blocks(stage, target)
         threads = min(threads_for(work, cores), vectors)
-        apart_us = APART_NS * sum(buffer.size for buffer in work.moved) / 1e3
+        apart_us = apart_ns * sum(buffer.size for buffer in work.moved) / 1e3
         alone_us = scalar_us * vectors / points(stage) + apart_us
         ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
     elif stage.sort is not None:
-        alone_us = vector_us(work, vector, rates) + sorting_us(stage, target)
+        alone_us = vector_us(work, vector, rates)
+        alone_us += sorting_us(stage, target) * rates.one_by_one
         threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
         ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
     else:
@@ -218,7 +222,7 @@ def _part(
         along = vector
         if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)
-        alone_us = vector_us(work, along, rates) + APART_NS * _scanned_apart(stage) / 1e3
+        alone_us = vector_us(work, along, rates) + apart_ns * _scanned_apart(stage) / 1e3
         rows = OurTime(work, False, alone_us, threads, scalar_us)
         ours = (
             replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows

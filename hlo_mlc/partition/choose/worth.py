@@ -11,6 +11,7 @@ from dataclasses import replace
 from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.predictions import lost_us
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
+from hlo_mlc.partition.choose.xla_came import came_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import MARGIN
@@ -85,6 +86,27 @@ def _operations_beyond(cluster: Cluster) -> int:
     own = sum(stage_cost(stage) for step in program.steps for stage in stages(step))
     inner = (node for outer in cluster.nodes for region in outer.regions for node in region.walk())
     return own - len(cluster.nodes) - sum(1 for _ in inner)
+
+
+def in_place_of_what_came(
+    plan: Plan, target: CpuTarget, failed: Container[str]
+) -> tuple[Cluster, ...]:
+    """What should be taken though XLA is no slower at it, if nothing is: what loses the least, so
+    that XLA gets what our passes have made of the rest, where the program as it came takes it
+    longer.
+
+    Clusters whose kernels `failed` stay with it.
+    """
+    open_to_us = [
+        (cluster, verdict)
+        for cluster, verdict in plan.rejected
+        if not (cluster.in_loop or verdict.recorded or cluster.kernel.fingerprint in failed)
+    ]
+    if plan.taken or plan.left or plan.came is None or not open_to_us:
+        return ()
+    cluster, verdict = max(open_to_us, key=lambda found: -lost_us(*found))
+    changed = sum(v.xla_us for _, v in plan.rejected) + max(0.0, lost_us(cluster, verdict))
+    return (cluster,) if came_us(plan.came, target.rates) > MARGIN * changed else ()
 
 
 def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlo_mlc.target.rates import Rates
+
 PATH = Path(__file__).with_name("xla_figures.json")
 SCHEMA = 1
 
@@ -61,3 +63,8 @@ _FIGURES = read()
 def figure(name: str) -> float:
     """The value of a figure."""
     return _FIGURES.by_name[name].value
+
+
+def thread_figure(name: str, rates: Rates) -> float:
+    """A time of one thread's for each of what it does one by one, on a machine with these rates."""
+    return figure(name) * rates.one_by_one

@@ -6,16 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from hlo_mlc.expr.dtypes import F64
 from hlo_mlc.graph.core import Node
 from hlo_mlc.graph.rewrite import uses_among
-from hlo_mlc.ops.contraction import Convolution
+from hlo_mlc.ops.indexing import Windows
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES
-from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.choose.xla_figures import thread_figure
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import Rates
 
 # Rows of so many elements that are joined out of parts are a loop of their own there, and so are
 # the parts; shorter ones, arrays of one axis, and what is joined along others is computed where it
@@ -23,57 +23,19 @@ from hlo_mlc.target.cpu import CpuTarget
 _JOINED_ROW = 128
 
 
-def written_out_us(nodes: Sequence[Node]) -> float:
+def written_out_us(nodes: Sequence[Node], rates: Rates) -> float:
     """What XLA needs for the reductions and products among them that stages have no trace of."""
     short = written_out(nodes)
-    return sum(map(_few_terms_ns, (node for node in nodes if node in short))) / 1e3
+    return sum(_few_terms_ns(node, rates) for node in nodes if node in short) / 1e3
 
 
-def convolutions_us(nodes: Sequence[Node], is_entry: bool) -> float:
-    """What XLA needs for convolutions of groups and of single channels among them, of which stages
-    may have no trace either: their constant factors become part of expressions.  `is_entry`: they
-    stand in no loop and no branch."""
-    convolutions = (node for node in nodes if node.op == "stablehlo.convolution")
-    return sum(_convolution_ns(node, is_entry) for node in convolutions) / 1e3
-
-
-def _convolution_ns(node: Node, is_entry: bool) -> float:
-    """The same of one of them, 0 if it is a product of matrices there.  A batch in groups has each
-    of them convolved with all there, which takes long where no library does it; nor does it where
-    channels are not the last axis, which only those of the entry are laid out for.  Source:
-    ConvCanonicalization in xla/service/cpu/conv_canonicalization.cc."""
-    kernel, a = node.operands[1].type.shape, node.attributes
-    wide = node.results[0].type.dtype is F64
-    terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
-    terms *= node.results[0].type.size
-    convolution = Convolution.of(node)
-    if not (is_entry or _is_channels_last(convolution)):
-        holes = math.prod(w.input_dilation for w in convolution.windows)
-        return terms / holes * figure("channels_first_ns")
-    batches = a.get("batch_group_count", 1)
-    features = [kernel[a[f"kernel_{side}_feature_dimension"]] for side in ("input", "output")]
-    is_volume = len(kernel) - len(features) > 2 and not wide
-    if a.get("feature_group_count", 1) > 1 or (is_volume and min(features) == 1):
-        return terms * figure("depthwise_ns")
-    if batches > 1 and wide:
-        return terms * batches * figure("convolution_wide_ns")
-    return terms * figure("single_channel_ns") if max(features) == 1 else 0.0
-
-
-def _is_channels_last(c: Convolution) -> bool:
-    spatial = range(len(c.windows))
-    last = (0, len(spatial) + 1, *(d + 1 for d in spatial))
-    kernel = (len(spatial) + 1, len(spatial), *spatial)
-    return (c.input_axes, c.kernel_axes, c.output_axes) == (last, kernel, last)
-
-
-def joined_us(nodes: Sequence[Node]) -> float:
+def joined_us(nodes: Sequence[Node], rates: Rates) -> float:
     """What XLA needs to write the rows among them that are joined out of parts, as those that are
     rolled, and of which something is computed then."""
     uses = uses_among(nodes)
     joined = (node.results[0] for node in nodes if _joins_rows(node))
     read = (value for value in joined if not all(map(moves, uses.get(value, ()))))
-    return sum(value.type.size for value in read) * figure("joined_ns") / 1e3
+    return sum(value.type.size for value in read) * thread_figure("joined_ns", rates) / 1e3
 
 
 def _joins_rows(node: Node) -> bool:
@@ -84,49 +46,65 @@ def _joins_rows(node: Node) -> bool:
     return last > 0 and node.attributes["dimension"] == last and shape[last] >= _JOINED_ROW
 
 
+def scattered_us(nodes: Sequence[Node], rates: Rates) -> float:
+    """What XLA needs for the scatters among them of windows whose elements do not lie side by side:
+    one after the other, each in a line of its own, before and after our passes make reads of them.
+    """
+    return sum(map(_far_updates, nodes)) * thread_figure("scatter_apart_ns", rates) / 1e3
+
+
+def _far_updates(node: Node) -> int:
+    if node.op != "stablehlo.scatter" or len(node.operands) != 3:
+        return 0
+    sizes = Windows.of_scatter(node).sizes
+    is_apart = max(sizes, default=1) > 1 and sizes[-1] == 1
+    return node.operands[2].type.size if is_apart else 0
+
+
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
     """What one thread of a loop needs to copy so much."""
     us = target.rates.pass_us(2 * copied_bytes)
     return us * min(target.cores, SHARES) if copied_bytes < SMALL_LOOP_BYTES else us
 
 
-def libraries_us(nodes: Sequence[Node]) -> float:
+def libraries_us(nodes: Sequence[Node], rates: Rates) -> float:
     """What LAPACK needs for the small matrices that XLA hands to it one by one."""
     calls = (node for node in nodes if node.op.startswith(f"{DIALECT}."))
     return sum(
-        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call) / 1e3 for call in calls
+        math.prod(call.operands[0].type.shape[:-2]) * _library_ns(call, rates) / 1e3
+        for call in calls
     )
 
 
-def _library_ns(call: Node) -> float:
+def _library_ns(call: Node, rates: Rates) -> float:
     """The same for one of them: column by column, each by a few calls of BLAS; eigenvectors are
     rotated by each other."""
     columns = call.operands[0].type.shape[-1]
     if call.op == "lapack.syevd":
-        return columns**2 * figure("eigenvector_pair_ns")
+        return columns**2 * thread_figure("eigenvector_pair_ns", rates)
     return columns * (
-        figure("cholesky_column_ns")
+        thread_figure("cholesky_column_ns", rates)
         if call.op == "lapack.potrf"
-        else figure("triangular_column_ns")
+        else thread_figure("triangular_column_ns", rates)
         if call.op == "lapack.trsm"
-        else figure("lu_column_ns")
+        else thread_figure("lu_column_ns", rates)
         if call.op == "lapack.getrf"
-        else figure("qr_column_ns")
+        else thread_figure("qr_column_ns", rates)
     )
 
 
-def _few_terms_ns(node: Node) -> float:
+def _few_terms_ns(node: Node, rates: Rates) -> float:
     taken = node.operands[0].type
     if node.op == "stablehlo.dot_general":
         summed = node.attributes["lhs_contracting_dimensions"]
         terms = math.prod(taken.shape[d] for d in summed)
-        return figure("few_products_ns") * node.results[0].type.size * terms
+        return thread_figure("few_products_ns", rates) * node.results[0].type.size * terms
     axes, rank = node.attributes["dimensions"], len(taken.shape)
     each = (
-        figure("few_columns_ns")
+        thread_figure("few_columns_ns", rates)
         if rank - 1 in axes
-        else figure("few_rows_ns")
+        else thread_figure("few_rows_ns", rates)
         if 0 in axes
-        else figure("few_between_ns")
+        else thread_figure("few_between_ns", rates)
     )
     return each * taken.size

@@ -9,7 +9,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, loads
 from hlo_mlc.expr.dtypes import BF16, F64, I8, I32
 from hlo_mlc.partition.choose.surroundings import Surroundings
-from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.choose.xla_figures import figure, thread_figure
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, stride
@@ -50,10 +50,10 @@ def product_us(
     us = max(work * ratio, memory * ratio)
     depth = size // max(rows * columns, 1)
     if _is_naive(rows, depth, columns) and (batch > 1 or max(rows, columns) <= _FEW):
-        return max(us, points(stage) * figure("naive_product_ns") / 1e3)
-    called = 0.0 if around.in_function else batch * figure("each_product_us")
+        return max(us, points(stage) * thread_figure("naive_product_ns", rates) / 1e3)
+    called = 0.0 if around.in_function else batch * thread_figure("each_product_us", rates)
     if around.by_library and not around.in_function:
-        us = max(us, batch * _rows_us(stage, rows, depth)) + factors_us(
+        us = max(us, batch * _rows_us(stage, rows, depth, rates)) + factors_us(
             stage, (roles.lhs, roles.rhs), rates
         )
     return max(us, called)
@@ -75,11 +75,16 @@ def factors_us(stage: Stage, factors: Sequence[Expr], rates: Rates) -> float:
     )
 
 
-def _rows_us(stage: Stage, rows: int, depth: int) -> float:
+def _rows_us(stage: Stage, rows: int, depth: int, rates: Rates) -> float:
     """What its library needs at least for a left factor, however few columns the other has: it goes
     through this row by row of memory, and packs rows that are no multiple of four long."""
     count, length = (depth, rows) if _is_across(contraction(stage)) else (rows, depth)
-    return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
+    each = (
+        thread_figure("packed_row_ns", rates)
+        if length % 4
+        else thread_figure("product_row_ns", rates)
+    )
+    return count * each / 1e3
 
 
 def _is_across(roles: Contraction) -> bool:
@@ -87,7 +92,7 @@ def _is_across(roles: Contraction) -> bool:
     return any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
 
 
-def convolution_us(stage: Stage, work: float, memory: float) -> float:
+def convolution_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
     """Of many channels, as a matrix product; else term by term."""
     read = {load for term in stage.terms for load in loads(term)}
     grouped = any(
@@ -99,5 +104,9 @@ def convolution_us(stage: Stage, work: float, memory: float) -> float:
     if contraction(stage) is not None or grouped:
         return max(work, memory) * figure("convolution")
     of_one = any(load.free.isdisjoint(stage.axes) for load in read)
-    each = figure("single_channel_ns") if of_one else figure("depthwise_ns")
+    each = (
+        thread_figure("single_channel_ns", rates)
+        if of_one
+        else thread_figure("depthwise_ns", rates)
+    )
     return max(points(stage) * each / 1e3, memory)

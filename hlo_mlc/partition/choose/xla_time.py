@@ -21,7 +21,8 @@ from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.choose.materialized import LIBRARY_ELEMENTS
 from hlo_mlc.partition.choose.surroundings import SHARES, SMALL_LOOP_BYTES, OurTime, Surroundings
 from hlo_mlc.partition.choose.xla_faults import OLD_LIBRARY
-from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.choose.xla_figures import figure, thread_figure
+from hlo_mlc.partition.choose.xla_functions import called_ns, computing_ratio, each_called_ns
 from hlo_mlc.partition.choose.xla_products import convolution_us, factors_us, product_us
 from hlo_mlc.partition.work import KEPT_BYTES, Work, multiplies, rotates, term_operations, window
 from hlo_mlc.target.cpu import CpuTarget
@@ -30,8 +31,6 @@ from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import (
     contraction,
     cost,
-    cost_of_node,
-    divides_integers,
     is_map,
     is_part,
     is_plain,
@@ -60,6 +59,7 @@ _SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that
 # Sums over rows of more bytes took it 20 to 400 times as long as of a few less, all of 16 KB to
 # 512 KB and of f32, f64 and bf16; with later libraries no longer.
 _LONGEST_ROW_BYTES = 64 << 10
+_ROWS_KEPT = 64  # of which the lines of a column are still there for its neighbour
 _WIDEST_WINDOW = 64  # elements of windows side by side; of more these are rows, however they lie
 
 
@@ -124,42 +124,55 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
         rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
         wide = any(b.dtype is F64 for b in stage.procedure.arrays)
         each = (
-            figure("row_transform_wide_operation_ns")
+            thread_figure("row_transform_wide_operation_ns", rates)
             if wide
-            else figure("row_transform_operation_ns")
+            else thread_figure("row_transform_operation_ns", rates)
         )
-        each = figure("transform_ns") + operations * each
+        each = thread_figure("transform_ns", rates) + operations * each
         forks = target.cores > 1 and points(stage) > 1
         return XlaTime("transforms", max(rows * each / 1e3, memory), forks)
     if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
         return XlaTime("small matrices", memory)  # besides what the library takes
     if stage.procedure is not None:
-        each = figure("matrix_step_ns") * stage.procedure.total(cost)
+        each = thread_figure("matrix_step_ns", rates) * stage.procedure.total(cost)
         if _goes_round(stage.procedure):
-            each = figure("eigenvector_ns") * max(b.size for b in stage.procedure.arrays)
-        each += figure("matrix_ns")
+            each = thread_figure("eigenvector_ns", rates) * max(
+                b.size for b in stage.procedure.arrays
+            )
+        each += thread_figure("matrix_ns", rates)
         return XlaTime("small matrices", max(points(stage) * each / 1e3, memory))
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
         if _is_polynomial(stage):
-            each = figure("transform_ns") + figure("transform_operation_ns") * operations
+            each = (
+                thread_figure("transform_ns", rates)
+                + thread_figure("transform_operation_ns", rates) * operations
+            )
             return XlaTime("transforms", max(matrices * each / 1e3, memory), target.cores > 1)
-        each = figure("matrix_ns") + figure("matrix_operation_ns") * operations
+        each = (
+            thread_figure("matrix_ns", rates)
+            + thread_figure("matrix_operation_ns", rates) * operations
+        )
         return XlaTime("small matrices", max(matrices * each / 1e3, memory))
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
+        each = thread_figure("scan_narrow_ns", rates) if narrow else thread_figure("scan_ns", rates)
         each *= max(1, cost(*stage.combiner.results))
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
         return XlaTime("scan", max(us, memory))
     if stage.sort is not None:
         return XlaTime(
-            "sort", max(_sort_us(stage) + _terms_us(stage, ours, target, around), memory)
+            "sort", max(_sort_us(stage, rates) + _terms_us(stage, ours, target, around), memory)
         )
     if is_map(stage) and not writes_once(stage):
         work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         if ours.is_serial:
-            joined = points(stage) * _joined_places(stage) * figure("scatter_place_ns") / 1e3
+            joined = (
+                points(stage)
+                * _joined_places(stage)
+                * thread_figure("scatter_place_ns", rates)
+                / 1e3
+            )
             return XlaTime("scatter", work * figure("scatter") + joined)
         return XlaTime("scatter", max(work, memory) * figure("scatter_rows"))
     if ours.is_serial:
@@ -170,7 +183,11 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
         and not is_several(stage.combiner)
     ):
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = figure("several_narrow_ns") if narrow else figure("several_ns")
+        each = (
+            thread_figure("several_narrow_ns", rates)
+            if narrow
+            else thread_figure("several_ns", rates)
+        )
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
         return XlaTime("reduction with several results", max(us, memory))
     threads = _threads(stage, target, around)
@@ -206,12 +223,8 @@ def _terms_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundin
     if not ours.work.operations:
         return 0.0
     share = min(1.0, term_operations(stage) / ours.work.operations)
-    vectors = share * ours.alone_us * _computing_ratio(stage, target.rates)
-    called = (
-        points(stage)
-        * sum(called_ns(node) for node in walk(*stage.terms) if isinstance(node, Apply))
-        / 1e3
-    )
+    vectors = share * ours.alone_us * computing_ratio(stage, target.rates)
+    called = points(stage) * each_called_ns(stage.terms, target.rates) / 1e3
     return (vectors + called) / _threads(stage, target, around)
 
 
@@ -221,11 +234,11 @@ def _loop_us(
     """The same of what it computes in loops over all points, on so many threads."""
     work = ours.alone_us / threads
     if multiplies(stage) and slides(stage) and around.by_library:
-        return "convolution", convolution_us(stage, work, memory)
+        return "convolution", convolution_us(stage, work, memory, rates)
     if contraction(stage) is not None:
         us = product_us(stage, work, memory, rates, around)
         if around.in_function or not around.by_library:
-            us = max(us, points(stage) / figure("scalar_products") / threads)
+            us = max(us, points(stage) * rates.one_by_one / figure("scalar_products") / threads)
         return "product", us
     if is_map(stage):
         return _map_us(stage, ours, work, memory, threads, rates, around)
@@ -233,24 +246,28 @@ def _loop_us(
     if terms and (slides(stage) or terms <= _WIDEST_WINDOW):
         results = math.prod(v.extent for v in stage.axes)
         each = (
-            terms * figure("overlap_ns")
+            terms * thread_figure("overlap_ns", rates)
             if slides(stage)
-            else min(terms * figure("window_ns"), figure("longest_window_ns"))
+            else min(
+                terms * thread_figure("window_ns", rates), thread_figure("longest_window_ns", rates)
+            )
         )
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
         factors = factors_us(stage, stage.terms[0].args, rates) if around.by_library else 0.0
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
-    us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
+    us = max(work * computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
     by_library = points(stage) >= LIBRARY_ELEMENTS and stage.terms[0].dtype.is_float
     if walks_columns(stage):
         us = max(us, memory * rates.xla_reduction * figure("fold_columns"))
         if by_library and _goes_column_by_column(stage):
-            us = max(us, points(stage) * figure("column_ns") / 1e3)
+            rows = math.prod(v.extent for v in stage.reduce_axes)
+            lost = max(1.0, rows / _ROWS_KEPT)
+            us = max(us, points(stage) * lost * thread_figure("column_ns", rates) / 1e3)
     elif not by_library and stage.terms[0].dtype.is_float:  # each waits for the one before
-        us = max(us, points(stage) * figure("fold_ns") / 1e3)
-    return "reduction", us + _one_by_one_us(stage) / threads
+        us = max(us, points(stage) * thread_figure("fold_ns", rates) / 1e3)
+    return "reduction", us + _one_by_one_us(stage, rates) / threads
 
 
 def _goes_column_by_column(stage: Stage) -> bool:
@@ -260,7 +277,7 @@ def _goes_column_by_column(stage: Stage) -> bool:
     return jaxlib.__version__ in OLD_LIBRARY and row > _LONGEST_ROW_BYTES
 
 
-def _sort_us(stage: Stage) -> float:
+def _sort_us(stage: Stage, rates: Rates) -> float:
     n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
     doublings = max(1.0, math.log2(max(1, n)))
     moved = stage.accumulators
@@ -272,13 +289,17 @@ def _sort_us(stage: Stage) -> float:
         and key.op == "not"
     )  # XLA finds it in sorts, too
     if kept < n and moved[0].dtype is F32 and is_top_k:
-        each = figure("first_ns") + figure("first_result_ns") * kept / n * doublings
+        each = (
+            thread_figure("first_ns", rates)
+            + thread_figure("first_result_ns", rates) * kept / n * doublings
+        )
         return points(stage) * each / 1e3
     alone = len(moved) == 1 and not moved[0].dtype.is_float
     each = (
-        figure("sort_integers_ns")
+        thread_figure("sort_integers_ns", rates)
         if alone
-        else figure("sort_ns") + figure("sort_more_ns") * (len(moved) - 1)
+        else thread_figure("sort_ns", rates)
+        + thread_figure("sort_more_ns", rates) * (len(moved) - 1)
     )
     return points(stage) * each * doublings / 1e3
 
@@ -302,12 +323,15 @@ def _map_us(
         if _looked_up(stage, stage.axes)
         else figure("move")
     )
-    computing = work * (ratio if moves else _computing_ratio(stage, rates))
+    computing = work * (ratio if moves else computing_ratio(stage, rates))
     if _walks_across(stage):
-        computing = max(computing, points(stage) * figure("across_ns") / threads / 1e3)
-    one_by_one = _one_by_one_us(stage) / threads
+        computing = max(
+            computing, points(stage) * thread_figure("across_ns", rates) / threads / 1e3
+        )
+    one_by_one = _one_by_one_us(stage, rates) / threads
     if threads == 2 and _is_masked(stage):
-        computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
+        computing *= figure("masked")
+        one_by_one *= figure("masked_called")
     if ours.work.held_bytes <= KEPT_BYTES and _walks_across(stage):
         ratio = 1.0  # all of it stays near
     us = max(computing, memory * ratio) + one_by_one
@@ -316,7 +340,7 @@ def _map_us(
     ):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
         if any((stride(a, stage.axes[-1]) or 1) > 1 for a in stage.assigns if stage.axes):
-            us = max(us, points(stage) * figure("apart_set_ns") / 1e3)
+            us = max(us, points(stage) * thread_figure("apart_set_ns", rates) / 1e3)
     return "move" if moves else "map", us
 
 
@@ -352,15 +376,19 @@ def _there(node: Apply) -> str:
     return node.op
 
 
-def _one_by_one_us(stage: Stage) -> float:
+def _one_by_one_us(stage: Stage, rates: Rates) -> float:
     """What XLA computes of a loop one element after the other, on one thread: functions that it
     calls, places that are looked up, and rows that are short."""
-    each = sum(called_ns(node) for node in walk(*stage.expressions) if isinstance(node, Apply))
-    each += len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
+    each = each_called_ns(stage.expressions, rates)
+    each += len(_looked_up(stage, stage.axes[-1:])) * thread_figure("looked_up_ns", rates)
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
     if row and 0 < row[-1].extent < _SHORT_ROW:
-        each += figure("unrolled_row_ns") if row[-1].extent <= _UNROLLED else figure("short_row_ns")
+        each += (
+            thread_figure("unrolled_row_ns", rates)
+            if row[-1].extent <= _UNROLLED
+            else thread_figure("short_row_ns", rates)
+        )
     return points(stage) * each / 1e3
 
 
@@ -385,35 +413,3 @@ def _looked_up(stage: Stage, axes: Sequence[Var]) -> set[Load]:
         for load in loads(e)
         if any(not found.free.isdisjoint(axes) for i in load.indices for found in loads(i))
     }
-
-
-def _computing_ratio(stage: Stage, rates: Rates) -> float:
-    """XLA's time / ours for what a stage computes."""
-    each = cost(*stage.expressions)
-    ours = theirs = 0  # for functions that XLA computes in another way
-    division = division_there = 0.0
-    for node in walk(*stage.expressions):
-        if not isinstance(node, Apply):
-            continue
-        op = OPS[node.op]
-        if node.dtype.is_float and called_ns(node):
-            ours += cost_of_node(node)
-        elif node.dtype.is_float and op.xla_extra:
-            ours += op.cost
-            theirs += op.cost + op.xla_extra
-        elif divides_integers(node):
-            division += cost_of_node(node)
-            division_there += cost_of_node(node) * figure(f"integer_division_{node.dtype.bytes}")
-    if not each:
-        return rates.xla_arithmetic
-    exp = OPS["exp"]
-    special = theirs * rates.xla_exp * exp.cost / (exp.cost + exp.xla_extra)
-    plain = (each - ours - division) * rates.xla_arithmetic
-    return (plain + special + division_there) / each
-
-
-def called_ns(node: Apply) -> float:
-    """Nanoseconds of one thread of XLA's for what it computes one by one; else 0."""
-    if rotates(node):
-        return figure("rotation_ns")
-    return OPS[node.op].xla_ns[node.dtype is F64] if node.dtype.is_float else 0.0
