@@ -33,7 +33,7 @@ from hlo_mlc.runtime.files import JOURNAL, writable, write_for_others
 from hlo_mlc.runtime.measure import bind_kernel, made_up
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import WIDTH, counted, wrapped
+from hlo_mlc.support.wording import WIDTH, counted, duration, wrapped
 
 _SECONDS_EACH = 0.02
 _LARGEST_BYTES = 1 << 30  # of operands and results that are made up for a kernel
@@ -43,9 +43,10 @@ _OUTDATED_SHARE = 1.25  # of limits that were measured while something else ran
 _MOST_LINES = 30  # that a terminal shows at once, with the prompt
 _MOST_KERNELS = 10
 _ENOUGH = 6  # lines for the kernels: an empty one, the head, three, and what is not shown
-# What of the rest is shown, so that there is room for kernels: parts that are left to XLA, of two
-# lines at most but the first, and lines of reasons and of advice.
+# What of the rest is shown, so that there is room for kernels: parts that are left to XLA, and
+# lines of reasons and of advice.
 _MOST_LEFT, _MOST_REASON, _MOST_ADVICE = 3, 3, 5
+LEFT = "left to XLA, the costliest first, with the least time that it can take:"
 _LEAST_WHAT = 8  # characters of a kernel's name that say what it computes
 _LONGEST_NAME = 32  # of a function, where what is said of it has to fit a line
 _EVEN = 0.02  # of a ratio: less is the same time
@@ -156,9 +157,12 @@ class Explanation:
         """At most `_MOST_LINES`: the head and what follows are never cut, kernels are."""
         head, advice = self._head(), self._advice_lines()
         most = _MOST_LINES - len(head) - len(advice)
-        left = self._left_lines(whole=True)
-        if most - len(left) < _ENOUGH:
-            left = self._left_lines(whole=False)
+        # Reasons are whole where each kernel still has its line, or that of the costliest part is.
+        one_for_each = 2 + len(self.report.kernels)
+        for whole, enough in ((_MOST_LEFT, one_for_each), (1, _ENOUGH), (0, 0)):
+            left = self._left_lines(whole)
+            if most - len(left) >= enough:
+                break
         return [*head, *self._kernel_lines(most - len(left)), *left, *advice]
 
     def _long(self) -> list[str]:
@@ -249,17 +253,18 @@ class Explanation:
         )
         return f"{figures}{_fitting(kernel.name, WIDTH - len(figures) - len(calls))}{calls}"
 
-    def _left_lines(self, whole: bool) -> list[str]:
-        """What stays with XLA, the costliest of it, and why, in two lines of the first if there is
-        room for its `whole` reason; parts that differ in nothing but their numbers are one."""
+    def _left_lines(self, whole: int) -> list[str]:
+        """What stays with XLA, the costliest of it, and why, in two lines for the first so many, if
+        there is room for their `whole` reasons; parts that differ in nothing but their numbers are
+        one."""
         parts: dict[tuple[str, str], list[LeftReport]] = {}
         for left in self.report.left:
             parts.setdefault((_unnumbered(left.part), left.reason), []).append(left)
         groups = sorted(parts.items(), key=lambda part: -sum(one.us for one in part[1]))
         if not groups:
             return []
-        lines = ["", "left to XLA, the costliest first:"]
-        for (name, reason), group in groups[:_MOST_LEFT]:
+        lines = ["", LEFT]
+        for place, ((name, reason), group) in enumerate(groups[:_MOST_LEFT]):
             us, count = sum(one.us for one in group), len({one.part for one in group})
             what = name or op_counts(one.op for one in group)
             what += f" x{count}" if count > 1 else ""
@@ -270,10 +275,9 @@ class Explanation:
                 if len(line) <= WIDTH
                 else [
                     _cut(f"{about}  {what}:"),
-                    *(_two_lines(reason) if whole else [_cut(f"{'':13}{reason}")]),
+                    *(_two_lines(reason) if place < whole else [_cut(f"{'':13}{reason}")]),
                 ]
             )
-            whole = False
         if more := groups[_MOST_LEFT:]:
             us = sum(one.us for _, group in more for one in group)
             count = sum(len({one.part for one in group}) for _, group in more)
@@ -304,17 +308,10 @@ def explain(
     return Explanation(name, report, times, options, verbose, compile_again, limits)
 
 
-def duration(us: float) -> str:
-    """A time in the unit that suits it."""
-    if us < 999.5:
-        return f"{us:.1f} us" if us < 99.95 else f"{us:.0f} us"
-    if us < 999_500:
-        return f"{us / 1e3:.3g} ms"
-    return f"{us / 1e6:.3g} s"
-
-
 def _percent(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+    if not whole:
+        return "-"
+    return "<1%" if 0 < part < 0.005 * whole else f"{part / whole:.0%}"
 
 
 def _contents(kernel: KernelReport) -> str:

@@ -144,10 +144,15 @@ class _Dumps:
         return _shown(_read(self._main / file))
 
     def plan(self, kernels: Collection[str]) -> Json | None:
-        """The plan, if there is one and its kernels are these: where calls have shown that XLA is
-        faster, what was planned is not what runs."""
+        """The plan, if there is one. A unit that was to be a kernel and is none of these, as where
+        XLA turned out to be faster, is the last of its operations, of XLA's."""
         plan = json.loads(_read(self._main / PLAN_FILE) or "null")
-        return plan if plan and {unit[0] for unit in plan["units"]} - {""} <= kernels else None
+        if plan is not None:
+            last = {unit: op for op, _, _, unit, _ in plan["operations"]}
+            for number, unit in enumerate(plan["units"]):
+                if unit[0] and unit[0] not in kernels:
+                    unit[:2] = "", last.get(number, "")
+        return plan
 
     def of_kernel(self, kernel: KernelReport, number: str, suffix: str) -> str:
         """What a file of a kernel holds; "" if there is none."""

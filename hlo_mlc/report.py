@@ -14,7 +14,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
 from hlo_mlc.runtime.records import Measured
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.wording import WIDTH, byte_size, counted, short_line, wrapped
+from hlo_mlc.support.wording import WIDTH, byte_size, counted, duration, short_line, wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class Comparison:
     def __str__(self) -> str:
         other = "XLA" if self.against == "xla" else f'"{self.against}"'
         return (
-            f'measured: choose="{self.candidate}" {self.ours_us:.1f} us, '
-            f"{other} {self.xla_us:.1f} us ({other} / ours {self.speedup:.2f})"
+            f'measured: choose="{self.candidate}" {duration(self.ours_us)}, '
+            f"{other} {duration(self.xla_us)} ({other} / ours {self.speedup:.2f})"
         )
 
 

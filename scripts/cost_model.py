@@ -29,7 +29,7 @@ from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.cases import CASES
 from hlo_mlc_bench.results import Results, load
-from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
+from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
 _PICTURE = _ROOT / "docs" / "cost_model.svg"
@@ -204,11 +204,11 @@ def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
 
     yield (
         f'<rect x="{left}" y="{_MARGIN}" width="{_SIDE}" height="{_SIDE}" fill="none" '
-        'stroke="#999"/>'
+        f'stroke="{LINE}"/>'
     )
     yield (
         f'<line x1="{left}" y1="{bottom}" x2="{left + _SIDE}" y2="{_MARGIN}" '
-        'stroke="#bbb" stroke-dasharray="4 3"/>'
+        f'stroke="{LINE}" stroke-dasharray="4 3"/>'
     )
     for power in range(math.ceil(low), math.floor(high) + 1):
         at = 10.0**power

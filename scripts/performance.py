@@ -40,7 +40,7 @@ from hlo_mlc_bench.cases import BY_NAME, CASES
 from hlo_mlc_bench.results import Results, Row, environment, load
 from hlo_mlc_bench.script import arguments
 from hlo_mlc_bench.searches import SHORT, Derived, Found, known
-from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
+from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
 DOCS = _ROOT / "docs"
@@ -212,7 +212,7 @@ class _Axes:
     def frame(self, title: str, across: str, up: str) -> Iterable[str]:
         yield (
             f'<rect x="{self.left}" y="{self.top}" width="{_WIDTH}" height="{_HEIGHT}" '
-            'fill="none" stroke="#999"/>'
+            f'fill="none" stroke="{LINE}"/>'
         )
         yield text(self.left, self.top - 8, title, size=13)
         for power in _powers(self.x):
@@ -301,7 +301,7 @@ def roofline(measured: Measured) -> str:
     y = _around([*(w.gops for w in works), limits["gflops"]])
     axes = _Axes(_MARGIN, _MARGIN, x, y)
     parts = [*axes.frame("all cases that are ours alone", "operations for each byte", "Gop/s")]
-    for name, colour in (("cache_gb_s", "#bbb"), ("memory_gb_s", "#666")):
+    for name, colour in (("cache_gb_s", LINE), ("memory_gb_s", FAINT)):
         parts.append(axes.line(list(_roof(limits[name], limits["gflops"], x, y)), colour))
     parts += [
         axes.dot(

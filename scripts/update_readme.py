@@ -13,7 +13,7 @@ from pathlib import Path
 from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
 from hlo_mlc_bench.script import arguments
-from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
+from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
 _ROOT = Path(__file__).resolve().parent.parent
 _README = _ROOT / "README.md"
@@ -23,8 +23,11 @@ _END = "<!-- end of benchmarks -->\n"
 _HEADER = "| workload | jax.jit ms | hlo_mlc ms | ratio | max error | clusters | coverage |\n"
 _RULE = "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
 
-# The picture in pixels: where bars begin, how long the longest is, room for figures behind it.
-_LEFT, _LONGEST, _RIGHT, _TOP, _PITCH, _BAR = 150, 420, 190, 64, 22, 14
+# The picture in pixels: where bars begin, how long the longest is, room for its ratio and times.
+_LEFT, _LONGEST, _RIGHT, _TOP, _PITCH, _BAR = 150, 420, 190, 84, 22, 14
+_END_OF_TIMES = _LEFT + _LONGEST + _RIGHT - 10
+_TIMES = "jax.jit → hlo_mlc"
+_TICKS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 
 def main(arguments: list[str]) -> None:
@@ -87,28 +90,44 @@ def picture(results: Results) -> str:
     low = 0.9 * min(ends)
     scale = _LONGEST / math.log(max(*ends, 2.0) / low)
     bottom = _TOP + _PITCH * len(rows)
-    even = _LEFT + scale * math.log(1 / low)
+
+    def across(ratio: float) -> float:
+        return _LEFT + scale * math.log(ratio / low)
+
     return document(
         _LEFT + _LONGEST + _RIGHT,
-        bottom + 34,
+        bottom + 12,
         [
-            text(10, 24, "How many times as fast as jax.jit (logarithmic)", size=16),
+            text(10, 24, "How many times as fast as jax.jit", size=16),
             text(10, 44, _where(results), size=11, colour=FAINT),
+            text(_END_OF_TIMES, _TOP - 12, _TIMES, size=11, anchor="end", colour=FAINT),
+            *(
+                part
+                for ratio in _TICKS
+                if low <= ratio <= max(ends)
+                for part in _tick(ratio, across(ratio), bottom)
+            ),
             *(
                 part
                 for place, row in enumerate(rows)
-                for part in _bar(row, _TOP + _PITCH * place, even, scale)
+                for part in _bar(row, _TOP + _PITCH * place, across(1), across(row.ratio))
             ),
-            f'<line x1="{even:.1f}" y1="{_TOP - 6}" x2="{even:.1f}" y2="{bottom}" '
-            f'stroke="{FAINT}"/>',
-            text(even, bottom + 18, "1x: jax.jit", size=11, anchor="middle", colour=FAINT),
         ],
     )
 
 
-def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:
+def _tick(ratio: float, x: float, bottom: float) -> Iterable[str]:
+    """A line that bars are held against: the one at 1 is what they begin at."""
+    title = "jax.jit" if ratio == 1 else f"{ratio:g}x"
+    yield text(x, _TOP - 12, title, size=11, anchor="middle", colour=FAINT)
+    yield (
+        f'<line x1="{x:.1f}" y1="{_TOP - 6}" x2="{x:.1f}" y2="{bottom}" '
+        f'stroke="{FAINT if ratio == 1 else LINE}" stroke-width="{1 if ratio == 1 else 0.5}"/>'
+    )
+
+
+def _bar(row: Row, y: float, even: float, end: float) -> Iterable[str]:
     """From a ratio of 1 to that of the row, its name in front, its figures behind."""
-    end = even + scale * math.log(row.ratio)
     left, right = min(even, end), max(even, end)
     baseline = y + _BAR - 3
     yield text(_LEFT - 8, baseline, row.name, anchor="end")
@@ -116,10 +135,14 @@ def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:
         f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="{_BAR}" rx="2" '
         f'fill="{OURS if row.ratio >= 1 else XLA}"/>'
     )
-    yield text(right + 6, baseline, f"{row.ratio:.3g}x")
-    yield text(
-        right + 52, baseline, f"{row.jax_ms:.3g} → {row.ours_ms:.3g} ms", size=11, colour=FAINT
-    )
+    yield text(right + 6, baseline, f"{_three_digits(row.ratio)}x")
+    times = f"{_three_digits(row.jax_ms)} → {_three_digits(row.ours_ms)} ms"
+    yield text(_END_OF_TIMES, baseline, times, size=11, anchor="end", colour=FAINT)
+
+
+def _three_digits(value: float) -> str:
+    """`0.0971`, `2.60`, `115`."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def test_thirty_lines_are_enough_for_any_report() -> None:
     shown = str(explain.Explanation("f" * 90, full, {}, options)).splitlines()
     assert len(shown) <= 30 and max(map(len, shown)) <= 80
     assert sum("%" in line and "@test_explain.py" in line for line in shown) >= 3
-    assert {"left to XLA, the costliest first:", "next: it is long"} <= {
+    assert {explain.LEFT, "next: it is long"} <= {
         line if line.startswith("left") else line[:16] for line in shown
     }
 
@@ -120,7 +120,7 @@ def test_the_costliest_come_first() -> None:
     content = shown.as_dict()
     assert [k["name"] for k in content["kernels"]] == [k.name for k in shown.kernels]
     assert content["time"]["ours_us"] == pytest.approx(sum(times))
-    assert "left to XLA, the costliest first:" in str(shown)
+    assert explain.LEFT in str(shown)
     assert "convert@left.py:" in str(shown)
 
 
@@ -135,7 +135,7 @@ def test_parts_that_stay_for_the_same_reason_are_one() -> None:
     full = dataclasses.replace(report, left=(other, *alike))
     shown = explain.Explanation("f", full, {}, Options.from_environment())
     lines = str(shown).splitlines()
-    at = lines.index("left to XLA, the costliest first:")
+    at = lines.index(explain.LEFT)
     assert [line.split("  ")[-1] for line in (lines[at + 1], lines[at + 4])] == [
         "sort@m.py:3 x3:",
         "fft@m.py:4:",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import html
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from hlo_mlc.tuning.messages import Failed, Timed
 from hlo_mlc.tuning.space import Parameter, Space
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import KernelStudy
+from making.contrast import GRAPHICS, TEXT, contrast
 from making.left import by_xla
 
 X = jnp.linspace(-1.0, 2.0, 64 * 128).reshape(64, 128)
@@ -123,11 +125,15 @@ def test_a_report_writes_it_too(tmp_path: Path) -> None:
 
 
 def test_of_what_calls_have_shown_to_be_slower(tmp_path: Path) -> None:
-    """What was planned is not what runs."""
+    """What was planned is not what runs: the same units, of XLA's."""
     function = mlc_jit(softmax_of_products, choose="ours")
     slower = dataclasses.replace(function.explain(X), report=Report.untouched("XLA is faster"))
     data = unpacked(slower.html(tmp_path / "r.html").read_text(), "data")
-    assert data["kernels"] == [] and data["plan"] is None and data["reasons"] == ["XLA is faster"]
+    assert data["kernels"] == [] and data["reasons"] == ["XLA is faster"]
+    units = data["plan"]["units"]
+    assert not any(unit[0] for unit in units)
+    assert [unit[1] for unit in units][-1].endswith("convert")
+    assert "stablehlo.divide" in {unit[1] for unit in units}  # of the softmax
 
 
 def test_of_a_module(tmp_path: Path) -> None:
@@ -213,6 +219,21 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+PALETTES = re.findall(r":root.*?\{(.*?)\n\}", (page._FOLDER / "page.css").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("palette", PALETTES, ids=["light", "dark"])
+def test_it_can_be_read(palette: str) -> None:
+    """Whatever stands on whatever ground."""
+    colours = dict(re.findall(r"--([\w-]+): (#\w{6});", palette))
+    for ground in ("paper", "card", "ours-soft", "xla-soft", "mark"):
+        for words in ("ink", "quiet", "warn", "key", "number", "comment"):
+            assert contrast(colours[words], colours[ground]) >= TEXT, f"{words} on {ground}"
+    for ground in ("paper", "card"):  # links, and the shares that are chosen
+        assert contrast(colours["ours"], colours[ground]) >= TEXT
+        assert contrast(colours["xla"], colours[ground]) >= GRAPHICS
+
+
 VIEWS = {
     "overview": ("of a call in 2 kernels of ours", "convert", "Roofline", "Memory over"),
     "kernels/1": ("softmax@test_page.py", "Your code", "LLVM IR", "proved: in bounds"),
@@ -223,18 +244,31 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_in_a_browser(view: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.html"
+    plan = unpacked(written(softmax_of_products, path), "data")["plan"]
+    body, _ = opened(path, view)
+    for phrase in VIEWS[view]:
+        assert phrase in body
+    assert len(re.findall(r'role="tabpanel"[^>]*hidden=""', body)) == 3, "one view is shown"
+    count = len(plan["operations"])
+    assert (f">{count} of {count}<" in body) == (view == "graph")
+
+
+def opened(path: Path, view: str, steps: str = "") -> tuple[str, Any]:
+    """What a browser makes of a page, and what `steps`, the body of a function of JavaScript, have
+    returned that were taken once it was there."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("there is no chromium (Debian's package of this name) to open the page with")
-    path = tmp_path / "r.html"
-    plan = unpacked(written(softmax_of_products, path), "data")["plan"]
+    page = path.read_text().replace("</body>", f"{SCRIPT.replace('STEPS', steps)}</body>")
+    path.write_text(page)
     ran = subprocess.run(
         [
             browser,
             "--headless",
             "--no-sandbox",
             "--disable-gpu",
-            f"--user-data-dir={tmp_path}/b",
+            f"--user-data-dir={path.parent}/b",
             "--virtual-time-budget=5000",
             "--dump-dom",
             f"file://{path}#{view}",
@@ -244,10 +278,74 @@ def test_in_a_browser(view: str, tmp_path: Path) -> None:
         timeout=120,
     )
     assert ran.returncode == 0, ran.stderr
-    body = ran.stdout.partition("<script")[0]
-    for phrase in VIEWS[view]:
-        assert phrase in body
     assert 'data-ready="' in ran.stdout, "the script came to its end"
-    assert len(re.findall(r'role="tabpanel"[^>]*hidden=""', body)) == 3, "one view is shown"
-    count = len(plan["operations"])
-    assert (f">{count} of {count}<" in body) == (view == "graph")
+    seen = re.search(r'data-seen="([^"]*)"', ran.stdout)
+    return ran.stdout.partition("<script")[0], json.loads(html.unescape(seen[1]))
+
+
+SCRIPT = """<script>(async () => {
+  const pause = () => new Promise(done => setTimeout(done, 20));
+  while (!document.documentElement.dataset.ready) await pause();
+  const all = choice => [...document.querySelectorAll(choice)];
+  const press = key =>
+    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key, bubbles: true}));
+  const take = async () => { STEPS };
+  document.documentElement.dataset.seen = JSON.stringify(await take() ?? null);
+})()</script>"""
+
+
+def by_turns(x: jax.Array) -> jax.Array:
+    """More kernels and operations of XLA's than are drawn at once."""
+    for _ in range(60):
+        x = by_xla(jnp.tanh(x))
+    return x
+
+
+def test_of_a_large_graph_a_part_is_drawn(tmp_path: Path) -> None:
+    """Around what was chosen last, in the drawing or in the list, by the mouse or by keys."""
+    path = tmp_path / "r.html"
+    units = unpacked(written(by_turns, path), "data")["plan"]["units"]
+    assert len(units) > 170
+    _, (first, after, named, chosen, rows) = opened(
+        path,
+        "graph",
+        """
+        const drawn = () => all("#drawing g").map(g => Number(g.dataset.unit));
+        const first = drawn();
+        const apart = row => !first.includes(Number(row.dataset.at));
+        all("#operations [data-at]").findLast(apart).focus();
+        press("Enter");
+        const after = drawn();
+        all("#drawing g")[0].focus();
+        press(" ");
+        const chosen = all("#drawing g.chosen").map(g => Number(g.dataset.unit));
+        return [first, after, document.activeElement.getAttribute("aria-label"), chosen,
+          all("#operations tbody tr").length];
+        """,
+    )
+    assert len(first) == len(after) == 60 and set(first) != set(after)
+    assert chosen == [after[0]] and rows < 10
+    assert named.startswith(("tanh", "convert"))
+
+
+def test_the_focus_stays_where_it_was(tmp_path: Path) -> None:
+    """In what is drawn anew because of a key."""
+    path = tmp_path / "r.html"
+    written(softmax_of_products, path)
+    _, (sorted_by, focused, tab, texts) = opened(
+        path,
+        "overview",
+        """
+        all("#table [data-column]")[5].focus();
+        document.activeElement.click();
+        const now = [document.querySelector("[aria-sort]"), document.activeElement];
+        press("2");
+        while (!document.querySelector("[data-side] [role=tab]")) await pause();
+        all("[data-side='1'] [role=tab]")[0].focus();
+        document.activeElement.click();
+        return [...[...now, document.activeElement].map(e => e.textContent),
+          all("[data-side] [aria-selected=true]").map(e => e.textContent)];
+        """,
+    )
+    assert sorted_by == focused == "kernel"
+    assert tab == "Tensors" and texts == ["Loops", "Tensors"]

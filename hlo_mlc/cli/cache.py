@@ -12,10 +12,11 @@ from hlo_mlc.kept_programs import program_name
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.notes import forget_notes, note_paths
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import counted
+from hlo_mlc.support.wording import counted, table_lines
 
 _MIB = 1 << 20
 _NAME_BYTES = 512  # with which an object of a kernel begins
+_HEADINGS = ("kernel or program", "bytes", "used last", "key")
 _MACHINE_NOTES = ("limits-", "rates-")
 
 
@@ -33,12 +34,15 @@ def list_entries() -> None:
     options = Options.from_environment()
     objects = _open(options)
     entries = objects.entries()
+    rows = []
     for entry in entries:
         used = datetime.datetime.fromtimestamp(entry.used_at).isoformat(" ", timespec="seconds")
         begins = objects.beginning(entry.key, _NAME_BYTES)
         program = program_name(begins)
         name = f"{program} (a program)" if program else object_name(begins) or "(no name)"
-        click.echo(f"{name}  {entry.size_bytes} bytes  used {used}  {entry.key}")
+        rows.append((name, f"{entry.size_bytes:,}", used, entry.key))
+    if rows:
+        click.echo("\n".join(table_lines([_HEADINGS, *rows], words=2)))
     size = sum(entry.size_bytes for entry in entries) / _MIB
     click.echo(
         f"{_contents(objects)}, {size:.1f} of {options.cache_limit_mib} MiB in {objects.folder}"

@@ -246,11 +246,13 @@ def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]
 
 
 def _raised_at(error: Exception) -> str:
-    """` (at model.py:6)`, the innermost line that is neither ours nor JAX's; "" for none."""
+    """` (at model.py:6)`, the innermost line that is neither ours, nor JAX's, nor one of those that
+    import modules; "" for none."""
     lines = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not is_internal(frame.f_code.co_filename)
+        and frame.f_globals.get("__name__", "").partition(".")[0] != "importlib"
     ]
     return f" (at {Path(lines[-1][0]).name}:{lines[-1][1]})" if lines else ""
 

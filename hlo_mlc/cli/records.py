@@ -10,10 +10,10 @@ import click
 from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.cli import parameters
 from hlo_mlc.runtime.files import PUBLIC, write_whole
-from hlo_mlc.runtime.records import Records, open_records
+from hlo_mlc.runtime.records import OURS, XLA, Record, Records, open_records, schedules_text
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import counted
+from hlo_mlc.support.wording import counted, table_lines
 from hlo_mlc.target.cpu import host
 
 
@@ -26,13 +26,32 @@ def records() -> None:
 def list_records() -> None:
     """Shows a line for each record.
 
-    It has the kernel, the target, the times and the schedule.
+    It has the kernel, its time in microseconds, what others take of that, whose code is taken, the
+    target, the kernel's id, and the schedule.
     """
     known = _open()
     found = known.all()
-    for record in found:
-        click.echo(str(record))
+    if found:
+        click.echo("\n".join(table_lines([_HEADINGS, *map(_row, found)], words=4)))
     click.echo(f"{counted(len(found), 'record')} in {known.folder}")
+
+
+_HEADINGS = ("kernel", "us", "default / this", "XLA / this", "taken", "target", "id", "schedule")
+
+
+def _row(record: Record) -> tuple[str, ...]:
+    """A line of the list, "-" for what was not measured or is as it would be anyway."""
+    best = record.measured
+    return (
+        record.name or "unnamed",
+        f"{best.ours_us:.1f}",
+        f"{best.speedup:.2f}" if record.schedules else "-",
+        f"{best.xla_ratio:.2f}" if best.xla_ratio else "-",
+        "modelled" if best.modelled else {OURS: "ours", XLA: "XLA's"}.get(record.choice, "-"),
+        record.target,
+        record.kernel,
+        "; ".join(schedules_text(record.schedules)) or "default",
+    )
 
 
 @records.command("export")

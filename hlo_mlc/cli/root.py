@@ -29,7 +29,7 @@ _COMMANDS = {
     "inspect": "Explains what of a program runs in our kernels, and why the rest does not.",
     "report": "Writes all that is known of a program as a page for a browser.",
     "tune": "Finds the fastest schedules of a program's kernels and records them.",
-    "model": "Trains what tuning guesses with which schedules are fast.",
+    "model": "Trains the model that orders the trials of tuning.",
     "worker": "Takes trials of kernels that others tune, out of a database.",
     "dashboard": "Serves the studies of tuning in a browser.",
     "records": "Lists, exports or imports what tuning found out.",
@@ -81,7 +81,10 @@ class _Commands(click.Group):
             if isinstance(error, click.exceptions.NoArgsIsHelpError):
                 raise  # it is no error, but the help
             command = error.ctx.command_path if error.ctx is not None else ctx.command_path
-            click.echo(f"error: {error.format_message()} (`{command} --help` says more)", err=True)
+            click.echo(
+                f"error: {error.format_message().rstrip('.')} (`{command} --help` says more)",
+                err=True,
+            )
             ctx.exit(_MISUSE)
         except click.ClickException:
             raise  # in one line as well
@@ -126,4 +129,9 @@ def main() -> None:
     A program is MODULE:FUNCTION or FILE.py:FUNCTION, a file with a StableHLO module, or
     MODEL.onnx. A function's arguments come from --arg f32[512,1024], once for each, or from its
     attribute `example_args`: they, or a function that makes them.
+
+    \b
+      hlo-mlc demo                                        what there is to gain
+      hlo-mlc inspect model.py:predict --arg f32[32,64]   what becomes of a function
+      hlo-mlc bench model.py:predict --arg f32[32,64]     how much faster it is
     """

@@ -12,7 +12,6 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.explain import duration
 from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types, require_count
@@ -29,7 +28,7 @@ from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import byte_size, counted, table_lines, wrapped
+from hlo_mlc.support.wording import byte_size, counted, duration, table_lines, wrapped
 
 _BUDGET_S = 2.0  # for timing both sides, unless somebody says how many rounds
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 51

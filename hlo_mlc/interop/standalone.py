@@ -124,7 +124,12 @@ def export_c(
     options = Options.from_environment(choose="ours", check=False)
     _, plan = clusters_of(lowered.compiler_ir(), options)
     for node, reason in plan.left.items():
-        raise UnsupportedOpError(node.op, reason, location=node.location or None)
+        raise UnsupportedOpError(
+            node.op,
+            f"{reason}, and nobody but our kernels computes anything in a C library: "
+            "hlo_mlc.export, or --format jax, writes a file that leaves it to XLA",
+            location=node.location or None,
+        )
     names = _parameters(function, len(args))
     leaves = [
         _name_of(where, [names[n] for n in given])

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 
 from hlo_mlc.building import kernel_with_id
-from hlo_mlc.explain import duration
 from hlo_mlc.interop.arguments import require_count
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.xla_profile import Operation, XlaThread, profiled
@@ -27,7 +26,7 @@ from hlo_mlc.report import KernelReport, Report, lines_of, op_counts
 from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.runtime.spans import Lane, Span, recorded_spans
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.wording import counted, wrapped
+from hlo_mlc.support.wording import counted, duration, wrapped
 
 CALLS = 3
 """How many calls a timeline is of, unless somebody says."""

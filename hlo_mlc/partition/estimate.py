@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hlo_mlc.support.wording import duration
+
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
@@ -41,4 +43,5 @@ class Prediction:
 
     def __str__(self) -> str:
         guess = ", but nobody knows how often its loops run" if self.guesses_trips else ""
-        return f"predicted: {self.ours_us:.1f} us a call, by XLA alone {self.xla_us:.1f} us{guess}"
+        ours, xla = duration(self.ours_us), duration(self.xla_us)
+        return f"predicted: {ours} a call, by XLA alone {xla}{guess}"

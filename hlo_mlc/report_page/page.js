@@ -48,9 +48,23 @@ function linesOf(kernel) {
     `${shortFile(file)}:${[...numbers].sort((a, b) => a - b).join(", ")}`).join("; ");
 }
 
+// What is no button of the browser's is chosen by the same keys.
 function onChoice(element, act) {
   element.addEventListener("click", act);
-  element.addEventListener("keydown", event => { if (event.key === "Enter") act(event); });
+  if (element.tagName === "BUTTON") return;
+  element.addEventListener("keydown", event => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    act(event);
+  });
+}
+
+// Draws anew what the focus may be in, and gives it to what takes the place of what had it.
+function keepingFocus(container, draw) {
+  const all = () => [...container.querySelectorAll("button, [tabindex]")];
+  const at = all().indexOf(document.activeElement);
+  draw();
+  if (at >= 0) all()[at]?.focus({preventScroll: true});
 }
 
 // ---- State: the view, the kernel, the texts on both sides
@@ -123,15 +137,16 @@ function drawOverview() {
   $("shares").querySelectorAll("button").forEach(b => onChoice(b, () => choose(Number(b.dataset.kernel), true)));
   drawTable();
 
+  // Parts that differ in nothing but their numbers are one.
   const parts = new Map();
   for (const left of data.left) {
-    const key = `${left.part}\0${left.reason}`;
-    const part = parts.get(key) ?? {part: left.part, reason: left.reason, us: 0, ops: []};
-    part.us += left.us; part.ops.push(left.op); parts.set(key, part);
+    const name = left.part.replace(/#\d+(?=@|$)/, ""), key = `${name}\0${left.reason}`;
+    const part = parts.get(key) ?? {name, reason: left.reason, us: 0, ops: [], parts: new Set()};
+    part.us += left.us; part.ops.push(left.op); part.parts.add(left.part); parts.set(key, part);
   }
   const groups = [...parts.values()].sort((a, b) => b.us - a.us);
-  $("left").innerHTML = `<h2>Stays with XLA</h2>` + (groups.length ? limited(groups.map(g =>
-    `<li><span class="n">${g.us ? aligned(duration(g.us)) : ""}</span><p><code>${escaped(g.part || counts(g.ops))}</code><br><span class="quiet">${escaped(g.reason)}</span></p></li>`), 8)
+  $("left").innerHTML = `<h2>Stays with XLA${groups.length ? `, with the least time that it can take` : ""}</h2>` + (groups.length ? limited(groups.map(g =>
+    `<li><span class="n">${g.us ? aligned(duration(g.us)) : ""}</span><p><code>${escaped(g.name || counts(g.ops))}</code>${g.parts.size > 1 ? ` ${g.parts.size}×` : ""}<br><span class="quiet">${escaped(g.reason)}</span></p></li>`), 8)
     : `<p class="quiet">${data.reasons.length ? "" : "Nothing."}</p>`)
     + data.reasons.map(r => `<p>${escaped(r)}</p>`).join("");
   $("next").hidden = !data.advice.length;
@@ -164,6 +179,7 @@ function drawTable() {
   const [column, direction] = sorting, key = columns[column][2];
   const order = data.kernels.map((k, n) => [k, n]).sort(([a], [b]) =>
     direction * (key(a) < key(b) ? -1 : key(a) > key(b) ? 1 : 0));
+  if (!order.length) { $("table").outerHTML = `<p class="quiet">None: XLA runs all of it.</p>`; return; }
   const shown = allRows ? order : order.slice(0, 100);
   $("table").innerHTML = `<thead><tr>${columns.map(([title, kind, , , about], n) =>
     `<th class="${kind}" title="${about}" ${n === column ? `aria-sort="${direction < 0 ? "descending" : "ascending"}"` : ""}><button data-column="${n}">${title}</button></th>`).join("")}</tr></thead><tbody>`
@@ -173,7 +189,7 @@ function drawTable() {
   $("table").querySelectorAll("[data-column]").forEach(b => b.addEventListener("click", () => {
     const n = Number(b.dataset.column);
     sorting = [n, n === sorting[0] ? -sorting[1] : n < 5 ? -1 : 1];
-    drawTable();
+    keepingFocus($("table"), drawTable);
   }));
   $("table").querySelectorAll("tr[data-kernel]").forEach(r => onChoice(r, () => choose(Number(r.dataset.kernel), true)));
   $("all")?.addEventListener("click", () => { allRows = true; drawTable(); });
@@ -206,14 +222,15 @@ function drawRoofline() {
     ...range(y0, y1).map(e => `<line class="axis" x1="${M.l}" x2="${W - M.r}" y1="${Y(10 ** e)}" y2="${Y(10 ** e)}"/><text x="${M.l - 8}" y="${Y(10 ** e) + 4}" text-anchor="end">${tick(e)}</text>`),
     `<text x="${W - M.r}" y="${H - 6}" text-anchor="end">operations per byte read or written</text>`,
   ];
-  const slopes = roofs.map(([name, gb], place) => {
+  // The fastest has its name above its line and the others below, each further down: no two meet.
+  const slopes = roofs.sort(([, a], [, b]) => b - a).map(([name, gb], place) => {
     const from = Math.max(10 ** x0, 10 ** y0 / gb), knee = Math.min(10 ** x1, limits.gflops / gb);
-    const middle = from * (knee / from) ** (0.75 - 0.45 * place / Math.max(1, roofs.length - 1));
+    const middle = from * (knee / from) ** (0.6 - 0.35 * place / Math.max(1, roofs.length - 1));
     const angle = -180 / Math.PI * Math.atan2(Y(1) - Y(10), X(10) - X(1));
     return `<path class="roof" d="M${X(from)},${Y(from * gb)}L${X(knee)},${Y(knee * gb)}"/><text text-anchor="middle" transform="translate(${X(middle)},${Y(middle * gb)}) rotate(${angle})" dy="${place ? 12 : -5}">${name}: ${gb.toFixed(0)} GB/s</text>`;
   });
-  const fastest = Math.max(...roofs.map(([, gb]) => gb));
-  parts.push(`<path class="roof" d="M${X(Math.max(10 ** x0, limits.gflops / fastest))},${Y(limits.gflops)}H${W - M.r}"/><text x="${W - M.r}" y="${Y(limits.gflops) - 5}" text-anchor="end">${limits.gflops.toFixed(0)} GFLOP/s of f32</text>`,
+  const ridge = X(Math.max(10 ** x0, limits.gflops / roofs[0][1]));
+  parts.push(`<path class="roof" d="M${ridge},${Y(limits.gflops)}H${W - M.r}"/><text x="${ridge}" y="${Y(limits.gflops) - 5}">${limits.gflops.toFixed(0)} GFLOP/s of f32</text>`,
     ...slopes, ...dots.map(({k, n, x, y}) => `<circle class="dot" data-kernel="${n}" cx="${X(x)}" cy="${Y(y)}" r="${3 + 14 * Math.sqrt(k.us / total())}"><title>${escaped(k.name)}: ${y.toFixed(1)} Gop/s, ${x.toFixed(2)} operations per byte, ${percent(limitOf(k), 1)} of the limit</title></circle>`));
   $("roofline").innerHTML = `<h2>Roofline</h2><svg viewBox="0 0 ${W} ${H}" role="img" aria-label="Roofline">${parts.join("")}</svg>
     <figcaption>Billions of operations per second over operations per byte, as large as a kernel's share of the time. Each ran alone, its operands in the caches where they fit.</figcaption>`;
@@ -222,7 +239,7 @@ function drawRoofline() {
 
 function drawMemory() {
   const units = data.plan?.units ?? [];
-  $("memory").hidden = units.length < 2;
+  $("memory").hidden = units.length < 2 || !data.kernels.length;
   if ($("memory").hidden) return;
   const live = units.map(u => u[4]), most = Math.max(...live), base = data.plan.parameter_bytes;
   const X = n => M.l + (W - M.l - M.r) * n / units.length, Y = b => H - M.b - (H - M.t - M.b) * b / most;
@@ -268,7 +285,7 @@ async function drawKernel() {
     ["id", `<code>${k.id}</code>`],
   ].filter(Boolean);
   $("kernel").innerHTML = `<div class="head"><div class="card"><h2>${escaped(k.name)}</h2><dl class="facts">${known.map(([a, b]) => `<dt>${a}</dt><dd>${b}</dd>`).join("")}</dl></div>
-    <div class="card text"><div class="tabs"><button aria-selected="true">Your code</button></div>${source(k)}</div></div>${tuning(k)}
+    <div class="card text"><div class="tabs"><h3>Your code</h3></div>${source(k)}</div></div>${tuning(k)}
     <div class="panes ${split ? "" : "one"}">${[0, 1].slice(0, split ? 2 : 1).map(side => `<div class="card text" data-side="${side}"></div>`).join("")}</div>`;
   drawPanes();
 }
@@ -316,20 +333,25 @@ function drawPanes() {
     const side = Number(pane.dataset.side), there = steps.filter(s => texts && s in texts);
     const title = there.includes(sides[side]) ? sides[side] : there[0];
     if (!title) { pane.innerHTML = `<pre><div class="c">Its texts are not in this page, which has those of the costliest kernels: HLO_MLC_DUMP=folder has all.</div></pre>`; continue; }
-    const tabs = there.map(s => `<button aria-selected="${s === title}">${s}</button>`).join("");
-    const extra = side === 0 ? `<span class="grow"></span><button class="split" title="One text or two (s)">${split ? "one" : "two"}</button>` : "";
+    const tabs = `<div role="tablist" aria-label="Texts">${there.map(s => `<button role="tab" aria-selected="${s === title}">${s}</button>`).join("")}</div>`;
+    const extra = side === 0 ? `<button class="split" title="One text or two (s)">${split ? "one" : "two"}</button>` : "";
     const body = title === "Schedule" ? schedule(texts[title])
       : `<pre>${listing(texts[title], title)}</pre>`;
     pane.innerHTML = `<div class="tabs">${tabs}${extra}</div>${body}`;
     const changed = pane.querySelector("pre .new");
     if (changed) pane.querySelector("pre").scrollTop = changed.offsetTop - pane.querySelector("pre").offsetTop - 60;
-    pane.querySelectorAll(".tabs button:not(.split)").forEach((b, n) => b.addEventListener("click", () => { sides[side] = there[n]; drawPanes(); }));
+    pane.querySelectorAll(".tabs button:not(.split)").forEach((b, n) => b.addEventListener("click", () => { sides[side] = there[n]; keepingFocus(pane, drawPanes); }));
     pane.querySelector(".split")?.addEventListener("click", toggleSplit);
-    pane.querySelectorAll(".steps button").forEach(b => b.addEventListener("click", () => walk(Number(b.dataset.by))));
+    pane.querySelectorAll(".steps button").forEach(b => b.addEventListener("click", () => keepingFocus(pane, () => walk(Number(b.dataset.by)))));
   }
 }
 
-function toggleSplit() { split = !split; drawKernel(); }
+async function toggleSplit() {
+  const had = document.activeElement?.matches(".split");
+  split = !split;
+  await drawKernel();
+  if (had) document.querySelector("button.split").focus();
+}
 function walk(by) { step += by; drawPanes(); }
 
 // A schedule's text: the template that was chosen, why others were not, and the loops after each
@@ -384,15 +406,31 @@ function listing(text, kind) {
 const unitName = u => u[0] ? names().get(u[0]) ?? u[0] : opName(u[1]);
 let nameById;
 const names = () => nameById ??= new Map(data.kernels.map(k => [k.id, k.name]));
-const MOST_DRAWN = 160, MOST_ROWS_PAST = 3, MOST_ROWS = 400;
+const MOST_DRAWN = 160, MOST_NEAR = 60, MOST_ROWS_PAST = 3, MOST_ROWS = 400;
 let graphDrawn = false, unit = -1;
 
 function drawGraph() {
   if (graphDrawn) return;
   graphDrawn = true;
   if (!data.plan) { $("drawing").innerHTML = `<p class="quiet">Nothing was planned: XLA runs all of it.</p>`; return; }
-  drawUnits();
+  // Where not all can be drawn, it is around the costliest kernel, or what reads something first.
+  const {units} = data.plan, costliest = data.kernels[0]?.id;
+  drawUnits(Math.max(0, units.findIndex(u => costliest ? u[0] === costliest : u[2].some(r => r >= 0))));
   drawOperations();
+}
+
+// The units that are drawn, in their order: all, or where they are too many those that are the
+// fewest steps from one of them, along what each reads and who reads it.
+function drawnAround(centre) {
+  const units = data.plan.units;
+  if (units.length <= MOST_DRAWN) return units.map((_, n) => n);
+  const users = units.map(() => []);
+  units.forEach((u, n) => u[2].forEach(r => { if (r >= 0) users[r].push(n); }));
+  const near = new Set([centre]);
+  for (const n of near) {  // goes on to those that are added meanwhile
+    for (const next of [...units[n][2], ...users[n]]) if (next >= 0 && near.size < MOST_NEAR) near.add(next);
+  }
+  return [...near].sort((a, b) => a - b);
 }
 
 // Units in rows below those that they read. A line past a row has a bend in it, which takes its place
@@ -404,10 +442,10 @@ function layered(units, w, gap) {
   units.forEach(([, , reads], n) => reads.forEach(r => {
     if (r >= 0 && r < n) { row[n] = Math.max(row[n], row[r] + 1); users[r].push(n); }
   }));
-  // A unit that waits for nothing stands right above who reads it first.
-  units.forEach((u, n) => {
-    if (!u[2].some(r => r >= 0) && users[n].length) row[n] = Math.max(0, Math.min(...users[n].map(v => row[v])) - 1);
-  });
+  // What is read late stands late: right above who reads it first.
+  for (let n = units.length - 1; n >= 0; n--) {
+    if (users[n].length) row[n] = Math.min(...users[n].map(v => row[v])) - 1;
+  }
   const spots = units.map((_, n) => ({unit: n, row: row[n], half: (w + gap) / 2, above: [], below: []}));
   const lines = [];
   units.forEach(([, , reads], n) => reads.filter(r => r >= 0).forEach(r => {
@@ -450,12 +488,10 @@ function spread(row, wishes) {
   for (const spot of row) spot.x += error / row.length;
 }
 
-function drawUnits() {
-  const units = data.plan.units;
-  if (units.length > MOST_DRAWN || units.length === 0) {
-    $("drawing").innerHTML = `<p class="quiet">${units.length ? `${units.length.toLocaleString("en")} kernels and operations of XLA's are too many to draw: the list below has all of them.` : "Nothing is computed."}</p>`;
-    return;
-  }
+function drawUnits(centre) {
+  if (!data.plan.units.length) { $("drawing").innerHTML = `<p class="quiet">Nothing is computed.</p>`; return; }
+  const drawn = drawnAround(centre), place = new Map(drawn.map((n, at) => [n, at]));
+  const units = drawn.map(n => data.plan.units[n]).map(([id, op, reads, ...rest]) => [id, op, reads.map(r => place.get(r) ?? -1), ...rest]);
   const w = 188, h = 40, gap = 18, step = 74;
   const {spots, lines, rows} = layered(units, w, gap);
   const left = Math.min(...spots.map(s => s.x - s.half)), width = Math.max(...spots.map(s => s.x + s.half)) - left;
@@ -469,30 +505,40 @@ function drawUnits() {
   const edges = lines.map(line => {
     const from = line[0], to = line.at(-1);
     const far = line.length === 2 && to.row - from.row > 1 ? ` class="far"` : "";
-    return `<path${far} data-from="${from.unit}" data-to="${to.unit}" d="M${X(from)},${Y(from) + h}${curve(line)}"><title>${escaped(units[from.unit][3].join(", "))}</title></path>`;
+    return `<path${far} data-from="${drawn[from.unit]}" data-to="${drawn[to.unit]}" d="M${X(from)},${Y(from) + h}${curve(line)}"><title>${escaped(units[from.unit][3].join(", "))}</title></path>`;
   });
   const fit = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
   const boxes = spots.filter(s => s.unit >= 0).map(s => {
     const u = units[s.unit], k = share.get(u[0]), x = X(s), y = Y(s);
     const what = `${k ? plain(duration(k.us / k.calls)) : "XLA"} · ${u[3].length > 1 ? `${u[3].length} results` : u[3][0] ?? ""}`;
-    return `<g class="${u[0] ? "" : "xla"}" data-unit="${s.unit}" tabindex="0"><rect x="${x - w / 2}" y="${y}" width="${w}" height="${h}"><title>${escaped(unitName(u))} → ${escaped(u[3].join(", "))}</title></rect>
+    return `<g class="${u[0] ? "" : "xla"}" data-unit="${drawn[s.unit]}" role="button" aria-label="${escaped(`${unitName(u)}, ${what}`)}" tabindex="0"><rect x="${x - w / 2}" y="${y}" width="${w}" height="${h}"><title>${escaped(unitName(u))} → ${escaped(u[3].join(", "))}</title></rect>
       <text x="${x}" y="${y + 17}" text-anchor="middle">${escaped(fit(unitName(u), 27))}</text><text class="quiet" x="${x}" y="${y + 32}" text-anchor="middle">${escaped(fit(what, 30))}</text></g>`;
   });
-  $("drawing").innerHTML = `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${edges.join("")}${boxes.join("")}</svg>`;
+  const all = data.plan.units.length;
+  const caption = drawn.length < all ? `<p class="quiet">${drawn.length} of ${all.toLocaleString("en")} kernels and operations of XLA's: those around <code>${escaped(unitName(data.plan.units[centre]))}</code>. What is chosen here, or in the list below, is the next one in the middle.</p>` : "";
+  $("drawing").innerHTML = `${caption}<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${edges.join("")}${boxes.join("")}</svg>`;
   $("drawing").querySelectorAll("g").forEach(g => {
     onChoice(g, () => chooseUnit(Number(g.dataset.unit)));
     g.addEventListener("pointerenter", () => light(Number(g.dataset.unit)));
     g.addEventListener("pointerleave", () => light(unit));
     g.addEventListener("dblclick", () => {
-      const at = data.kernels.findIndex(k => k.id === units[Number(g.dataset.unit)][0]);
+      const at = data.kernels.findIndex(k => k.id === data.plan.units[Number(g.dataset.unit)][0]);
       if (at >= 0) choose(at, true);
     });
   });
-  $("drawing").scrollLeft = (width - $("drawing").clientWidth) / 2;
+  // In the middle of the view stands the middle of the drawing, or what it is drawn around.
+  const middle = drawn.length < all ? spots[place.get(centre)] : null;
+  $("drawing").scrollLeft = (middle ? X(middle) : width / 2) - $("drawing").clientWidth / 2;
+  $("drawing").scrollTop = middle ? Y(middle) - $("drawing").clientHeight / 2 : 0;
 }
 
 function chooseUnit(number) {
   unit = unit === number ? -1 : number;
+  if (unit >= 0 && data.plan.units.length > MOST_DRAWN) {
+    const focused = $("drawing").contains(document.activeElement);
+    drawUnits(unit);
+    if (focused) $("drawing").querySelector(`[data-unit="${unit}"]`).focus({preventScroll: true});
+  }
   $("drawing").querySelectorAll("g").forEach(g => g.classList.toggle("chosen", Number(g.dataset.unit) === unit));
   light(unit);
   drawOperations();
@@ -516,10 +562,11 @@ function drawOperations() {
     const reason = why >= 0 ? reasons[why] : "";
     const all = `${op} ${type} ${line} ${owner} ${reason}`.toLowerCase();
     if (!wanted.every(word => all.includes(word))) continue;
-    if (count++ < MOST_ROWS) found.push(`<tr><td><code>${escaped(opName(op))}</code></td><td><code>${foldable(type)}</code></td><td><code>${escaped(line)}</code></td><td><code class="${owner === "XLA" ? "quiet" : ""}">${foldable(owner)}</code></td><td class="quiet">${escaped(reason)}</td></tr>`);
+    if (count++ < MOST_ROWS) found.push(`<tr ${at < 0 ? "" : `data-at="${at}" tabindex="0"`}><td><code>${escaped(opName(op))}</code></td><td><code>${foldable(type)}</code></td><td><code>${escaped(line)}</code></td><td><code class="${owner === "XLA" ? "quiet" : ""}">${foldable(owner)}</code></td><td class="quiet">${escaped(reason)}</td></tr>`);
   }
   $("matches").textContent = `${count.toLocaleString("en")} of ${operations.length.toLocaleString("en")}${unit >= 0 ? `, in ${unitName(units[unit])}` : ""}${count > MOST_ROWS ? `; the first ${MOST_ROWS} are shown` : ""}`;
   $("operations").innerHTML = `<thead><tr><th>operation</th><th>result</th><th>your line</th><th>runs in</th><th>why it does not join what comes before it, or stays with XLA</th></tr></thead><tbody>${found.join("")}</tbody>`;
+  $("operations").querySelectorAll("[data-at]").forEach(row => onChoice(row, () => chooseUnit(Number(row.dataset.at))));
 }
 
 // ---- Compilation
@@ -534,7 +581,7 @@ async function drawStages() {
   const files = Object.keys(moduleTexts);
   file = Math.max(0, Math.min(file, files.length - 1));
   $("files").innerHTML = files.map((f, n) => `<li><button aria-current="${n === file}"><code>${about[f] ?? f}</code></button></li>`).join("");
-  $("files").querySelectorAll("button").forEach((b, n) => b.addEventListener("click", () => { file = n; drawStages(); }));
+  $("files").querySelectorAll("button").forEach((b, n) => b.addEventListener("click", () => { file = n; keepingFocus($("files"), drawStages); }));
   const kinds = new Map();
   for (const [name, ms] of data.stages) {
     const kind = name.split(" ")[0];
@@ -545,7 +592,7 @@ async function drawStages() {
     `<tr><td>${escaped(kind)}</td><td class="n share">${aligned(duration(ms * 1e3))}<i style="width:${100 * ms / all}%"></i></td></tr>`).join("")}</table>`;
   if (!files.length) { $("stage").innerHTML = `<pre><div class="c">Nothing was compiled.</div></pre>`; return; }
   const lines = moduleTexts[files[file]].replace(/\n+$/, "").split("\n");
-  $("stage").innerHTML = `<div class="tabs"><button aria-selected="true">${about[files[file]] ?? files[file]}</button><span class="grow"></span><span class="quiet">${lines.length.toLocaleString("en")} lines</span></div><pre>${lines.map(line => `<div>${lit(line, "LLVM IR")}</div>`).join("")}</pre>`;
+  $("stage").innerHTML = `<div class="tabs"><h3>${about[files[file]] ?? files[file]}</h3><span class="grow"></span><span class="quiet">${lines.length.toLocaleString("en")} lines</span></div><pre>${lines.map(line => `<div>${lit(line, "LLVM IR")}</div>`).join("")}</pre>`;
 }
 
 // ---- Keys, and the beginning

@@ -27,6 +27,15 @@ def byte_size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def duration(us: float) -> str:
+    """A time in the unit that suits it: `5.4 us`, `2.60 ms`, `160 ms`."""
+    if us < 999.5:
+        return f"{us:.1f} us" if us < 99.95 else f"{us:.0f} us"
+    amount, unit = (us / 1e3, "ms") if us < 999_500 else (us / 1e6, "s")
+    digits = 2 if amount < 9.995 else 1 if amount < 99.95 else 0
+    return f"{amount:.{digits}f} {unit}"
+
+
 def wrapped(text: str, indent: str = "  ", hanging: str | None = None) -> list[str]:
     """A text that may be long as lines that a terminal does not fold, with what the first and what
     others begin with."""

@@ -59,7 +59,7 @@ def open_database(url: str) -> RDBStorage:
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(),
             )
     except Exception as error:  # of SQLAlchemy, or of any of its drivers
-        reason = " ".join(_BACKGROUND.sub("", str(error)).split()).rstrip(".")
+        reason = " ".join(_BACKGROUND.sub("", str(error)).split()).rstrip(".?")
         raise UsageError(
             f"The studies in {shown(url)} cannot be opened: {type(error).__name__}: "
             f"{reason}. Give the URL of a database that can be reached and exists, as "

@@ -72,7 +72,13 @@ def test_draws_what_was_right(update_readme: ModuleType, result_file: Path) -> N
         measured = measured.with_row(row)
     page = ElementTree.fromstring(update_readme.picture(measured))
     words = [text.text for text in page.findall("{*}text")]
-    assert "0.5 → 0.2 ms" in words and "0.5x" in words
+    assert "0.500 → 0.200 ms" in words and "0.500x" in words
+    assert [word for word in words if word in ("0.5x", "jax.jit", "2x", "20x", "50x")] == [
+        "0.5x",
+        "jax.jit",
+        "2x",
+        "20x",
+    ]
     assert [word for word in words if word in DEMO] == ["argmax", "gelu", "transpose"]
     widths = [float(bar.get("width")) for bar in page.findall("{*}rect") if bar.get("rx")]
     assert widths[0] > widths[1] > widths[2] > 0

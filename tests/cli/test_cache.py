@@ -51,7 +51,8 @@ def test_list(hlo_mlc: Callable, objects: ObjectCache, notes: list[Path]) -> Non
 def test_kernels_are_listed_by_their_names(hlo_mlc: Callable) -> None:
     mlc_jit(lambda x: jnp.sin(x) * 0.7531, choose="ours")(jnp.ones(77))
     before = [entry.used_at for entry in object_cache(Options.from_environment()).entries()]
-    (line, *_) = hlo_mlc("cache", "list").stdout.splitlines()
+    (head, line, *_) = hlo_mlc("cache", "list").stdout.splitlines()
+    assert head.split("  ")[0] == "kernel or program" and head.index("key") == line.rindex("  ") + 2
     assert line.startswith("sin@test_cache.py:")
     assert [e.used_at for e in object_cache(Options.from_environment()).entries()] == before
 

@@ -74,7 +74,11 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["inspect", "missing.mlir"], 2, "missing.mlir"),
         (["inspect", "broken.mlir"], 1, "StableHLO"),
         (["inspect", "other.mlir"], 1, "no function @main; its functions are: @other"),
-        (["inspect", "absent_module:f"], 2, "Cannot import 'absent_module': ModuleNotFoundError"),
+        (
+            ["inspect", "absent_module:f"],
+            2,
+            "Cannot import 'absent_module': ModuleNotFoundError: No module named 'absent_module'\n",
+        ),
         (
             ["inspect", "raising:f"],
             2,

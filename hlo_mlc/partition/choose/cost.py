@@ -33,6 +33,7 @@ from hlo_mlc.partition.costs import APART_NS, MARGIN
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
+from hlo_mlc.support.wording import duration
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
@@ -138,7 +139,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     take = MARGIN * (ours + border) < xla
     reason = f"{predicted.kind}: predicted {'faster' if take else 'no faster than by XLA'}"
     if MARGIN * ours < xla and not take:
-        reason += f" with {border:.1f} us for passing values to and from it"
+        reason += f" with {duration(border)} for passing values to and from it"
     return Verdict(take, reason, predicted, ours, xla)
 
 

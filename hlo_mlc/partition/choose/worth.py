@@ -16,6 +16,7 @@ from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_oper
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import MARGIN
 from hlo_mlc.partition.plan import Plan
+from hlo_mlc.support.wording import duration
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.classify import stage_cost
@@ -40,7 +41,7 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
     if saved > (1 - 1 / MARGIN) * _total_us(plan, target):
         return plan
-    reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
+    reason = f"what kernels would save, {duration(saved)}, is next to nothing of the program's time"
     left = [
         (cluster, replace(verdict, take=False, reason=reason)) for cluster, verdict in plan.taken
     ]
@@ -75,7 +76,7 @@ def not_worth_compiling(plan: Plan, target: CpuTarget) -> dict[str, str]:
                 break
             left[fingerprint] = (
                 f"{operations[fingerprint]:,} operations would be compiled to save "
-                f"{saved[fingerprint]:.1f} us, next to nothing of the program's time"
+                f"{duration(saved[fingerprint])}, next to nothing of the program's time"
             )
     return left
 
