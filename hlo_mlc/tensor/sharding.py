@@ -25,7 +25,7 @@ from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import left_over, stored_box, whole
 from hlo_mlc.tensor.rewrite import replace_buffers, with_parts
 
-_JOINED_BY = {"add": "add", "max": "max", "larger": "max", "min": "min"}
+_JOINED_BY = {"add": "add", "mul": "mul", "max": "max", "larger": "max", "min": "min"}
 """What devices do to fold the folds of parts once more."""
 _TRUTH_JOINED_BY = {"or": "max", "and": "min"}
 
@@ -39,7 +39,7 @@ class Factor:
     of their numbers and the dimension's, and which axes and dimensions of the program.
 
     `extent`: what the number of parts must divide; dimensions and axes that it leads are multiples.
-    `folds`: what devices do to join what is folded over it, `add`, `max` or `min`.
+    `folds`: what devices do to join what is folded over it, `add`, `mul`, `max` or `min`.
     """
 
     extent: int

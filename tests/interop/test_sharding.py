@@ -125,6 +125,14 @@ def test_extrema_and_truth_over_devices() -> None:
     assert collectives(compared(function, placed(X, "i"))) == ["all-reduce"]
 
 
+def test_products_over_devices() -> None:
+    """Their parts are gathered, not what is multiplied."""
+    for function in (lambda x: (1 + x * 0.1).prod(0), lambda x: x / (1 + x * 0.1).prod()):
+        compiled = compared(function, placed(X, "i"))
+        assert collectives(compiled) == ["all-gather"]
+        assert "f32[64,32]" not in compiled.as_text()
+
+
 def network(params: Any, x: jax.Array) -> jax.Array:
     (w1, b1), (w2, b2) = params
     return jax.nn.gelu(x @ w1 + b1) @ w2 + b2

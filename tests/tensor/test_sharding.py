@@ -42,6 +42,7 @@ RULES = {
     "product of rows with each other": (lambda x: x @ x.T, (X,), ".a -> .., add over a"),
     "softmax": (lambda x: jax.nn.softmax(x), (X,), "ab -> ab, add over b, max over b"),
     "transposed": (lambda x: x.T * 2, (X,), "ab -> ba"),
+    "product of all": (lambda x: x.prod(0), (X,), "ab -> b, mul over a"),
     "largest": (lambda x: x.max(0), (X,), "ab -> b, max over a"),
     "any": (lambda x: (x > 0).any(1), (X,), "ab -> a, max over b"),
     "sum that is read": (lambda x: x.sum(0) * 2, (X,), "ab -> b, add over a"),
@@ -115,7 +116,7 @@ def run(program: TensorProgram | Piece, arrays: Sequence[np.ndarray]) -> list[np
     return results
 
 
-FOLDS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+FOLDS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def in_parts(
