@@ -46,7 +46,8 @@ _GROUPS = {
         dtypes.U32,
         dtypes.U64,
     ),
-    "f8": dtypes.FLOATS_OF_A_BYTE,
+    "f8": tuple(d for d in dtypes.FLOATS_OF_A_BYTE if d is not dtypes.F8E8M0FNU),
+    "scale": (dtypes.F8E8M0FNU,),
     "f16 bf16 f32 f64": (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64),
     "complex": (dtypes.C64, dtypes.C128),
 }
@@ -148,9 +149,10 @@ it to that.
 
 Types are those of an op's first operand: *integers* are signed and unsigned ones of 8 to 64 bits,
 *packed* those of 4 and 2 bits, which share bytes in memory and are computed as whole ones, *f8* the
-forms E3M4, E4M3, E4M3FN, E4M3FNUZ, E4M3B11FNUZ, E5M2 and E5M2FNUZ, *complex* numbers of two f32 or
-f64, which are computed as their two parts.  Whether an op that can be compiled is compiled is
-decided by what it costs: `fn.explain()` says so for every program.
+forms E3M4, E4M3, E4M3FN, E4M3FNUZ, E4M3B11FNUZ, E5M2 and E5M2FNUZ, *scale* powers of two of the
+form E8M0FNU, which have neither zero nor sign, *complex* numbers of two f32 or f64, which are
+computed as their two parts.  Whether an op that can be compiled is compiled is decided by what it
+costs: `fn.explain()` says so for every program.
 """
 
 _LOOPS = """\
@@ -174,7 +176,7 @@ their parts.
 
 _TYPES = """\
 What has no definition (calls of other libraries, infeed and outfeed, tokens, quantized types) is
-left to XLA as it is; so are values of f4 and f6, and of f8E8M0FNU, which has no zero.
+left to XLA as it is; so are values of f4 and f6.
 """
 
 

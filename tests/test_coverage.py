@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc import compile_stablehlo
-from hlo_mlc.expr.dtypes import ALL, DType, Kind
+from hlo_mlc.expr.dtypes import ALL, F8E8M0FNU, DType, Kind
 from hlo_mlc.ops.registry import DEFINITIONS
 
 _ROOT = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ def test_the_page_is_up_to_date() -> None:
     assert _SCRIPT["page"]() == page, "run python scripts/coverage.py"
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=str)
+@pytest.mark.parametrize("dtype", [d for d in ALL if d is not F8E8M0FNU], ids=str)
 def test_what_it_says_of_a_type_is_compiled(dtype: DType) -> None:
     """One op of each kind of function: movement, arithmetic, a fold."""
     names = {

@@ -75,6 +75,7 @@ F8E4M3FN = DType("f8E4M3FN", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3fn))
 F8E4M3FNUZ = DType("f8E4M3FNUZ", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3fnuz))
 F8E5M2 = DType("f8E5M2", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e5m2))
 F8E5M2FNUZ = DType("f8E5M2FNUZ", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e5m2fnuz))
+F8E8M0FNU = DType("f8E8M0FNU", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e8m0fnu))
 F16 = DType("f16", Kind.FLOAT, 16, np.dtype(np.float16))
 BF16 = DType("bf16", Kind.FLOAT, 16, np.dtype(ml_dtypes.bfloat16))
 F32 = DType("f32", Kind.FLOAT, 32, np.dtype(np.float32))
@@ -86,7 +87,16 @@ C128 = DType("complex<f64>", Kind.COMPLEX, 128, np.dtype(np.complex128))
 # rearranged freely (expr/index.py); i64 arithmetic of the user's program wraps and may not.
 INDEX = DType("index", Kind.SIGNED, 64, np.dtype(np.int64))
 
-FLOATS_OF_A_BYTE = (F8E3M4, F8E4M3, F8E4M3B11FNUZ, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ)
+FLOATS_OF_A_BYTE = (
+    F8E3M4,
+    F8E4M3,
+    F8E4M3B11FNUZ,
+    F8E4M3FN,
+    F8E4M3FNUZ,
+    F8E5M2,
+    F8E5M2FNUZ,
+    F8E8M0FNU,  # powers of two, by which blocks of others are scaled: neither zero nor sign
+)
 ALL = (
     BOOL,
     I8,

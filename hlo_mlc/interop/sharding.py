@@ -50,7 +50,13 @@ from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tensor.pieces import Piece, pieces
 from hlo_mlc.tensor.sharding import Factor, factors
 
-_JOINED_BY = {"add": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
+
+def _multiplied(array: jax.Array, names: tuple[str, ...]) -> jax.Array:
+    """The product over devices, which JAX has no name for: each has all factors, and multiplies."""
+    return jnp.prod(jax.lax.all_gather(array, names), 0, dtype=array.dtype)
+
+
+_JOINED_BY = {"add": jax.lax.psum, "mul": _multiplied, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +264,9 @@ def make_partitionable(
 def _rule(
     found: Sequence[Factor], program: TensorProgram, ranks: Sequence[Sequence[int]], several: bool
 ) -> ir.Attribute:
-    """The factors for Shardy, and every other dimension as one that no device has a part of; the
-    `ranks` are those that operands and results have in the program."""
+    """The factors for Shardy, and every other dimension, or the rest of one that a factor leads, as
+    one that no device has a part of; the `ranks` are those that operands and results have in the
+    program."""
     sizes = [factor.extent for factor in found]
     whole: list[int] = []
 
@@ -269,11 +276,13 @@ def _rule(
         for number, buffer in enumerate(buffers):
             dimensions = []
             for d, extent in enumerate(buffer.shape[: of[number]]):
-                if (number, d) not in numbers:
-                    numbers[number, d] = len(sizes)
+                made_of = [numbers[number, d]] if (number, d) in numbers else []
+                rest = extent // sizes[made_of[0]] if made_of else extent
+                if rest > 1 or not made_of:
+                    made_of.append(len(sizes))
                     whole.append(len(sizes))
-                    sizes.append(extent)
-                dimensions.append(sdy.DimMappingAttr.get([numbers[number, d]]))
+                    sizes.append(rest)
+                dimensions.append(sdy.DimMappingAttr.get(made_of))
             mappings.append(sdy.TensorMappingAttr.get(dimensions))
         return mappings
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, Kind
+from hlo_mlc.expr.dtypes import F8E8M0FNU, FLOATS_OF_A_BYTE, Kind
 from hlo_mlc.graph.core import BRANCHES, CONTROL_FLOW, WHILE, Graph, Node, Value
 from hlo_mlc.ops import (
     complex_numbers,
@@ -105,6 +105,22 @@ LEFT_TO_XLA: Mapping[str, str] = {
 """Ops of the specification without a definition, and why."""
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
 _BY_BITS = frozenset(("stablehlo.reduce_precision", "chlo.next_after"))
+# What powers of two without a zero are computed with: no fold of them has anything to begin with.
+_OF_POWERS = frozenset(
+    f"stablehlo.{name}"
+    for name in (
+        "bitcast_convert",
+        "compare",
+        "convert",
+        "divide",
+        "dynamic_update_slice",
+        "is_finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "select",
+    )
+)
 # A while loop that runs longer than this is taken for one that does not end.
 _MAX_TRIPS = 1_000_000
 
@@ -143,6 +159,8 @@ def supports(node: Node) -> str:
             return _DYNAMIC
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
+        if value.type.dtype is F8E8M0FNU and not (moves(node) or node.op in _OF_POWERS):
+            return f"{value.type.dtype} has neither zero nor sign, which {node.op} needs"
         if (
             value.type.dtype.kind is Kind.COMPLEX
             and node.op not in complex_numbers.NAMES

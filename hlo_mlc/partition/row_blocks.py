@@ -152,7 +152,7 @@ def _rows_first(program: TensorProgram, axes: Mapping[int, int]) -> _RowsFirst:
     """The program with the dimension that is known to be of rows outermost, where it may be cut
     along that; else as it is, with what it may be cut along."""
     may_wait = is_in_pieces(program)
-    for rows in factors(program, may_wait):
+    for rows in factors(program, may_wait, may_lead=False):
         if not any(rows_of in rows.operands for rows_of in axes.items()):
             continue
         borders = ((program.operands, rows.operands), (program.results, rows.results))
@@ -176,7 +176,7 @@ def _candidates(program: TensorProgram) -> list[Factor]:
     may_wait = is_in_pieces(program)
     leading = [
         f
-        for f in factors(program, may_wait)
+        for f in factors(program, may_wait, may_lead=False)
         if (may_wait or _is_alone(f, program)) and all(d == 0 for _, d in (*f.operands, *f.results))
     ]
     return sorted(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, DType, Kind
+from hlo_mlc.expr.dtypes import F8E8M0FNU, F16, FLOATS_OF_A_BYTE, DType, Kind
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
@@ -162,7 +162,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
     if wide in FLOATS_OF_A_BYTE:
         return False
     if narrow in FLOATS_OF_A_BYTE:
-        return wide.is_float
+        return wide.is_float and (narrow is not F8E8M0FNU or wide is not F16)
     if narrow.is_float and wide.is_float:
         return (
             _SIGNIFICAND_BITS[wide.name] >= _SIGNIFICAND_BITS[narrow.name]

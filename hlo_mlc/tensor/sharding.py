@@ -3,7 +3,8 @@
     for i<64, j<16: r[i, j] = sum over k<32 of x[i, k] * w[k, j]
     x: i k, w: k j -> r: i j, add over k       cut along i: for i<8 with x[8, 32], w[32, 16]
 
-Dimensions of buffers and axes of stages belong together where one is the plain index of the other.
+Dimensions of buffers and axes of stages belong together where one is the plain index of the other,
+or the leading part of it, as rows are of what is reshaped: `y[i*8 + j]` is cut as i is.
 All that do are one `Factor`, unless something needs to know where along them it is (a window, a
 running sum, a number that counts).  What is folded over a factor is folded once more over devices:
 who reads it comes after that, in another piece (pieces.py).
@@ -11,11 +12,12 @@ who reads it comes after that, in another piece (pieces.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.combine import commutes, is_idempotent
@@ -23,7 +25,7 @@ from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import left_over, stored_box, whole
 from hlo_mlc.tensor.rewrite import replace_buffers, with_parts
 
-_JOINED_BY = {"add": "add", "max": "max", "larger": "max", "min": "min"}
+_JOINED_BY = {"add": "add", "mul": "mul", "max": "max", "larger": "max", "min": "min"}
 """What devices do to fold the folds of parts once more."""
 _TRUTH_JOINED_BY = {"or": "max", "and": "min"}
 
@@ -36,7 +38,8 @@ class Factor:
     """An index that may be cut into parts: which dimensions of operands and results it is, as pairs
     of their numbers and the dimension's, and which axes and dimensions of the program.
 
-    `folds`: what devices do to join what is folded over it, `add`, `max` or `min`.
+    `extent`: what the number of parts must divide; dimensions and axes that it leads are multiples.
+    `folds`: what devices do to join what is folded over it, `add`, `mul`, `max` or `min`.
     """
 
     extent: int
@@ -52,6 +55,7 @@ class _Classes:
 
     def __init__(self) -> None:
         self._parent: dict[_Place, _Place] = {}
+        self.units: dict[Var, list[int]] = {}  # of what remains along an axis by a divisor, these
 
     def find(self, place: _Place) -> _Place:
         root = place
@@ -73,10 +77,12 @@ class _Classes:
         return (group for root, group in groups.items() if root is not None)
 
 
-def factors(program: TensorProgram, may_wait: bool | None = None) -> tuple[Factor, ...]:
+def factors(
+    program: TensorProgram, may_wait: bool | None = None, may_lead: bool = True
+) -> tuple[Factor, ...]:
     """The factors of a program, each of two points at least, in the order of its operands; what is
     folded over some may be read in the program where stages `may_wait`, as those of a program in
-    pieces may."""
+    pieces may.  Where none `may_lead` others, all dimensions and axes of one have its extent."""
     classes = _Classes()
     folds: dict[Var, tuple[str, ...]] = {}
     may_wait = _is_in_pieces(program) if may_wait is None else may_wait
@@ -90,46 +96,103 @@ def factors(program: TensorProgram, may_wait: bool | None = None) -> tuple[Facto
                     folds[axis] = joining
                 else:
                     classes.join(axis, None)
-            _tie(stage, classes)
+            _tie(stage, classes, may_lead)
         _fix_conditions(step, classes)
     for result, operand in program.aliases:
         for d in range(len(result.shape)):
             classes.join((result, d), (operand, d))
-    found = (_factor(set(group), folds, program) for group in classes.members())
+    found = (_factor(set(group), classes.units, folds, program) for group in classes.members())
     return tuple(sorted(filter(None, found), key=lambda f: (not f.operands, f.operands, f.results)))
 
 
-def _tie(stage: Stage, classes: _Classes) -> None:
-    """Notes which of a stage's axes are the index of which dimensions, and nothing else."""
+def _tie(stage: Stage, classes: _Classes, may_lead: bool) -> None:
+    """Notes which of a stage's axes lead which dimensions, and that others are whole."""
     axes = {*stage.axes, *stage.reduce_axes}
+    stores = (*stage.along, *stage.assigns)
+    steps = stage.procedure.expressions if stage.procedure is not None else ()
+    waiting: list[Expr] = [*stage.terms, *stage.initial, *(store.value for store in stores)]
+    waiting += (store.guard for store in stores if store.guard is not None)
+    waiting += () if stage.sort is None else (*stage.sort.keys, stage.sort.at)
+    waiting += (e for e in steps if e not in axes)  # such are places in its own arrays
+    seen: set[Expr] = set()
 
-    def walks(buffer: Buffer, indices: Sequence[Expr]) -> None:
-        for d, (i, extent) in enumerate(zip(indices, buffer.shape, strict=True)):
-            if i in axes and i.extent == extent:
-                classes.join((buffer, d), i)
-            else:
+    def walks(buffer: Buffer, places: Sequence[Expr]) -> set[Var]:
+        """The axes that lead a dimension of this access."""
+        leaders: set[Var] = set()
+        for d, (place, extent) in enumerate(zip(places, buffer.shape, strict=True)):
+            leader, rest = _leader(place, extent, axes)
+            if leader is None or (leader is not place and not may_lead):
                 classes.join((buffer, d), None)
-                fix(axes.intersection((i,)))
+                waiting.append(place)
+                continue
+            classes.join((buffer, d), leader)
+            leaders.add(leader)
+            if rest is not None:
+                waiting.append(rest)
+        return leaders
 
-    def fix(variables: Iterable[Var]) -> None:
-        for variable in variables:
-            classes.join(variable, None)
-
-    for store in (*stage.along, *stage.assigns):
-        walks(store.buffer, store.indices)
-        own = axes if store in stage.along else stage.axes
-        fix(set(own).difference(store.indices))
-    values = (store.value for store in (*stage.along, *stage.assigns))
-    places = () if stage.sort is None else (stage.sort.at,)
-    fix(axes.intersection((*stage.terms, *stage.initial, *places, *values)))
-    for node in walk(*stage.expressions):
+    for store in stores:
+        own = axes if store in stage.along else set(stage.axes)
+        for axis in own - walks(store.buffer, store.indices):
+            classes.join(axis, None)
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
         if isinstance(node, Load):
             walks(node.source, node.indices)
+            waiting += [e for e in (node.guard, node.default) if e is not None]
+        elif may_lead and (remainder := _remainder(node, axes)) is not None:
+            axis, unit = remainder
+            classes.units.setdefault(axis, []).append(unit)
+        elif isinstance(node, Var) and node in axes:
+            classes.join(node, None)
         else:
-            fix(axes.intersection(node.children))
+            waiting += node.children
     for ordered in (stage.scan and stage.scan.axis, stage.sort and stage.sort.place):
         if ordered is not None:
             classes.join(ordered, None)
+
+
+def _leader(place: Expr, extent: int, axes: set[Var]) -> tuple[Var | None, Expr | None]:
+    """The axis whose parts are those of a dimension that is accessed there, and the rest of the
+    index, which is as large in each part.
+
+        i -> i, None        i*8 + j -> i, j        i // 8 -> i, None
+    """
+    terms, offset = index.affine(place)
+    for atom, step in terms.items():
+        axis, length = _divided(atom, "floordiv") or (atom, 1)
+        if (
+            not isinstance(axis, Var)
+            or axis not in axes
+            or axis.extent * step != extent * length
+            or axis.extent % length
+        ):
+            continue
+        others = {a: c for a, c in terms.items() if a is not atom}
+        if not others and not offset:
+            return axis, None
+        rest = index.from_affine(others, offset)
+        low, high = index.bounds(rest)
+        if low >= 0 and high < step:
+            return axis, rest
+    return None, place
+
+
+def _remainder(node: Expr, axes: set[Var]) -> tuple[Var, int] | None:
+    """The axis and the number of `i % 8`, which is the same in parts of multiples of so many."""
+    axis, unit = _divided(node, "floormod") or (None, 1)
+    is_one = isinstance(axis, Var) and axis in axes and axis.extent % unit == 0
+    return (axis, unit) if is_one else None
+
+
+def _divided(node: Expr, op: str) -> tuple[Expr, int] | None:
+    """What is divided by a number, and the number."""
+    if not isinstance(node, Apply) or node.op != op or not isinstance(node.args[1], Const):
+        return None
+    return node.args[0], node.args[1].value
 
 
 def _fix_conditions(step: Step, classes: _Classes) -> None:
@@ -218,7 +281,10 @@ def _rounded(value: Expr) -> Expr:
 
 
 def _factor(
-    group: set[_Place], folds: Mapping[Var, tuple[str, ...]], program: TensorProgram
+    group: set[_Place],
+    units: Mapping[Var, Sequence[int]],
+    folds: Mapping[Var, tuple[str, ...]],
+    program: TensorProgram,
 ) -> Factor | None:
     """What belongs together as a factor, if it is an index that each buffer and each stage has once
     and that some operand or result has."""
@@ -228,7 +294,11 @@ def _factor(
     alone = len(buffers) == len(set(buffers)) and all(
         len(axes.intersection((*s.axes, *s.reduce_axes))) <= 1 for s in all_stages(program)
     )
-    extents = {axis.extent for axis in axes} | {b.shape[d] for b, d in dimensions}
+    extent = gcd(
+        *(axis.extent for axis in axes),
+        *(buffer.shape[d] for buffer, d in dimensions),
+        *(axis.extent // unit for axis in axes for unit in units.get(axis, ())),
+    )
     operands, results = (
         tuple(
             (n, d)
@@ -238,10 +308,7 @@ def _factor(
         )
         for border in (program.operands, program.results)
     )
-    if not alone or len(extents) != 1 or not (operands or results):
-        return None
-    (extent,) = extents
-    if extent < 2:
+    if not alone or extent < 2 or not (operands or results):
         return None
     names = {name for axis in axes for name in folds.get(axis, ())}
     return Factor(extent, operands, results, tuple(sorted(names)), axes, dimensions)
@@ -258,17 +325,23 @@ def all_stages(program: TensorProgram) -> Iterator[Stage]:
 
 
 def resized(program: TensorProgram, extents: Mapping[Factor, int]) -> TensorProgram:
-    """The program in which factors have other extents."""
+    """The program in which factors have other extents, and what they lead as many times those."""
     folded = {v for s in all_stages(program) for v in s.reduce_axes}
+
+    def resized_axis(axis: Var, extent: int) -> Expr:
+        if extent == 1 and axis not in folded:
+            return index.constant(0)
+        return Var(axis.name, axis.dtype, extent)
+
     axes = {
-        axis: index.constant(0)
-        if extent == 1 and axis not in folded
-        else Var(axis.name, axis.dtype, extent)
+        axis: resized_axis(axis, axis.extent * extent // factor.extent)
         for factor, extent in extents.items()
         for axis in factor.axes
     }
     cut = {
-        dimension: extent for factor, extent in extents.items() for dimension in factor.dimensions
+        (buffer, d): buffer.shape[d] * extent // factor.extent
+        for factor, extent in extents.items()
+        for buffer, d in factor.dimensions
     }
 
     def local(buffer: Buffer) -> Buffer:

@@ -152,9 +152,9 @@ def test_enums_and_foreign_attributes_are_text() -> None:
     ("op", "argument", "reason"),
     [
         (
-            "stablehlo.add %a, %a : tensor<2xf8E8M0FNU>",
-            "tensor<2xf8E8M0FNU>",
-            "type tensor<2xf8E8M0",
+            "stablehlo.add %a, %a : tensor<2xf6E3M2FN>",
+            "tensor<2xf6E3M2FN>",
+            "type tensor<2xf6E3M2FN",
         ),
         (
             "stablehlo.custom_call @there(%a) : (tensor<2xf32>) -> tensor<2xf32>",

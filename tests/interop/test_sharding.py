@@ -103,11 +103,34 @@ def test_one_row_for_each_device() -> None:
     assert collectives(compared(attention, q)) == []
 
 
+def test_dimensions_are_split_and_merged_where_they_lie() -> None:
+    def attention(x: jax.Array, w: jax.Array) -> jax.Array:
+        q = jnp.tanh(x).reshape(8, 8, 32)  # tokens to sequences, of which each device has one
+        scores = jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q))
+        return (scores @ q).reshape(64, 32) @ w
+
+    args = placed(X, "i"), placed(W)
+    assert collectives(compared(attention, *args)) == []
+    gradient = jax.grad(lambda x, w: (attention(x, w) ** 2).mean(), (0, 1))
+    assert collectives(compared(gradient, *args)) == ["all-reduce"]
+    assert inside(attention, *args) == []
+    merged = compared(lambda x: (x * 2).reshape(128, 16).sum(1), placed(X, "i", mesh="4x2"))
+    assert collectives(merged) == []
+
+
 def test_extrema_and_truth_over_devices() -> None:
     def function(x: jax.Array) -> list[jax.Array]:
         return [x.max(0), x.min(0), (x > 2).any(0), (x > -3).all(0), x / jnp.abs(x).max()]
 
     assert collectives(compared(function, placed(X, "i"))) == ["all-reduce"]
+
+
+def test_products_over_devices() -> None:
+    """Their parts are gathered, not what is multiplied."""
+    for function in (lambda x: (1 + x * 0.1).prod(0), lambda x: x / (1 + x * 0.1).prod()):
+        compiled = compared(function, placed(X, "i"))
+        assert collectives(compiled) == ["all-gather"]
+        assert "f32[64,32]" not in compiled.as_text()
 
 
 def network(params: Any, x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ from hlo_mlc.expr.dtypes import (
     ALL,
     BF16,
     BOOL,
+    F8E8M0FNU,
     F16,
     FLOATS_OF_A_BYTE,
     I8,
@@ -32,7 +33,7 @@ from proving.program import Builder, Program, Shape
 _BROADCAST = "stablehlo.broadcast_in_dim"
 
 _SMALL = {
-    Kind.FLOAT: (F16, BF16, *FLOATS_OF_A_BYTE),
+    Kind.FLOAT: (F16, BF16, *(d for d in FLOATS_OF_A_BYTE if d is not F8E8M0FNU)),
     Kind.SIGNED: (I8,),
     Kind.UNSIGNED: (U8,),
     Kind.BOOL: (BOOL,),

@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import compile_stablehlo
-from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE
+from hlo_mlc.expr.dtypes import F8E8M0FNU, FLOATS_OF_A_BYTE
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
@@ -107,7 +107,7 @@ def test_every_type(dtype, shape):
         np.testing.assert_array_equal(mlc_jit(jnp.argsort, choose="ours")(x), in_order(x))
 
 
-@pytest.mark.parametrize("dtype", FLOATS_OF_A_BYTE, ids=str)
+@pytest.mark.parametrize("dtype", sorted({*FLOATS_OF_A_BYTE} - {F8E8M0FNU}, key=str), ids=str)
 @pytest.mark.parametrize("count", [7, 300, 9000])
 def test_floats_of_a_byte(dtype, count):
     """As the numbers of f32 that they are, NaNs last; those that are equal stay as they come."""

@@ -42,6 +42,7 @@ RULES = {
     "product of rows with each other": (lambda x: x @ x.T, (X,), ".a -> .., add over a"),
     "softmax": (lambda x: jax.nn.softmax(x), (X,), "ab -> ab, add over b, max over b"),
     "transposed": (lambda x: x.T * 2, (X,), "ab -> ba"),
+    "product of all": (lambda x: x.prod(0), (X,), "ab -> b, mul over a"),
     "largest": (lambda x: x.max(0), (X,), "ab -> b, max over a"),
     "any": (lambda x: (x > 0).any(1), (X,), "ab -> a, max over b"),
     "sum that is read": (lambda x: x.sum(0) * 2, (X,), "ab -> b, add over a"),
@@ -58,7 +59,20 @@ RULES = {
     "part": (lambda x: x[:3] * 2, (X,), ".a -> .a"),
     "joined": (lambda x: jnp.concatenate([x, x]), (X,), ".a -> .a"),
     "counted": (lambda x: x * jnp.arange(8.0)[:, None], (X,), ".a -> .a"),
-    "merged dimensions": (lambda x: x.reshape(96) * 2, (X,), ".. -> ."),
+    "merged dimensions": (lambda x: x.reshape(96) * 2, (X,), "a. -> a"),
+    "split dimension": (lambda x: x.reshape(2, 4, 12).sum(1) * 2, (X,), "ab -> ab"),
+    "split and merged": (lambda x: jnp.tanh(x).reshape(4, 24).sum(1), (X,), "a. -> a"),
+    "merged in another order": (lambda x: x.T.reshape(96) * 2, (X,), ".a -> a"),
+    "heads": (
+        lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)).sum(1),
+        (X.reshape(4, 4, 6),),
+        "a.b -> a., add over b",
+    ),
+    "heads of rows": (
+        lambda x: (lambda q: jnp.einsum("bqd,bkd->bqk", q, q))(x.reshape(2, 4, 12)),
+        (X,),
+        "ab -> a.., add over b",
+    ),
     "diagonal": (lambda x: x * x.T, (SQUARE,), ".. -> .."),
     "looked up": (lambda x, k: jnp.tanh(x)[k], (X, PLACES), ".a, b -> ba"),
     "places of itself": (
@@ -102,7 +116,7 @@ def run(program: TensorProgram | Piece, arrays: Sequence[np.ndarray]) -> list[np
     return results
 
 
-FOLDS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+FOLDS = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
 
 
 def in_parts(

@@ -1,7 +1,8 @@
 """Floats of eight bits, put together and taken apart by integer operations on f32.
 
 Source: the OCP specification of 8-bit floating point, 2023; for the forms with one zero and one
-NaN, Noune and others, 8-bit numerical formats for deep neural networks, arXiv 2206.02915.
+NaN, Noune and others, 8-bit numerical formats for deep neural networks, arXiv 2206.02915; for the
+powers of two, the OCP specification of microscaling formats, 2023.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hlo_mlc.expr.dtypes import (
     F8E4M3FNUZ,
     F8E5M2,
     F8E5M2FNUZ,
+    F8E8M0FNU,
     F32,
     U8,
     U32,
@@ -28,6 +30,7 @@ from hlo_mlc.expr.dtypes import (
 
 _FRACTION_BITS, _BIAS, _INFINITY = 23, 127, 0x7F800000  # of f32
 _SIGN = 0x80
+_NO_POWER = 0xFF  # what stands for none among powers of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,15 @@ _LAYOUTS: Mapping[DType, Layout] = {
 
 def has_signed_zero(dtype: DType) -> bool:
     """Whether a change of the sign bit is one of the sign, whatever the number is."""
-    return _LAYOUTS[dtype].signed_zero
+    return dtype is not F8E8M0FNU and _LAYOUTS[dtype].signed_zero
 
 
 def widened(x: Expr) -> Expr:
     """The number as an f32, which has all of them."""
-    layout = _LAYOUTS[x.dtype]
     raw = apply("convert", apply("bitcast", x, dtype=U8), dtype=U32)
+    if x.dtype is F8E8M0FNU:
+        return _float(_power_widened(raw))
+    layout = _LAYOUTS[x.dtype]
     size = raw & (_SIGN - 1)
     shift = _FRACTION_BITS - layout.fraction_bits
     normal = _left(size, shift) + ((_BIAS - layout.bias) << _FRACTION_BITS)
@@ -88,9 +93,12 @@ def widened(x: Expr) -> Expr:
 
 
 def narrowed(x: Expr, dtype: DType) -> Expr:
-    """An f32 rounded to the nearest number, of two to the even one."""
-    layout = _LAYOUTS[dtype]
+    """An f32 rounded to the nearest number, of two to the even one; of two powers of two to the
+    larger one, as XLA does."""
     raw = _bits(x)
+    if dtype is F8E8M0FNU:
+        return apply("bitcast", apply("convert", _power_narrowed(raw), dtype=U8), dtype=dtype)
+    layout = _LAYOUTS[dtype]
     size = _bits(absolute(x))
     shift = _FRACTION_BITS - layout.fraction_bits
     last = _right(size, shift) & 1
@@ -114,6 +122,24 @@ def narrowed(x: Expr, dtype: DType) -> Expr:
         nan = too_large | compare("gt", size, _INFINITY)
         found = select(nan, const(layout.nan, U32), found)
     return apply("bitcast", apply("convert", found, dtype=U8), dtype=dtype)
+
+
+def _power_widened(raw: Expr) -> Expr:
+    """The bits of the power of two whose biased exponent this is; the smallest is subnormal."""
+    found = select(compare("eq", raw, 0), const(1 << (_FRACTION_BITS - 1), U32), _left(raw, 23))
+    nan = const(_INFINITY | 1 << (_FRACTION_BITS - 1), U32)
+    return select(compare("eq", raw, _NO_POWER), nan, found)
+
+
+def _power_narrowed(raw: Expr) -> Expr:
+    """The biased exponent of the nearest power of two; what is not above zero, and not finite, has
+    none."""
+    half = 1 << (_FRACTION_BITS - 1)
+    rounded = _right(raw + half, _FRACTION_BITS)
+    is_least = compare("le", raw, half)  # what is larger and subnormal becomes the least normal one
+    found = select(is_least, const(0, U32), rounded)
+    has_none = compare("eq", raw, 0) | compare("ge", raw, _INFINITY)  # a sign is the highest bit
+    return select(has_none, const(_NO_POWER, U32), found)
 
 
 def _bits(x: Expr) -> Expr:
