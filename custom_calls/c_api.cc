@@ -149,8 +149,7 @@ const char* mlc_trace_kernel(const void* trace, int64_t number) {
   return Held(trace)->kernel_id(number);
 }
 
-int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
-            int64_t thread_count) {
+int mlc_run(MlcEntry entry, void** buffers, int64_t scratch_bytes, int64_t thread_count) {
   return WithinMemory([&] {
     mlc::ScratchPool::Lease scratch(scratch_bytes);
     if (scratch.failed()) return kNoMemory;
@@ -158,7 +157,7 @@ int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch
     if (thread_count > 1) workers.EnsureWorkers(thread_count - 1);
     mlc::ThreadTeam team(workers, thread_count);
     mlc::FloatMode mode;
-    entry(&team, buffers, dims, scratch.data());
+    entry(&team, buffers, scratch.data());
     if (team.fault().text.empty()) return kDone;
     last_fault = team.fault().text;
     return kNo;

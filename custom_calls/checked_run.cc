@@ -31,7 +31,7 @@ class CheckedRun final : public MlcCheckedContext {
         originals_(buffers),
         flip_(flip) {}
 
-  void Run(const int64_t* dims);
+  void Run();
 
   // Whether an element of a result is what it was filled with: it may be by chance.
   bool LooksUnwritten() const;
@@ -141,8 +141,7 @@ auto WithElement(int64_t bytes, const Visit& visit) {
 void Fill(void* data, const MlcCheckedBuffer& buffer, uint64_t pattern) {
   WithElement(buffer.element_bytes, [&](auto element) {
     using Element = decltype(element);
-    std::fill_n(static_cast<Element*>(data), std::max<int64_t>(buffer.elements, 0),
-                static_cast<Element>(pattern));
+    std::fill_n(static_cast<Element*>(data), buffer.elements, static_cast<Element>(pattern));
   });
 }
 
@@ -232,7 +231,7 @@ void CheckedRun::DescribeFence(const void* address) {
 
 int64_t CheckedRun::Owner(int64_t position) const {
   const MlcCheckedBuffer& buffer = kernel_.buffers[position];
-  if (!is_result(position) || buffer.elements <= 0) return -1;
+  if (!is_result(position) || buffer.elements == 0) return -1;
   for (int64_t operand = 0; operand < kernel_.operand_count; ++operand) {
     if (originals_[operand] == originals_[position]) return operand;
   }
@@ -244,7 +243,7 @@ bool CheckedRun::Prepare() {
   for (int64_t i = 0; i < buffer_count(); ++i) {
     const MlcCheckedBuffer& buffer = kernel_.buffers[i];
     const int64_t owner = Owner(i);
-    const int64_t bytes = std::max<int64_t>(buffer.elements, 0) * buffer.element_bytes;
+    const int64_t bytes = buffer.elements * buffer.element_bytes;
     memories_.emplace_back();
     if (!memories_.back().Allocate(owner < 0 ? bytes : 0)) return false;
     if (owner >= 0) {
@@ -252,7 +251,7 @@ bool CheckedRun::Prepare() {
       pointers_.push_back(data(owner));
       continue;
     }
-    pointers_.push_back(buffer.elements < 0 ? originals_[i] : data(i));
+    pointers_.push_back(data(i));
     if (is_result(i)) {
       Fill(data(i), buffer, pattern(i));
     } else if (bytes > 0) {
@@ -268,12 +267,12 @@ bool CheckedRun::Prepare() {
   return true;
 }
 
-void CheckedRun::Run(const int64_t* dims) {
+void CheckedRun::Run() {
   if (!Prepare()) {
     SetFault("no memory for copies of its buffers between fences", "");
     return;
   }
-  Protect([&] { kernel_.body(&context, pointers_.data(), dims, memories_.back().data()); });
+  Protect([&] { kernel_.body(&context, pointers_.data(), memories_.back().data()); });
   for (size_t i = 0; i < memories_.size() && !failed(); ++i) {
     if (!memories_[i].IsFrayed()) continue;
     const std::string name(Name(i));
@@ -306,7 +305,7 @@ void CheckedRun::FindUnwritten(const CheckedRun& other) {
 void CheckedRun::CopyBack() const {
   for (int64_t i = kernel_.operand_count; i < buffer_count(); ++i) {
     const MlcCheckedBuffer& buffer = kernel_.buffers[i];
-    if (buffer.elements <= 0) continue;
+    if (buffer.elements == 0) continue;
     std::memcpy(originals_[i], pointers_[static_cast<size_t>(i)],
                 static_cast<size_t>(buffer.elements * buffer.element_bytes));
   }
@@ -314,16 +313,15 @@ void CheckedRun::CopyBack() const {
 
 }  // namespace
 
-Fault RunChecked(MlcContext& context, const MlcCheckedKernel& kernel, void** buffers,
-                 const int64_t* dims) {
+Fault RunChecked(MlcContext& context, const MlcCheckedKernel& kernel, void** buffers) {
   // What calls this is generated code, through which no exception passes.
   try {
     InstallHandler();
     CheckedRun run(context, kernel, buffers, 0);
-    run.Run(dims);
+    run.Run();
     if (!run.failed() && run.LooksUnwritten()) {
       CheckedRun again(context, kernel, buffers, 1);
-      again.Run(dims);
+      again.Run();
       run.FindUnwritten(again);
     }
     if (!run.failed()) run.CopyBack();

@@ -23,8 +23,7 @@ struct Fault {
 // the kernel reports, an access to a fence, what was written in front of an array, and an element of
 // a result that nothing was written to: one that holds the pattern it was filled with, whichever of
 // two that is.
-Fault RunChecked(MlcContext& context, const MlcCheckedKernel& kernel, void** buffers,
-                 const int64_t* dims);
+Fault RunChecked(MlcContext& context, const MlcCheckedKernel& kernel, void** buffers);
 
 }  // namespace mlc
 

@@ -1,5 +1,5 @@
 // The one XLA custom call, "hlo_mlc_kernel": runs the kernel that its `id` attribute names; or
-// several, where that is "first@64,second@1", in blocks of so many rows each. `dims` then has
+// several, where that is "first@64,second@1", in blocks of so many rows each. `dims`, else empty, has
 // the number of rows, of groups and of folds (row_blocks.h); for each of the kernels' operands and
 // results the bytes of one row, 0 where it has none; and the bytes of each fold. Folds are the last
 // operands and results of kernels; as many results of the call, spare memory for them, follow.
@@ -31,8 +31,8 @@ namespace {
 
 namespace ffi = ::xla::ffi;
 
-// What a loaded executable holds for each of its custom calls: a kernel and its `dims`, or kernels
-// for blocks and what there is to know of rows.
+// What a loaded executable holds for each of its custom calls: a kernel, or kernels for blocks and
+// what there is to know of rows, `dims`.
 struct KernelState {
   static ffi::TypeId id;
 
@@ -70,12 +70,12 @@ ffi::ErrorOr<std::unique_ptr<KernelState>> Instantiate(std::string_view id,
   static const bool kept = (KeepFreedMemory(), true);
   static_cast<void>(kept);
   auto state = std::make_unique<KernelState>();
-  state->dims.assign(dims.begin(), dims.end());
   if (id.find(kRowsFollow) == std::string_view::npos) {
     state->slot = VariantTable::Get().Find(id);
     if (state->slot == nullptr) return ffi::Unexpected(NotLoaded(id));
     return state;
   }
+  state->dims.assign(dims.begin(), dims.end());
   while (!id.empty()) {
     const std::string_view one = id.substr(0, id.find(kBlockFollows));
     id.remove_prefix(std::min(one.size() + 1, id.size()));
@@ -122,7 +122,7 @@ std::optional<Failure> RunWhole(const KernelState& state, const XLA_FFI_CallFram
   BufferList buffers(static_cast<size_t>(frame.args.size + frame.rets.size));
   for (int64_t i = 0; i < frame.args.size; ++i) buffers.Add(Operand(frame, i).data);
   for (int64_t i = 0; i < frame.rets.size; ++i) buffers.Add(Result(frame, i).data);
-  return RunKernel(*state.slot, executor, threads, buffers.data(), state.dims.data());
+  return RunKernel(*state.slot, executor, threads, buffers.data());
 }
 
 // `dims` says how far apart rows lie: XLA counts a byte for each integer of less, of which there are

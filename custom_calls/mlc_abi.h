@@ -16,7 +16,7 @@
 #endif
 
 /* Raised with every incompatible change of this header. */
-#define MLC_ABI_VERSION 5
+#define MLC_ABI_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -37,15 +37,14 @@ typedef struct MlcContext {
   int64_t thread_count; /* at least 1 */
   /* What the entry of a kernel with checks hands itself to; other kernels do not look at it. */
   void (*run_checked)(struct MlcContext* context, const struct MlcCheckedKernel* kernel,
-                      void** buffers, const int64_t* dims);
+                      void** buffers);
 } MlcContext;
 
 /* A kernel. `buffers` holds the operands, then the results, each aligned for its element type
- * (XLA aligns to 64 bytes, other callers may not); `dims` the values of its symbolic dimensions;
- * `scratch` is aligned to MLC_SCRATCH_ALIGNMENT, belongs to this execution alone and holds
- * anything. The floating-point environment, in tasks too: round to nearest, subnormals flushed to
- * zero (as XLA has it), no traps. */
-typedef void (*MlcEntry)(MlcContext* context, void** buffers, const int64_t* dims, void* scratch);
+ * (XLA aligns to 64 bytes, other callers may not); `scratch` is aligned to MLC_SCRATCH_ALIGNMENT,
+ * belongs to this execution alone and holds anything. The floating-point environment, in tasks too:
+ * round to nearest, subnormals flushed to zero (as XLA has it), no traps. */
+typedef void (*MlcEntry)(MlcContext* context, void** buffers, void* scratch);
 
 #define MLC_SCRATCH_ALIGNMENT 64
 
@@ -68,7 +67,7 @@ typedef struct MlcCheckedContext {
 /* An operand or a result. `poison` is what an element of a result holds before it is written. */
 typedef struct MlcCheckedBuffer {
   const char* name;
-  int64_t elements; /* -1 where it depends on `dims`: such a buffer is neither fenced nor poisoned */
+  int64_t elements;
   int64_t element_bytes;
   uint64_t poison;
 } MlcCheckedBuffer;
@@ -135,8 +134,7 @@ MLC_EXPORT void mlc_profile_reset(void);
 /* Runs a kernel without XLA, on this library's own threads (the caller and at most
  * thread_count - 1 others), under the same rules as inside an XLA program. 0 if it has checks and
  * one of them failed: mlc_fault says which, until the calling thread runs another kernel. */
-MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
-                       int64_t thread_count);
+MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, int64_t scratch_bytes, int64_t thread_count);
 MLC_EXPORT const char* mlc_fault(void);
 
 /* ---- Traces: when kernels ran, and on which threads --------------------------------------- */

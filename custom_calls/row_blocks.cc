@@ -66,8 +66,8 @@ class BlockRun {
         buffers.data()[fold.after] = turns[turn];
         if (block != FirstBlock(group)) buffers.data()[fold.before] = turns[1 - turn];
       }
-      if (auto failure = RunKernel(*run.kernel->slot, executor_, thread_count_, buffers.data(),
-                                   /*dims=*/nullptr)) {
+      if (auto failure =
+              RunKernel(*run.kernel->slot, executor_, thread_count_, buffers.data())) {
         Fail(*std::move(failure));
       }
     } catch (const std::bad_alloc&) {
@@ -93,11 +93,11 @@ class BlockRun {
 }  // namespace
 
 std::optional<Failure> RunKernel(Slot& slot, Executor& executor, int64_t thread_count,
-                                 void** buffers, const int64_t* dims) {
+                                 void** buffers) {
   const Tracer tracer(slot.id());
   ThreadTeam team(executor, thread_count, tracer);
   bool ran = false;
-  tracer.Run(MLC_WHOLE_KERNEL, [&] { ran = RunVariant(slot, team, buffers, dims); });
+  tracer.Run(MLC_WHOLE_KERNEL, [&] { ran = RunVariant(slot, team, buffers); });
   if (!ran) {
     return Failure{true, "hlo_mlc: no memory for a kernel's scratch of " +
                              std::to_string(slot.current().scratch_bytes) + " bytes"};

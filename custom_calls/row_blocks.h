@@ -21,7 +21,7 @@ struct Failure {
 
 // Runs a kernel on the caller's thread and at most thread_count - 1 of the executor's.
 std::optional<Failure> RunKernel(Slot& slot, Executor& executor, int64_t thread_count,
-                                 void** buffers, const int64_t* dims);
+                                 void** buffers);
 
 // A kernel that computes so many rows at once.
 struct BlockKernel {

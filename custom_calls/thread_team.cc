@@ -250,9 +250,8 @@ ThreadTeam::ThreadTeam(Executor& executor, int64_t thread_count, const Tracer& t
       executor_(executor),
       tracer_(tracer) {}
 
-void ThreadTeam::RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,
-                            const int64_t* dims) {
-  static_cast<ThreadTeam*>(context)->fault_ = mlc::RunChecked(*context, *kernel, buffers, dims);
+void ThreadTeam::RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers) {
+  static_cast<ThreadTeam*>(context)->fault_ = mlc::RunChecked(*context, *kernel, buffers);
 }
 
 ThreadTeam::~ThreadTeam() {

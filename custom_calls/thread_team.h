@@ -46,8 +46,7 @@ class ThreadTeam : public MlcContext {
   void FailBy(std::string_view text) { fault_.text = text; }
 
  private:
-  static void RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,
-                         const int64_t* dims);
+  static void RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers);
   static void ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count);
 
   Executor& executor_;

@@ -143,7 +143,7 @@ void VariantTable::ResetCalls() {
   for (const auto& [id, slot] : slots_) slot->ResetCalls();
 }
 
-bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers, const int64_t* dims) {
+bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers) {
   using Clock = std::chrono::steady_clock;
   const Variant& variant = slot.current();
   ScratchPool::Lease scratch(variant.scratch_bytes);
@@ -157,7 +157,7 @@ bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers, const int64_t* dim
   const Clock::time_point start = timed ? Clock::now() : Clock::time_point();
   {
     FloatMode mode;
-    variant.entry(&team, buffers, dims, scratch.data());
+    variant.entry(&team, buffers, scratch.data());
   }
   if (timed) {
     slot.AddCall(

@@ -101,7 +101,7 @@ class VariantTable {
 
 // Runs `slot`'s current code with scratch from the process's pool, in the kernels' floating-point
 // mode, counting the call while profiling is on. Returns false when there was no memory.
-bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers, const int64_t* dims);
+bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers);
 
 void EnableProfiling(bool enabled);
 

@@ -14,7 +14,7 @@ from hlo_mlc.runtime import library
 from hlo_mlc.runtime.variants import KernelCode
 
 _address = ctypes.c_void_p
-_ENTRY = ctypes.CFUNCTYPE(None, _address, ctypes.POINTER(_address), _address, _address)
+_ENTRY = ctypes.CFUNCTYPE(None, _address, ctypes.POINTER(_address), _address)
 
 
 def interpreted(loops: LoopProgram) -> KernelCode:
@@ -22,7 +22,7 @@ def interpreted(loops: LoopProgram) -> KernelCode:
     buffers = (*loops.operands, *loops.results)
     failed_by = library.load().mlc_failed_by
 
-    def run(context: int, addresses: Any, dims: int, scratch: int) -> None:
+    def run(context: int, addresses: Any, scratch: int) -> None:
         # Whoever calls this takes it to have failed until the last line.
         try:
             arrays = [_array_at(addresses[n], buffer) for n, buffer in enumerate(buffers)]

@@ -18,7 +18,7 @@ from hlo_mlc.support.locks import process_lock
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 """The version of `mlc_abi.h` that this package speaks."""
 
 _STATE_TYPE_NAME = "hlo_mlc_kernel_state"
@@ -50,7 +50,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mlc_trace_release": (None, [_pointer]),
     "mlc_trace_lane": (ctypes.c_int, [_pointer, ctypes.c_int64, _pointer]),
     "mlc_trace_kernel": (ctypes.c_char_p, [_pointer, ctypes.c_int64]),
-    "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
+    "mlc_run": (ctypes.c_int, [_pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
     "mlc_fault": (ctypes.c_char_p, []),
     "mlc_cuda_set": (
         ctypes.c_int,

@@ -75,12 +75,11 @@ def bind_kernel(
     code: KernelCode,
     arrays_in: Sequence[np.ndarray],
     arrays_out: Sequence[np.ndarray],
-    dims: Sequence[int] = (),
     threads: int = 1,
 ) -> Callable[[], None]:
     """A function that runs `code` on these arrays, with nothing left to prepare at each call.
 
-    `dims` are the values of the kernel's symbolic dimensions; the caller is one of the `threads`.
+    The caller is one of the `threads`.
 
     Raises: UsageError for an array that is not row-major, or a result that cannot be written. The
     function raises KernelFaultError if a kernel with checks finds a fault.
@@ -99,10 +98,9 @@ def bind_kernel(
     run = library.load().mlc_run
     buffers = [*arrays_in, *arrays_out]
     addresses = (ctypes.c_void_p * len(buffers))(*(array.ctypes.data for array in buffers))
-    dim_values = (ctypes.c_int64 * len(dims))(*dims)
 
     def call(keep_alive: object = (code, buffers)) -> None:
-        done = run(code.entry, addresses, dim_values, code.scratch_bytes, threads)
+        done = run(code.entry, addresses, code.scratch_bytes, threads)
         if done < 0:
             raise RuntimeLibraryError(f"No memory for a scratch of {code.scratch_bytes} bytes")
         if not done:

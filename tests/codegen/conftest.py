@@ -28,7 +28,7 @@ _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _PARALLEL_FOR = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
 )
-_ENTRY = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)
+_ENTRY = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3)
 
 
 class _Context(ctypes.Structure):
@@ -119,7 +119,7 @@ class Machine:
         pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
         context = _Context(pointer, 1)
         entry = _ENTRY(code.entry)
-        entry(ctypes.addressof(context), ctypes.addressof(buffers), None, scratch.address)
+        entry(ctypes.addressof(context), ctypes.addressof(buffers), scratch.address)
         return [f.array.copy() for f in outputs]
 
     def _run_checked(

@@ -33,7 +33,7 @@ define internal void @parallel_for(ptr %ctx, ptr %body, ptr %closure, i64 %count
 
 @pytest.fixture(scope="session")
 def compile_kernel() -> Callable[..., KernelCode]:
-    """Turns LLVM IR that defines `@kernel(ctx, buffers, dims, scratch)` into loaded code."""
+    """Turns LLVM IR that defines `@kernel(ctx, buffers, scratch)` into loaded code."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
@@ -80,15 +80,14 @@ def call_kernel() -> Callable[..., jax.Array]:
     return call_kernel
 
 
-def scale_ir(factor: float) -> str:
-    """result[i] = operand[i] * factor, for dims[0] elements of f32."""
+def scale_ir(factor: float, count: int) -> str:
+    """result[i] = operand[i] * factor, for so many elements of f32."""
     bits = np.float64(np.float32(factor)).view(np.uint64)
     return f"""
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
 entry:
   %operand = call ptr @buffer(ptr %buffers, i64 0)
   %result = call ptr @buffer(ptr %buffers, i64 1)
-  %count = load i64, ptr %dims
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %loop ]
@@ -98,7 +97,7 @@ loop:
   %scaled = fmul float %value, 0x{bits:016X}
   store float %scaled, ptr %to
   %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %count
+  %more = icmp slt i64 %next, {count}
   br i1 %more, label %loop, label %done
 done:
   ret void
@@ -107,28 +106,26 @@ done:
 
 
 @pytest.fixture(scope="session")
-def scale_kernel(compile_kernel: Callable[..., KernelCode]) -> Callable[[float], KernelCode]:
-    """Makes a kernel `(f32[dims[0]]) -> f32[dims[0]]` that multiplies by the given factor."""
-    return lambda factor: compile_kernel(scale_ir(factor))
+def scale_kernel(compile_kernel: Callable[..., KernelCode]) -> Callable[[float, int], KernelCode]:
+    """Makes a kernel `(f32[count]) -> f32[count]` that multiplies by the given factor."""
+    return lambda factor, count: compile_kernel(scale_ir(factor, count))
 
 
 @pytest.fixture(scope="session")
-def count_kernel(compile_kernel: Callable[..., KernelCode]) -> KernelCode:
-    """`() -> i64[dims[0]]`: task i of a parallel_for adds i + 1 to element i (zeroed before)."""
-    return compile_kernel("""
-define internal void @body(ptr %closure, i64 %task) {
+def count_kernel(compile_kernel: Callable[..., KernelCode]) -> Callable[[int], KernelCode]:
+    """Makes `() -> i64[count]`: task i of a parallel_for adds i + 1 to element i, zeroed before."""
+    return lambda count: compile_kernel(f"""
+define internal void @body(ptr %closure, i64 %task) {{
   %to = getelementptr i64, ptr %closure, i64 %task
   %value = add i64 %task, 1
   %old = atomicrmw add ptr %to, i64 %value monotonic
   ret void
-}
+}}
 declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
   %result = call ptr @buffer(ptr %buffers, i64 0)
-  %count = load i64, ptr %dims
-  %bytes = mul i64 %count, 8
-  call void @llvm.memset.p0.i64(ptr %result, i8 0, i64 %bytes, i1 false)
-  call void @parallel_for(ptr %ctx, ptr @body, ptr %result, i64 %count)
+  call void @llvm.memset.p0.i64(ptr %result, i8 0, i64 {8 * count}, i1 false)
+  call void @parallel_for(ptr %ctx, ptr @body, ptr %result, i64 {count})
   ret void
-}
+}}
 """)

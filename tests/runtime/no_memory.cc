@@ -29,7 +29,7 @@ void* AllocateOrThrow(size_t bytes, size_t alignment) {
 
 void Add(void*, int64_t task) { sum += task; }
 
-void Kernel(MlcContext* context, void**, const int64_t*, void*) {
+void Kernel(MlcContext* context, void**, void*) {
   context->parallel_for(context, Add, nullptr, 1000);
 }
 
@@ -72,11 +72,11 @@ int main() {
   int64_t calls, nanoseconds;
   Check("run", [] {
     sum = 0;
-    const int said = mlc_run(Kernel, nullptr, nullptr, 0, 4);
+    const int said = mlc_run(Kernel, nullptr, 0, 4);
     if (said == 1 && sum != 1000 * 999 / 2) std::puts("tasks are missing");
     return said;
   });
-  Check("run with scratch", [] { return mlc_run(Kernel, nullptr, nullptr, 4096, 4); });
+  Check("run with scratch", [] { return mlc_run(Kernel, nullptr, 4096, 4); });
   Check("set", [&] { return mlc_variant_set(id, Kernel, 0); });
   Check("promise", [&] {
     void* const promise = mlc_variant_promise(id, 4096);

@@ -29,17 +29,17 @@ def i64_as_pairs(count):
 
 def test_single_task(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    variants.publish(kernel_id, scale_kernel(3.0))
+    variants.publish(kernel_id, scale_kernel(3.0, 100))
     x = np.arange(100, dtype=np.float32)
-    program = jax.jit(lambda x: call_kernel(kernel_id, f32(100), x + 1, dims=(100,)) - 1)
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(100), x + 1) - 1)
     np.testing.assert_array_equal(program(x), (x + 1) * 3 - 1)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 64, 5000])
 def test_parallel_for_runs_each_task_once(call_kernel, count_kernel, new_id, tasks):
     kernel_id = new_id()
-    variants.publish(kernel_id, count_kernel)
-    program = jax.jit(lambda: call_kernel(kernel_id, i64_as_pairs(tasks), dims=(tasks,)))
+    variants.publish(kernel_id, count_kernel(tasks))
+    program = jax.jit(lambda: call_kernel(kernel_id, i64_as_pairs(tasks)))
     for _ in range(20):
         np.testing.assert_array_equal(program()[:, 0], np.arange(1, tasks + 1))
 
@@ -49,9 +49,8 @@ def test_many_buffers(call_kernel, compile_kernel, new_id):
     variants.publish(
         kernel_id,
         compile_kernel("""
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {
 entry:
-  %operands = load i64, ptr %dims
   br label %loop
 loop:
   %i = phi i64 [ 0, %entry ], [ %next, %loop ]
@@ -60,7 +59,7 @@ loop:
   %value = load float, ptr %operand
   %added = fadd float %sum, %value
   %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %operands
+  %more = icmp slt i64 %next, 200
   br i1 %more, label %loop, label %done
 done:
   %result = call ptr @buffer(ptr %buffers, i64 %next)
@@ -70,12 +69,12 @@ done:
 """),
     )
     operands = [np.float32(i) for i in range(200)]
-    program = jax.jit(lambda *xs: call_kernel(kernel_id, f32(), *xs, dims=(200,)))
+    program = jax.jit(lambda *xs: call_kernel(kernel_id, f32(), *xs))
     assert program(*operands) == sum(range(200))
 
 
 ROWS_IR = """
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
 entry:
   %operand = call ptr @buffer(ptr %buffers, i64 0)
   %step = call ptr @buffer(ptr %buffers, i64 1)
@@ -123,7 +122,7 @@ def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
 
 
 FOLD_IR = """
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
 entry:
   %operand = call ptr @buffer(ptr %buffers, i64 0)
   %before = call ptr @buffer(ptr %buffers, i64 1)
@@ -183,7 +182,7 @@ def test_rows_are_folded_in_order(call_kernel, compile_kernel, new_id, rows, gro
 
 def test_sizes_of_another_version_are_refused(call_kernel, scale_kernel, new_id):
     known = new_id()
-    variants.publish(known, scale_kernel(2.0))
+    variants.publish(known, scale_kernel(2.0, 8))
     for dims in ((8, 8, 8), (8,), (8, 0, 1, 8, 8), (8, 0, -1, 8)):
         program = jax.jit(lambda x, dims=dims: call_kernel(f"{known}@1", f32(8, 2), x, dims=dims))
         with pytest.raises(jax.errors.JaxRuntimeError, match="compile the program again"):
@@ -200,7 +199,7 @@ def test_sizes_of_another_version_are_refused(call_kernel, scale_kernel, new_id)
 )
 def test_blocks_that_cannot_be_called_are_named(call_kernel, scale_kernel, new_id, named, said):
     known = new_id()
-    variants.publish(known, scale_kernel(2.0))
+    variants.publish(known, scale_kernel(2.0, 8))
     program = jax.jit(
         lambda x: call_kernel(named.format(known=known), f32(8, 2), x, dims=(8, 0, 0, 8, 8))
     )
@@ -216,9 +215,9 @@ def test_missing_kernel_is_named_with_what_to_do(call_kernel):
 
 def test_hot_swap_reaches_a_loaded_executable(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    double, triple = scale_kernel(2.0), scale_kernel(3.0)
+    double, triple = scale_kernel(2.0, 4), scale_kernel(3.0, 4)
     variants.publish(kernel_id, double)
-    call = jax.jit(lambda x: call_kernel(kernel_id, f32(4), x, dims=(4,)))
+    call = jax.jit(lambda x: call_kernel(kernel_id, f32(4), x))
     program = call.lower(f32(4)).compile()
     x = np.ones(4, np.float32)
     results = []
@@ -230,8 +229,8 @@ def test_hot_swap_reaches_a_loaded_executable(call_kernel, scale_kernel, new_id)
 
 def test_removed_kernel_stays_with_loaded_executables_only(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    variants.publish(kernel_id, scale_kernel(5.0))
-    call = jax.jit(lambda x: call_kernel(kernel_id, f32(*x.shape), x, dims=x.shape))
+    variants.publish(kernel_id, scale_kernel(5.0, 3))
+    call = jax.jit(lambda x: call_kernel(kernel_id, f32(*x.shape), x))
     assert call(np.ones(3, np.float32))[0] == 5
     assert variants.exists(kernel_id)
     assert variants.remove(kernel_id)
@@ -267,7 +266,7 @@ loop:
 done:
   ret void
 }}
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
 entry:
   %operand = call ptr @buffer(ptr %buffers, i64 0)
   %result = call ptr @buffer(ptr %buffers, i64 1)
@@ -322,9 +321,9 @@ def test_scratch_and_concurrent_executions(call_kernel, compile_kernel, new_id):
 
 def test_swap_to_a_variant_with_more_scratch(call_kernel, compile_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    little = scale_kernel(0.0)
+    little = scale_kernel(0.0, 1)
     variants.publish(kernel_id, variants.KernelCode(little.entry, 64, little))
-    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(1,)))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x))
     program(np.float32(1))
     variants.publish(kernel_id, compile_kernel(SCRATCH_IR, scratch_bytes=4 * SCRATCH_ELEMENTS))
     assert program(np.float32(1)).tolist() == [SCRATCH_ELEMENTS, 0.0]
@@ -332,10 +331,9 @@ def test_swap_to_a_variant_with_more_scratch(call_kernel, compile_kernel, scale_
 
 # Where its scratch is, of which it writes a byte in each page.
 PLACE_IR = """
-define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {
+define void @kernel(ptr %ctx, ptr %buffers, ptr %scratch) {{
 entry:
   %result = call ptr @buffer(ptr %buffers, i64 0)
-  %bytes = load i64, ptr %dims
   store ptr %scratch, ptr %result
   br label %loop
 loop:
@@ -343,11 +341,11 @@ loop:
   %to = getelementptr i8, ptr %scratch, i64 %i
   store volatile i8 1, ptr %to
   %next = add i64 %i, 4096
-  %more = icmp slt i64 %next, %bytes
+  %more = icmp slt i64 %next, {bytes}
   br i1 %more, label %loop, label %done
 done:
   ret void
-}
+}}
 """
 
 
@@ -356,9 +354,11 @@ def test_kernels_take_turns_with_the_same_scratch(call_kernel, compile_kernel, n
 
     def program(scratch_bytes: int) -> tuple[str, jax.stages.Compiled]:
         kernel_id = new_id()
-        variants.publish(kernel_id, compile_kernel(PLACE_IR, scratch_bytes))
+        variants.publish(
+            kernel_id, compile_kernel(PLACE_IR.format(bytes=scratch_bytes), scratch_bytes)
+        )
         result = jax.ShapeDtypeStruct((2,), np.uint32)
-        traced = jax.jit(lambda: call_kernel(kernel_id, result, dims=(scratch_bytes,)))
+        traced = jax.jit(lambda: call_kernel(kernel_id, result))
         return kernel_id, traced.lower().compile()
 
     little, much = 64 << 20, 256 << 20  # more than any other test needs
@@ -382,9 +382,9 @@ def resident_bytes() -> int:
 
 def test_scratch_that_cannot_be_had_is_an_error(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    code = scale_kernel(1.0)
+    code = scale_kernel(1.0, 2)
     variants.publish(kernel_id, variants.KernelCode(code.entry, 1 << 60, code))
-    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(2,)))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"RESOURCE_EXHAUSTED.*scratch"):
         program(np.ones(2, np.float32))
 
@@ -406,10 +406,10 @@ def mapping_flags(address: int) -> list[str]:
 def test_large_results_are_in_huge_pages(call_kernel, scale_kernel, new_id):
     """One page fault for 2 MiB, not for 4 KiB."""
     kernel_id = new_id()
-    variants.publish(kernel_id, scale_kernel(2.0))
     count = 12 << 20
+    variants.publish(kernel_id, scale_kernel(2.0, count))
     x = jnp.ones(count, np.float32)
-    ours = jax.jit(lambda x: call_kernel(kernel_id, f32(count), x, dims=(count,)))(x)
+    ours = jax.jit(lambda x: call_kernel(kernel_id, f32(count), x))(x)
     theirs = jax.jit(lambda x: x * 2)(x)
     np.testing.assert_array_equal(ours, theirs)
     middle = [array.unsafe_buffer_pointer() + array.nbytes // 2 for array in (ours, theirs)]
@@ -424,8 +424,8 @@ def test_freed_memory_is_kept_for_what_comes_next(call_kernel, scale_kernel, new
     """Blocks of less than 32 MiB are on a heap, not mapped each: bit 1 of the word before one says
     which."""
     kernel_id = new_id()
-    variants.publish(kernel_id, scale_kernel(2.0))
-    jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(2,)))(np.ones(2, np.float32))
+    variants.publish(kernel_id, scale_kernel(2.0, 2))
+    jax.jit(lambda x: call_kernel(kernel_id, f32(2), x))(np.ones(2, np.float32))
     allocator = ctypes.CDLL(None)
     allocator.malloc.restype, allocator.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     allocator.free.restype, allocator.free.argtypes = None, [ctypes.c_void_p]
@@ -437,10 +437,10 @@ def test_freed_memory_is_kept_for_what_comes_next(call_kernel, scale_kernel, new
 
 def test_swap_while_executions_run(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    codes = [scale_kernel(2.0), scale_kernel(3.0)]
-    variants.publish(kernel_id, codes[0])
     size = 512
-    program = jax.jit(lambda x: call_kernel(kernel_id, f32(size), x, dims=(size,)))
+    codes = [scale_kernel(2.0, size), scale_kernel(3.0, size)]
+    variants.publish(kernel_id, codes[0])
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(size), x))
     x = np.ones(size, np.float32)
     program(x)
     stop = threading.Event()
@@ -462,8 +462,8 @@ def test_swap_while_executions_run(call_kernel, scale_kernel, new_id):
 
 def test_profile_counts_calls_only_while_enabled(call_kernel, scale_kernel, new_id):
     kernel_id = new_id()
-    variants.publish(kernel_id, scale_kernel(2.0))
-    program = jax.jit(lambda x: call_kernel(kernel_id, f32(8), x, dims=(8,)))
+    variants.publish(kernel_id, scale_kernel(2.0, 8))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(8), x))
     x = np.ones(8, np.float32)
     variants.enable_profiling(False)  # a background tuner of an earlier test may count calls yet
     program(x).block_until_ready()
@@ -485,13 +485,13 @@ def test_profile_counts_calls_only_while_enabled(call_kernel, scale_kernel, new_
 
 def test_kernel_inside_a_loop_and_no_elements(call_kernel, scale_kernel, count_kernel, new_id):
     scale, count = new_id(), new_id()
-    variants.publish(scale, scale_kernel(2.0))
-    variants.publish(count, count_kernel)
+    variants.publish(scale, scale_kernel(2.0, 3))
+    variants.publish(count, count_kernel(0))
     program = jax.jit(
-        lambda x: jax.lax.fori_loop(0, 10, lambda _, y: call_kernel(scale, f32(3), y, dims=(3,)), x)
+        lambda x: jax.lax.fori_loop(0, 10, lambda _, y: call_kernel(scale, f32(3), y), x)
     )
     np.testing.assert_array_equal(program(np.ones(3, np.float32)), np.full(3, 1024.0))
-    nothing = jax.jit(lambda: call_kernel(count, i64_as_pairs(0), dims=(0,)))
+    nothing = jax.jit(lambda: call_kernel(count, i64_as_pairs(0)))
     assert nothing().shape == (0, 2)
 
 

@@ -20,9 +20,9 @@ TASKS = 64
 def program(call_kernel, count_kernel, new_id):
     """A program of one kernel with 64 tasks, and the kernel's id."""
     kernel_id = new_id()
-    variants.publish(kernel_id, count_kernel)
+    variants.publish(kernel_id, count_kernel(TASKS))
     result = jax.ShapeDtypeStruct((TASKS, 2), np.uint32)  # i64 for JAX without x64
-    function = jax.jit(lambda: call_kernel(kernel_id, result, dims=(TASKS,)))
+    function = jax.jit(lambda: call_kernel(kernel_id, result))
     np.testing.assert_array_equal(function()[:, 0], np.arange(1, TASKS + 1))
     return function, kernel_id
 

@@ -19,7 +19,7 @@ def print_program(
     *,
     is_static: bool = True,
 ) -> str:
-    """The functions of a program: `symbol(context, buffers, dims, scratch)` is the last of them.
+    """The functions of a program: `symbol(context, buffers, scratch)` is the last of them.
 
     Other files can call it unless it `is_static`; `lines` are the user's lines that compute what
     buffers hold, by the names of these.
@@ -28,7 +28,7 @@ def print_program(
     """
     functions = Functions(symbol)
     writer = FunctionWriter(Memory({}, C), dependence.Memory.of(program), symbol, functions)
-    buffers, dims, scratch = map(writer.lines.fresh, ("buffers", "dims", "scratch"))
+    buffers, scratch = map(writer.lines.fresh, ("buffers", "scratch"))
     places = {b: f"{buffers}[{n}]" for n, b in enumerate((*program.operands, *program.results))}
     places |= {b: f"(void*)((char*){scratch} + {offset})" for b, offset in program.scratch}
     used = set(touched_by(program.body))
@@ -43,19 +43,15 @@ def print_program(
     arena = {buffer for buffer, _ in program.scratch}
     is_used = {
         "context": takes_context(program.body),
-        dims: False,
         buffers: any(b not in arena for b in needed),
         scratch: any(b in arena for b in needed),
     }
-    unused = [
-        f"  (void){name};" for name in ("context", buffers, dims, scratch) if not is_used[name]
-    ]
+    unused = [f"  (void){name};" for name in ("context", buffers, scratch) if not is_used[name]]
     return "\n".join(
         (
             *functions.texts,
             f"{'static ' if is_static else ''}void {symbol}(",
-            f"    MlcContext* context, void** {buffers}, const int64_t* {dims}, "
-            f"void* {scratch}) {{",
+            f"    MlcContext* context, void** {buffers}, void* {scratch}) {{",
             *unused,
             *writer.text(),
             "}",

@@ -71,11 +71,7 @@ def print_standalone(
         symbol, _ = kernels[invocation.kernel]
         buffers = ", ".join(f"(void*){_pointer(place)}" for place in invocation.buffers)
         scratch = _pointer(Place("workspace", invocation.scratch))
-        lines += [
-            f"  {symbol}(",
-            f"      &context, (void*[]){{{buffers}}},",
-            f"      NULL, {scratch});",
-        ]
+        lines += [f"  {symbol}(", f"      &context, (void*[]){{{buffers}}},", f"      {scratch});"]
     lines += [
         f"  memcpy({_pointer(copy.target)}, {_pointer(copy.source)}, {copy.bytes});"
         for copy in plan.copies

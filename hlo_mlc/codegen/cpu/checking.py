@@ -137,10 +137,10 @@ def entry(module: Module, body: str) -> str:
         f"ptr {table} }}"
     )
     return f"""\
-define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) nounwind {{
+define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %scratch) nounwind {{
   %slot = getelementptr i8, ptr %ctx, i64 {_RUN_CHECKED}
   %run = load ptr, ptr %slot, align 8
-  call void %run(ptr %ctx, ptr {kernel}, ptr %buffers, ptr %dims)
+  call void %run(ptr %ctx, ptr {kernel}, ptr %buffers)
   ret void
 }}"""
 

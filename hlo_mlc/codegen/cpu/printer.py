@@ -17,8 +17,8 @@ def print_program(
 ) -> str:
     """A kernel as an LLVM module with one external function, named like the kernel.
 
-    Its arguments are those of `MlcEntry` (custom_calls/mlc_abi.h): context, buffers, dimensions,
-    scratch.  The bodies of parallel loops are internal functions, called by the context.  With
+    Its arguments are those of `MlcEntry` (custom_calls/mlc_abi.h): context, buffers, scratch.
+    The bodies of parallel loops are internal functions, called by the context.  With
     checks (checking.py) all that the kernel does is in an internal function, `@checked`.
 
     Raises: CodegenError for a program that breaks the loop IR's rules or needs too much stack;
@@ -28,7 +28,7 @@ def print_program(
     entry = Writer(module, reading.load)
     statements.write_all(entry, program.body)
     name = "internal void @checked" if checked else f'void @"{program.name}"'
-    statements.finish(entry, f"define {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)")
+    statements.finish(entry, f"define {name}(ptr %ctx, ptr %buffers, ptr %scratch)")
     if checked:
         module.functions.append(checking.entry(module, "@checked"))
     tables = [f"{name} = {definition}" for definition, name in module.tables.items()]

@@ -81,7 +81,7 @@ def print_entry(
     functions, flush = modes[architecture]
     lines = [f'target triple = "{target.triple}"', functions, _SERIAL]
     lines += [
-        f'declare void @"{symbol}"(ptr, ptr, ptr, ptr)' for symbol in sorted(set(symbols.values()))
+        f'declare void @"{symbol}"(ptr, ptr, ptr)' for symbol in sorted(set(symbols.values()))
     ]
     for number, array in enumerate(plan.constants):
         text = array.tobytes().hex("\\")
@@ -98,8 +98,7 @@ def print_entry(
             body.emit(f"store ptr {body.pointer(place)}, ptr {at}, align 8")
         scratch = body.pointer(Place("workspace", invocation.scratch))
         body.emit(
-            f'call void @"{symbols[invocation.kernel]}"(ptr %context, ptr %buffers, '
-            f"ptr null, ptr {scratch})"
+            f'call void @"{symbols[invocation.kernel]}"(ptr %context, ptr %buffers, ptr {scratch})'
         )
     for copy in plan.copies:
         body.emit(

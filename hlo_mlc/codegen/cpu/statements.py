@@ -333,7 +333,7 @@ def _write_call(writer: Writer, stmt: Call) -> None:
         called = Writer(Module(stmt.program, module.target, module.root), reading.load)
         write_all(called, stmt.program.body)
         function.others += finish(
-            called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)"
+            called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %scratch)"
         )
     pointers = f"%arguments{next(module.numbers)}"
     function.prologue.name(pointers, f"alloca [{len(stmt.buffers)} x ptr], align 8")
@@ -343,9 +343,7 @@ def _write_call(writer: Writer, stmt: Call) -> None:
             block.define("getelementptr ptr, ptr ", pointers, f", i64 {slot}") if slot else pointers
         )
         block.emit("store ptr ", writer.storage(buffer).pointer, ", ptr ", place, ", align 8")
-    block.emit(
-        f"call void {name}(ptr ", writer.context(), ", ptr ", pointers, ", ptr null, ptr null)"
-    )
+    block.emit(f"call void {name}(ptr ", writer.context(), ", ptr ", pointers, ", ptr null)")
     function.forget(module.results_of(stmt))
 
 
