@@ -152,8 +152,9 @@ class Calls:
 def test_no_call_waits_for_any_part_of_it(
     eager: Background, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call begins and ends while a process starts, tunes, and has tuned; what it found is mapped
-    in `test_swaps_under_load`."""
+    """Not even the first call of a function, which has its kernels followed: one begins and ends
+    while a process starts, tunes, and has tuned; what it found is mapped in
+    `test_swaps_under_load`."""
     function = mlc_jit(Traced(), tune="background")
     function(X)
     passed = []
@@ -167,7 +168,7 @@ def test_no_call_waits_for_any_part_of_it(
 
         return done
 
-    with Calls(function, 2) as calls:
+    with Calls(lambda x: mlc_jit(Traced(), tune="background")(x), 1) as calls:
         for owner, part in (
             (background, "start_process"),
             (background, "step_behind"),
