@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hlo_mlc.support.wording import duration, named_at, short_line
+from hlo_mlc.support.wording import duration, named_at, short_line, three_digits
 
 
 def test_places_are_short() -> None:
@@ -28,3 +28,17 @@ def test_times_are_in_the_unit_that_suits_them() -> None:
         "160 ms",
     ]
     assert [duration(us) for us in (999_600, 37.5e6, 1234e6)] == ["1.00 s", "37.5 s", "1234 s"]
+
+
+def test_numbers_have_three_digits() -> None:
+    values = (0.00747, 0.0971, 2.6, 14.0, 99.96, 115.5, 999.7, 12345.0)
+    assert list(map(three_digits, values)) == [
+        "0.00747",
+        "0.0971",
+        "2.60",
+        "14.0",
+        "100",
+        "116",
+        "1000",
+        "12345",
+    ]
