@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
+from hlo_mlc.support.wording import three_digits
 from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
 from hlo_mlc_bench.script import arguments
@@ -75,7 +76,8 @@ def _line(row: Row) -> str:
     if row.status != "right":
         return f"| {row.name} | | | {row.status} | | | |\n"
     return (
-        f"| {row.name} | {row.jax_ms:.3g} | {row.ours_ms:.3g} | {row.ratio:.2f} "
+        f"| {row.name} | {three_digits(row.jax_ms)} | {three_digits(row.ours_ms)} "
+        f"| {row.ratio:.2f} "
         f"| {row.ours_error:.1e} | {row.clusters} | {row.coverage:.0%} |\n"
     )
 
@@ -135,14 +137,9 @@ def _bar(row: Row, y: float, even: float, end: float) -> Iterable[str]:
         f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="{_BAR}" rx="2" '
         f'fill="{OURS if row.ratio >= 1 else XLA}"/>'
     )
-    yield text(right + 6, baseline, f"{_three_digits(row.ratio)}x")
-    times = f"{_three_digits(row.jax_ms)} → {_three_digits(row.ours_ms)} ms"
+    yield text(right + 6, baseline, f"{three_digits(row.ratio)}x")
+    times = f"{three_digits(row.jax_ms)} → {three_digits(row.ours_ms)} ms"
     yield text(_END_OF_TIMES, baseline, times, size=11, anchor="end", colour=FAINT)
-
-
-def _three_digits(value: float) -> str:
-    """`0.0971`, `2.60`, `115`."""
-    return f"{value:#.3g}".rstrip(".")
 
 
 if __name__ == "__main__":

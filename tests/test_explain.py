@@ -144,6 +144,35 @@ def test_parts_that_stay_for_the_same_reason_are_one() -> None:
     assert lines[at + 5].endswith("…") and "150 us" in lines[at + 1]
 
 
+def test_reasons_are_whole_where_there_is_room() -> None:
+    report = mlc_jit(jnp.tanh, choose="ours").report(X)
+    reasons = [
+        f"{what} for which there is a long reason that no line has room for" for what in "ab"
+    ]
+    left = tuple(
+        LeftReport("stablehlo.fft", f"/m.py:{n} fft", reason, f"fft@m.py:{n}", 90.0 - n)
+        for n, reason in enumerate(reasons)
+    )
+    full = dataclasses.replace(report, left=left)
+    shown = str(explain.Explanation("f", full, {}, Options.from_environment()))
+    assert "…" not in shown.partition(explain.LEFT)[2]
+    words = " ".join(shown.split())
+    assert all(reason in words for reason in reasons)
+
+
+def test_no_share_that_there_is_is_none() -> None:
+    report = mlc_jit(layers, choose="ours").report(X)
+    first, *others = report.kernels
+    small = dataclasses.replace(first, ours_us=0.001, calls=1)
+    large = [dataclasses.replace(kernel, ours_us=900.0, calls=1) for kernel in others[:3]]
+    full = dataclasses.replace(report, kernels=(small, *large))
+    rows = str(explain.Explanation("f", full, {}, Options.from_environment())).splitlines()
+    assert [row.split()[0] for row in rows if "@test_explain.py" in row and "%" in row] == [
+        *["33%"] * 3,
+        "<1%",
+    ]
+
+
 def test_names_of_functions_leave_room_for_what_is_said_of_them() -> None:
     shown = explain.Explanation(
         "f" * 90, mlc_jit(layers, choose="ours").report(X), {}, Options.from_environment()

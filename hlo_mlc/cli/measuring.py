@@ -25,6 +25,7 @@ from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.rates import others_share, remember_rates
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import three_digits
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.results import Results, Row
 
@@ -129,8 +130,8 @@ class _Column:
 
 
 _COLUMNS = (
-    _Column("jax.jit\nms", lambda row: f"{row.jax_ms:.3g}"),
-    _Column("hlo_mlc\nms", lambda row: f"{row.ours_ms:.3g}"),
+    _Column("jax.jit\nms", lambda row: three_digits(row.jax_ms)),
+    _Column("hlo_mlc\nms", lambda row: three_digits(row.ours_ms)),
     _Column("ratio", lambda row: Text(f"{row.ratio:.2f}", style=_ratio_style(row))),
     _Column("error\nhlo_mlc", lambda row: f"{row.ours_error:.1e}"),
     _Column("error\njax.jit", lambda row: f"{row.jax_error:.1e}", 4),

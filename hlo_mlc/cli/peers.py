@@ -19,6 +19,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring
 from hlo_mlc.runtime.files import write_for_others
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.wording import three_digits
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.peers import JAX, OURS, TIED, PeerRow, compared, installed, run_case
 
@@ -108,4 +109,4 @@ def _shown(ratio: float | None) -> Text:
 def _cell(row: PeerRow, name: str) -> Text:
     if name not in row.ms:
         return Text("-", style="dim")
-    return Text(f"{row.ms[name]:.3g}", style="bold" if name == row.best else "")
+    return Text(three_digits(row.ms[name]), style="bold" if name == row.best else "")

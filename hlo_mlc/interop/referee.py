@@ -65,8 +65,9 @@ def exact_results(
         return None
 
 
-def largest_error(result: np.ndarray, exact: np.ndarray) -> float:
-    """The largest difference of an element from what is exact, relative to the largest of these.
+def largest_error(result: np.ndarray, exact: np.ndarray, noise: float = 0.0) -> float:
+    """The largest difference of an element from what is exact, relative to the largest of these;
+    as it is where none of these is larger than `noise`, and so more than what rounding left of 0.
 
     Infinite where shapes differ, where one side has a NaN or an infinity and the other has not, or
     where integers differ at all.
@@ -82,7 +83,7 @@ def largest_error(result: np.ndarray, exact: np.ndarray) -> float:
         return math.inf
     difference = np.abs(wide[finite] - exact[finite]).max(initial=0.0)
     scale = np.abs(exact[finite]).max(initial=0.0)
-    return float(difference / scale) if scale > 0 else float(difference)
+    return float(difference / scale) if scale > noise else float(difference)
 
 
 def _as_near(actual: np.ndarray, other: np.ndarray, exact: np.ndarray) -> bool:

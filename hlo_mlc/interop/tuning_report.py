@@ -35,10 +35,8 @@ class TunedKernel:
         what = f"{self.name}{uses}: {op_counts(self.ops)}"
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
-        lines = [
-            what,
-            f"  {counted(self.tried, 'configuration')} known, {self.failed} of them failed",
-        ]
+        tried = f"{counted(self.tried, 'configuration')} known, {self.failed} of them failed"
+        lines = [what, f"  {tried if self.tried else 'nothing was tried: there was no time left'}"]
         if self.interrupted:
             lines.append("  interrupted: this is the winner so far")
         if self.noise > BUSY:
@@ -52,7 +50,7 @@ class TunedKernel:
             f"  nest {position}: {schedule_text(way)}"
             for position, way in sorted(self.record.schedules.items())
         ]
-        if not self.record.schedules:
+        if not self.record.schedules and self.tried:
             lines.append("  none is faster than the default schedule")
         return "\n".join(lines)
 

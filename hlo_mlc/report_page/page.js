@@ -413,9 +413,10 @@ function drawGraph() {
   if (graphDrawn) return;
   graphDrawn = true;
   if (!data.plan) { $("drawing").innerHTML = `<p class="quiet">Nothing was planned: XLA runs all of it.</p>`; return; }
-  // Where not all can be drawn, it is around the costliest kernel, or what reads something first.
-  const {units} = data.plan, costliest = data.kernels[0]?.id;
-  drawUnits(Math.max(0, units.findIndex(u => costliest ? u[0] === costliest : u[2].some(r => r >= 0))));
+  // Where not all can be drawn, it is around the costliest kernel, or else where the program begins.
+  const {units, operations} = data.plan, costliest = data.kernels[0]?.id;
+  const first = operations.find(([, , , at]) => at >= 0 && units[at][2].length)?.[3] ?? 0;
+  drawUnits(Math.max(0, costliest ? units.findIndex(u => u[0] === costliest) : first));
   drawOperations();
 }
 
@@ -492,7 +493,7 @@ function drawUnits(centre) {
   if (!data.plan.units.length) { $("drawing").innerHTML = `<p class="quiet">Nothing is computed.</p>`; return; }
   const drawn = drawnAround(centre), place = new Map(drawn.map((n, at) => [n, at]));
   const units = drawn.map(n => data.plan.units[n]).map(([id, op, reads, ...rest]) => [id, op, reads.map(r => place.get(r) ?? -1), ...rest]);
-  const w = 188, h = 40, gap = 18, step = 74;
+  const all = data.plan.units.length, w = 188, h = 40, gap = 18, step = 74;
   const {spots, lines, rows} = layered(units, w, gap);
   const left = Math.min(...spots.map(s => s.x - s.half)), width = Math.max(...spots.map(s => s.x + s.half)) - left;
   const X = s => s.x - left, Y = s => 16 + s.row * step, height = rows.length * step;
@@ -511,12 +512,13 @@ function drawUnits(centre) {
   const boxes = spots.filter(s => s.unit >= 0).map(s => {
     const u = units[s.unit], k = share.get(u[0]), x = X(s), y = Y(s);
     const what = `${k ? plain(duration(k.us / k.calls)) : "XLA"} · ${u[3].length > 1 ? `${u[3].length} results` : u[3][0] ?? ""}`;
-    return `<g class="${u[0] ? "" : "xla"}" data-unit="${drawn[s.unit]}" role="button" aria-label="${escaped(`${unitName(u)}, ${what}`)}" tabindex="0"><rect x="${x - w / 2}" y="${y}" width="${w}" height="${h}"><title>${escaped(unitName(u))} → ${escaped(u[3].join(", "))}</title></rect>
+    const isCentre = drawn.length < all && drawn[s.unit] === centre;
+    return `<g class="${u[0] ? "" : "xla"}${isCentre ? " middle" : ""}" data-unit="${drawn[s.unit]}" role="button" aria-label="${escaped(`${unitName(u)}, ${what}`)}" tabindex="0"><rect x="${x - w / 2}" y="${y}" width="${w}" height="${h}"><title>${escaped(unitName(u))} → ${escaped(u[3].join(", "))}</title></rect>
       <text x="${x}" y="${y + 17}" text-anchor="middle">${escaped(fit(unitName(u), 27))}</text><text class="quiet" x="${x}" y="${y + 32}" text-anchor="middle">${escaped(fit(what, 30))}</text></g>`;
   });
-  const all = data.plan.units.length;
-  const caption = drawn.length < all ? `<p class="quiet">${drawn.length} of ${all.toLocaleString("en")} kernels and operations of XLA's: those around <code>${escaped(unitName(data.plan.units[centre]))}</code>. What is chosen here, or in the list below, is the next one in the middle.</p>` : "";
-  $("drawing").innerHTML = `${caption}<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${edges.join("")}${boxes.join("")}</svg>`;
+  $("around").hidden = drawn.length === all;
+  $("around").innerHTML = `${drawn.length} of ${all.toLocaleString("en")} kernels and operations of XLA's: those around <code>${escaped(unitName(data.plan.units[centre]))}</code>. What is chosen here, or in the list below, is the next one in the middle.`;
+  $("drawing").innerHTML = `<svg width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">${edges.join("")}${boxes.join("")}</svg>`;
   $("drawing").querySelectorAll("g").forEach(g => {
     onChoice(g, () => chooseUnit(Number(g.dataset.unit)));
     g.addEventListener("pointerenter", () => light(Number(g.dataset.unit)));

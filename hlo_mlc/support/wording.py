@@ -36,6 +36,11 @@ def duration(us: float) -> str:
     return f"{amount:.{digits}f} {unit}"
 
 
+def three_digits(value: float) -> str:
+    """A positive number as `0.0971`, `2.60`, `115`, `1234`."""
+    return f"{value:.0f}" if value >= 999.5 else f"{value:#.3g}".rstrip(".")
+
+
 def wrapped(text: str, indent: str = "  ", hanging: str | None = None) -> list[str]:
     """A text that may be long as lines that a terminal does not fold, with what the first and what
     others begin with."""

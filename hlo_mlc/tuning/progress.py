@@ -159,7 +159,8 @@ class TuningProgress:
         if not known:
             return ""
         minutes, seconds = divmod(round(max(min(known), 0.0)), 60)
-        return f"{'<' if self._budget.least_gain else ''}{minutes}:{seconds:02}"
+        may_end_before = self._budget.least_gain and (minutes or seconds)
+        return f"{'<' if may_end_before else ''}{minutes}:{seconds:02}"
 
 
 def _short(us: float) -> str:

@@ -58,7 +58,7 @@ def test_replaces_what_stands_between_the_markers(
     assert readme.read_text() == once
     assert once.startswith("before\n") and once.endswith("after\n")
     assert "old" not in once
-    assert "| gelu | 0.5 | 0.2 | 2.50 | 1.0e-07 | 1 | 100% |" in once
+    assert "| gelu | 0.500 | 0.200 | 2.50 | 1.0e-07 | 1 | 100% |" in once
     assert "| softmax | | | wrong |" in once
 
 

@@ -120,6 +120,19 @@ def test_results_that_differ_are_said_to(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "the results differ: 12% of the elements" in str(compare(softmax, X))
 
 
+def test_what_is_0_but_for_rounding_has_no_relative_error() -> None:
+    """As gradients have that cancel: 1e-8 for 1e-17 would be an error of 1e9."""
+
+    def centred(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, (x - x.mean()).mean()
+
+    found = hlo_mlc.compare(centred, jnp.linspace(0.1, 1.7, 1001), rounds=1)
+    assert found.ours.error is not None and found.jax.error is not None
+    assert max(found.ours.error, found.jax.error) < 1e-5
+    assert largest_error(np.array([1e-8]), np.array([1e-17])) > 1e8
+    assert largest_error(np.array([1e-8]), np.array([1e-17]), noise=1e-16) < 1.1e-8
+
+
 def test_nothing_is_settled_by_it() -> None:
     function = mlc_jit(softmax)
     found: FunctionComparison = hlo_mlc.compare(function, X, rounds=20)

@@ -26,6 +26,7 @@ from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning, tuning_session
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.interop.tuning_report import TunedKernel
 from hlo_mlc.kernel_objects import kernel_object, scheduled
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
@@ -639,3 +640,10 @@ def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     assert CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"]).exit_code == 0
     assert len(trials) == 1
+
+
+def test_a_kernel_that_there_was_no_time_for() -> None:
+    """Of which it is not said that nothing is faster."""
+    record = Record("abc", "cpu", {}, Measured(2.0, 2.0, 1.0))
+    text = str(TunedKernel("sum@m.py:1", ("stablehlo.reduce",), 1, record))
+    assert text == "sum@m.py:1: reduce\n  nothing was tried: there was no time left"

@@ -94,6 +94,8 @@ def test_the_time_that_is_left(
         study.tell(study.next(), Timed(100.0, 90.0, 1.1), "")
         shown.on_trial(study, Timed(100.0, 90.0, 1.1))
         assert lines(shown)[2].split()[-1] == "<1:14", "37 of 2 s, but it may end before"
+        shown.begin("late", study, SPACE, Budget(64, clock.now - 1.0, 0.005))
+        assert lines(shown)[3].split()[-1] == "0:00", "it is over, and not before that"
 
 
 def test_it_is_drawn_on_terminals_alone(
