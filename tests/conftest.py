@@ -172,19 +172,26 @@ def _not_kept() -> Iterator[None]:
         yield
 
 
+# What makes XLA compile quickly: without LLVM's passes; where it still can, loops written by itself
+# and not through MLIR, all of them in one module.  Most programs of tests are compiled in a third
+# of the time then.
+_LEVEL = "xla_backend_optimization_level"
+_QUICK = {_LEVEL: 0}
+if jax.__version_info__ < (0, 11):
+    _QUICK |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 _MOST_EVALUATIONS = 1000  # of one value: XLA's code takes milliseconds for some thousand elements
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quickly() -> Iterator[None]:
-    """XLA compiles without LLVM's passes, which take longer than a run or two can gain; where they
-    find that much is computed again and again, it optimizes as it does for users."""
+    """XLA compiles by `_QUICK`, since the rest takes longer than a run or two can gain; where it
+    finds that much is computed again and again, or is told a level, it does as for users."""
     compile_and_load = compiler.backend_compile_and_load
 
     def quickly(client, module, devices, options, *rest):
-        if not _is_tangled(module):
-            flags = options.executable_build_options.debug_options
-            flags.xla_backend_optimization_level = 0
+        told = options.env_option_overrides
+        if _LEVEL not in dict(told) and not _is_tangled(module):
+            options.env_option_overrides = [*told, *_QUICK.items()]
         return compile_and_load(client, module, devices, options, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
