@@ -62,7 +62,7 @@ from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
 from making.code import generate
-from making.pairs import in_pairs
+from making.pairs import in_pairs, once
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -85,6 +85,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all combinations of the parameters of "
         "a test, instead of as many as have every two values together",
+    )
+    parser.addoption(
+        "--once",
+        action="store_true",
+        help="run as many as have every value of a parameter once, whatever it meets",
     )
     parser.addoption(
         "--emulate",
@@ -138,7 +143,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = items
     if not config.getoption("--all") and not any("[" in asked for asked in config.args):
-        chosen = in_pairs(items)
+        chosen = once(items) if config.getoption("--once") else in_pairs(items)
     chosen = chosen[config.getoption("--start") :: config.getoption("--every")]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
