@@ -62,7 +62,7 @@ from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
 from making.code import generate
-from making.pairs import in_pairs
+from making.pairs import in_pairs, once
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -85,6 +85,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run all combinations of the parameters of "
         "a test, instead of as many as have every two values together",
+    )
+    parser.addoption(
+        "--once",
+        action="store_true",
+        help="run as many as have every value of a parameter once, whatever it meets",
     )
     parser.addoption(
         "--emulate",
@@ -138,7 +143,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = items
     if not config.getoption("--all") and not any("[" in asked for asked in config.args):
-        chosen = in_pairs(items)
+        chosen = once(items) if config.getoption("--once") else in_pairs(items)
     chosen = chosen[config.getoption("--start") :: config.getoption("--every")]
     kept = set(chosen)
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
@@ -172,19 +177,26 @@ def _not_kept() -> Iterator[None]:
         yield
 
 
+# What makes XLA compile quickly: without LLVM's passes; where it still can, loops written by itself
+# and not through MLIR, all of them in one module.  Most programs of tests are compiled in a third
+# of the time then.
+_LEVEL = "xla_backend_optimization_level"
+_QUICK = {_LEVEL: 0}
+if jax.__version_info__ < (0, 11):
+    _QUICK |= {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 _MOST_EVALUATIONS = 1000  # of one value: XLA's code takes milliseconds for some thousand elements
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _quickly() -> Iterator[None]:
-    """XLA compiles without LLVM's passes, which take longer than a run or two can gain; where they
-    find that much is computed again and again, it optimizes as it does for users."""
+    """XLA compiles by `_QUICK`, since the rest takes longer than a run or two can gain; where it
+    finds that much is computed again and again, or is told a level, it does as for users."""
     compile_and_load = compiler.backend_compile_and_load
 
     def quickly(client, module, devices, options, *rest):
-        if not _is_tangled(module):
-            flags = options.executable_build_options.debug_options
-            flags.xla_backend_optimization_level = 0
+        told = options.env_option_overrides
+        if _LEVEL not in dict(told) and not _is_tangled(module):
+            options.env_option_overrides = [*told, *_QUICK.items()]
         return compile_and_load(client, module, devices, options, *rest)
 
     with pytest.MonkeyPatch.context() as patch:

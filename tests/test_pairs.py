@@ -1,4 +1,4 @@
-"""Fewer cases of a test: with every two values, and the same in every run."""
+"""Fewer cases of a test: with every two values, or every one, and the same in every run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import hypothesis
 from hypothesis import strategies as st
 
-from making.pairs import covering, in_pairs
+from making.pairs import covering, in_pairs, once
 
 CASES = st.lists(st.tuples(*[st.integers(0, 4)] * 4), min_size=1, max_size=60, unique=True)
 
@@ -53,7 +53,15 @@ def test_tests_are_told_apart_by_file_and_name() -> None:
         ]
 
     three, others = cases("a.py", "test", 4, 3, 2), cases("b.py", "test", 4, 3)
+    one = cases("b.py", "test_one", 5)
     alone = SimpleNamespace(path="b.py", originalname="test_alone")
     kept = in_pairs([*others, alone, *three])
     assert kept[:13] == [*others, alone]
     assert len(kept[13:]) == 12 and all(item in three for item in kept[13:])
+    kept = once([*others, alone, *one, *three])
+    assert [item.path for item in kept] == ["b.py"] * 10 + ["a.py"] * 4
+    assert set(map(id, (alone, *one))) < set(map(id, kept))
+    for whole in (others, three):
+        params = [item.callspec.params for item in kept if item in whole]
+        for name in params[0]:
+            assert {p[name] for p in params} == {item.callspec.params[name] for item in whole}

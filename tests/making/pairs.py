@@ -1,4 +1,5 @@
-"""Which cases of a test with several parameters are run: every two values meet in one of them.
+"""Which cases of a test with several parameters are run: every two values meet in one of them, or
+every value is in one.
 
 Faults that tests find nearly always depend on one value or on two.  Source: Kuhn, Wallace, Gallo,
 "Software fault interactions and implications for software testing", IEEE TSE 30(6), 2004.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 import pytest
 
@@ -19,13 +20,23 @@ Value = tuple[int, int]  # of an axis: its position, and the number of the value
 def in_pairs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Of each test as many cases as have every two values of its parameters together, in order;
     parameters called `seed` only have to be there."""
+    return _chosen(items, drawn=lambda name: name == "seed")
+
+
+def once(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of each test as many cases as have every value of its parameters, in order."""
+    return _chosen(items, drawn=lambda name: True)
+
+
+def _chosen(items: Sequence[pytest.Item], drawn: Callable[[str], bool]) -> list[pytest.Item]:
     tests: dict[tuple, list[int]] = defaultdict(list)
     for number, item in enumerate(items):
         if hasattr(item, "callspec"):
             tests[item.path, item.originalname].append(number)
     left_out: set[int] = set()
     for numbers in tests.values():
-        chosen = covering([items[n].callspec.params for n in numbers], drawn=("seed",))
+        cases = [items[n].callspec.params for n in numbers]
+        chosen = covering(cases, drawn=[name for name in cases[0] if drawn(name)])
         left_out |= set(numbers).difference(numbers[n] for n in chosen)
     return [item for number, item in enumerate(items) if number not in left_out]
 
