@@ -6,7 +6,8 @@ What is right is decided in f64 by NumPy and the interpreter of StableHLO, with 
 every element measured; what only moves values, or is made of integers, must be equal.  Counts add
 up in a folder over runs, faults lie there as scripts.  Ends with status 1 when a fault was found.
 
-`--show SEED:NUMBER` prints a program, `--summary` the counts of all runs.
+`--show SEED:NUMBER` prints a program, `--summary` the counts of all runs, `--ops COUNT` in how many
+of so many programs each op stands that is compiled.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -25,11 +27,13 @@ from fuzzing.generator import generate
 from fuzzing.ledger import Entry, Ledger, Setting
 from fuzzing.runner import Limits, Runner, program_seed
 from fuzzing.script import script
+from fuzzing.vocabulary import programs_with
 from fuzzing.worker import FAULTS, Outcome
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from hlo_mlc.ops.registry import DEFINITIONS
 from hlo_mlc.support.options import Options
 
 
@@ -44,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console()
     if options.summary:
         console.print(_table(ledger))
+        return 0
+    if options.ops is not None:
+        console.print(_ops(options.ops))
         return 0
     if options.show is not None:
         seed, _, number = options.show.partition(":")
@@ -101,6 +108,17 @@ def _run(
     return entries
 
 
+def _ops(count: int) -> Table:
+    """Ops with a definition, those that no program has first, and then those without one."""
+    found = programs_with(map(partial(program_seed, 0), range(count)))
+    table = Table("op", "programs")
+    for op in sorted(DEFINITIONS, key=lambda op: (found[op], op)):
+        table.add_row(op, str(found[op]))
+    for op in sorted(found.keys() - DEFINITIONS.keys()):
+        table.add_row(f"{op}, which has no definition", str(found[op]))
+    return table
+
+
 def _table(ledger: Ledger) -> Table:
     totals = ledger.totals()
     kinds = [
@@ -144,6 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where counts and faults are kept",
     )
     parser.add_argument("--show", metavar="SEED:NUMBER", help="print a program and end")
+    parser.add_argument("--ops", metavar="COUNT", type=int, help="count ops of programs and end")
     parser.add_argument("--summary", action="store_true", help="print all counts and end")
     return parser
 

@@ -98,22 +98,40 @@ def gathered(draw: Draws) -> str:
     return f"(lambda x: {found})({x})"
 
 
+SCATTERS = (
+    "scatter",
+    "scatter_add",
+    "scatter_sub",
+    "scatter_mul",
+    "scatter_min",
+    "scatter_max",
+    "scatter_apply",
+)
+APPLIED = {"f": ("lax.neg", "lax.abs"), "c": ("lax.neg",), "b": ("lax.bitwise_not",)}
+APPLIED_TO_INTEGERS = ("lax.neg", "lax.bitwise_not", "lambda q: q * q.dtype.type(3)")
+"""What may be done again to what it gave; of floats what rounds nothing."""
+
+
 def put(draw: Draws) -> str:
     """The same windows written: what differs only where they are apart."""
     x = draw.value(rank=1, most_rank=4, fits=lambda v: v.size > 0)
     y = draw.value(fits=lambda v: v.dtype == x.dtype and v.size > 0)
     w = _windows(draw, x)
-    name = draw.among(("scatter", "scatter_add", "scatter_mul", "scatter_min", "scatter_max"))
+    name = draw.among(SCATTERS)
     updates = (
         f"jnp.resize({y}, {w.shape})"
         if name != "scatter" or w.are_apart
         else f"jnp.full({w.shape}, 3).astype({x.dtype!r})"
     )
+    shape = ""
+    if name == "scatter_apply":
+        updates = draw.among(APPLIED.get(x.kind, APPLIED_TO_INTEGERS))
+        shape = f", update_shape={w.shape}"
     return (
         f"lax.{name}({x}, {w.numbers}, {updates}, lax.ScatterDimensionNumbers("
         f"update_window_dims={w.kept}, inserted_window_dims={w.dropped}, "
         f"scatter_dims_to_operand_dims={w.searched}, operand_batching_dims={w.batch}, "
-        f"scatter_indices_batching_dims={w.batch_of_numbers}), mode={w.mode!r})"
+        f"scatter_indices_batching_dims={w.batch_of_numbers}), mode={w.mode!r}{shape})"
     )
 
 

@@ -86,6 +86,11 @@ def _logical(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x.astype(unsigned) >> y.astype(unsigned)).astype(x.dtype)
 
 
+def _high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    bits = 8 * x.dtype.itemsize
+    return (x.astype(object) * y.astype(object) >> bits).astype(x.dtype)
+
+
 def _select(p: Mapping, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
     found = cases[0]
     for number, case in enumerate(cases[1:], 1):
@@ -334,6 +339,7 @@ RULES: Mapping[str, Rule] = {
             "le_to": lambda x, y: total_order(x) <= total_order(y),
             "lt_to": lambda x, y: total_order(x) < total_order(y),
             "atan2": np.arctan2,
+            "mulhi": _high_half,
             "complex": joined_parts,
         }.items()
     },

@@ -118,8 +118,18 @@ def _alone(
     return evaluate
 
 
-_COMPILED = frozenset(("rng_bit_generator", "igamma", "igammac", "igamma_grad_a"))
-"""Generators that the interpreter does not have, loops of thousands of trips."""
+_COMPILED = frozenset(
+    (
+        "rng_bit_generator",
+        "igamma",
+        "igammac",
+        "igamma_grad_a",
+        "random_gamma_grad",
+        "regularized_incomplete_beta",
+        "approx_top_k",
+    )
+)
+"""Calls that the interpreter does not have, loops of thousands of trips."""
 
 
 def _is_interpreted(equation: core.JaxprEqn, types: Sequence[np.dtype]) -> bool:
@@ -205,6 +215,8 @@ def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Ar
                 mode=params["mode"],
             )
         ]
+    if name == "scatter" and getattr(params["update_jaxpr"], "eqns", ()):
+        return [_applied(params, operands)]
     if params.get("preferred_element_type") is not None:
         params["preferred_element_type"] = wide_type(params["preferred_element_type"])
     results = primitive.bind(*operands, **params)
@@ -213,6 +225,7 @@ def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Ar
 
 _SCATTERS = {
     "add": lax.scatter_add,
+    "sub": lax.scatter_sub,
     "max": lax.scatter_max,
     "min": lax.scatter_min,
     "mul": lax.scatter_mul,
@@ -223,28 +236,47 @@ def _folded(params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
     """A fold with a combiner of its own, evaluated again in the wider types."""
     half = len(operands) // 2
     jaxpr = params["jaxpr"]
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
 
     def fold(one: object, other: object) -> object:
-        values = dict(zip(inner.invars, jax.tree.leaves((one, other)), strict=True))
-
-        def read(atom: object) -> object:
-            return (
-                jnp.asarray(atom.val, wide_type(atom.aval.dtype))
-                if isinstance(atom, core.Literal)
-                else values[atom]
-            )
-
-        for equation in inner.eqns:
-            made = bound(equation, [read(v) for v in equation.invars])
-            values.update(zip(equation.outvars, made, strict=True))
-        results = [read(v) for v in inner.outvars]
+        results = _again(getattr(jaxpr, "jaxpr", jaxpr), jax.tree.leaves((one, other)))
         return tuple(results) if half > 1 else results[0]
 
     arrays, starts = tuple(operands[:half]), tuple(operands[half:])
     if half == 1:
         arrays, starts = arrays[0], starts[0]
     return jax.tree.leaves(lax.reduce(arrays, starts, fold, params["dimensions"]))
+
+
+def _applied(params: dict, operands: Sequence[jax.Array]) -> jax.Array:
+    """A scatter that applies a function to what it finds, evaluated again in the wider types."""
+    array, places, updates = operands
+    return lax.scatter_apply(
+        array,
+        places,
+        lambda x: _again(params["update_jaxpr"], [x, x])[0],
+        params["dimension_numbers"],
+        update_shape=updates.shape,
+        indices_are_sorted=params["indices_are_sorted"],
+        unique_indices=params["unique_indices"],
+        mode=params["mode"],
+    )
+
+
+def _again(jaxpr: core.Jaxpr, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The equations of a combiner, for values of the wider types."""
+    values = dict(zip(jaxpr.invars, operands, strict=True))
+
+    def read(atom: object) -> jax.Array:
+        return (
+            jnp.asarray(atom.val, wide_type(atom.aval.dtype))
+            if isinstance(atom, core.Literal)
+            else values[atom]
+        )
+
+    for equation in jaxpr.eqns:
+        made = bound(equation, [read(v) for v in equation.invars])
+        values.update(zip(equation.outvars, made, strict=True))
+    return [read(v) for v in jaxpr.outvars]
 
 
 def signed(dtype: np.dtype) -> np.dtype:

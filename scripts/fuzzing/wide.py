@@ -95,6 +95,8 @@ SUMS = frozenset(
         "reduce_window_sum",
         "scatter-add",
         "scatter_add",
+        "scatter-sub",
+        "scatter_sub",
         "select_and_scatter_add",
     )
 )
@@ -113,6 +115,8 @@ LIBRARY = frozenset(
         "geqrf",
         "householder_product",
         "svd",
+        "symmetric_product",
+        "cholesky_update",
         "tridiagonal_solve",
         "fft",
     )
@@ -131,6 +135,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "eval_jaxpr": "call_jaxpr",
+    "composite": "jaxpr",
     "shard_map": "jaxpr",
 }
 BASIC = frozenset(
@@ -449,7 +454,10 @@ class Wide:
             is_exact &= (operands[0] == 0) | ~np.isfinite(operands[0])
         if name in SUMS:
             units = SUM_UNITS
-            magnitude = np.abs(self._computed(equation, _sizes(operands))[0])
+            sizes = _sizes(operands)
+            if name.endswith("sub"):
+                sizes[-1] = -sizes[-1]
+            magnitude = np.abs(self._computed(equation, sizes)[0])
         elif name in MULTIPLIED and len(equation.outvars) == 1:
             # Each factor rounds: errors add up as those of random signs do.
             units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5

@@ -31,6 +31,7 @@ from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
 from fuzzing.shrinker import candidates, fits, shrink, without_unread
+from fuzzing.vocabulary import ops_of, programs_with
 from fuzzing.worker import Outcome, are_same, arguments, outcome_of
 from jax import lax
 
@@ -367,6 +368,7 @@ INTEGERS = np.array([0, 1, -1, 7, -8, 127, -128, 33], np.int8)
             "min",
             "add",
             "mul",
+            "mulhi",
             "population_count",
             "clz",
             "sign",
@@ -827,6 +829,47 @@ def test_windows_that_stick_out_are_dropped_as_a_whole() -> None:
     args = [np.zeros(5, np.float32), np.array([[1], [3]], np.int32)]
     (exact,) = Oracle(program, args, False, False).run(0, 0).exact
     assert exact.tolist() == [0, 1, 1, 1, 0]
+
+
+PLACES = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("apply", "dtype"),
+    [(lax.neg, "float32"), (lax.bitwise_not, "int8"), (lambda q: q * 3, "int32")],
+)
+def test_what_scatters_apply_is_known(apply: Callable, dtype: str) -> None:
+    """Twice where two places are equal, not at all beyond the end."""
+
+    def program(x: jax.Array, n: jax.Array) -> tuple[jax.Array]:
+        return (lax.scatter_apply(x, n, apply, PLACES, update_shape=(4, 3), mode="fill"),)
+
+    args = [np.arange(9).reshape(3, 3).astype(dtype), np.array([[1], [2], [2], [3]], np.int32)]
+    (exact,) = Oracle(program, args, False, False).run(0, 0).exact
+    np.testing.assert_array_equal(exact, jax.jit(program)(*args)[0])
+
+
+def test_what_scatters_subtract_is_as_uncertain_as_a_sum() -> None:
+    """Of what is subtracted from its equal something may be left, of the size of either."""
+
+    def program(x: jax.Array, n: jax.Array) -> tuple[jax.Array]:
+        return (lax.scatter_sub(x, n, jnp.full((2, 3), 0.1), PLACES),)
+
+    args = [np.full((3, 3), 0.2, np.float32), np.array([[1], [1]], np.int32)]
+    oracle = Oracle(program, args, False, False)
+    found = np.full((3, 3), 0.2, np.float32)
+    found[1] = 2e-8
+    reference = oracle.run(24, 0)
+    assert not judge([found], oracle.types, reference).differences
+    found[1] = 1e-6
+    assert judge([found], oracle.types, reference).differences
+
+
+def test_ops_of_programs_are_counted() -> None:
+    """Those of what stands inside of others as well."""
+    seed = next(s for s in range(99) if any(t.family == "while_two" for t in generate(s).steps))
+    assert {"stablehlo.while", "stablehlo.add", "func.func"} <= ops_of(seed).keys()
+    assert programs_with([seed, seed])["stablehlo.while"] == 2
 
 
 def test_every_mode_is_judged() -> None:
