@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -212,6 +214,33 @@ def test_threads_compile_at_the_same_time() -> None:
             pool.map(lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2)
         )
     assert together == alone * 2
+
+
+_ARCHITECTURES = """
+import llvmlite.binding as llvm
+from hlo_mlc.codegen.cpu.assemble import warm_up
+from hlo_mlc.target.cpu import host, named, names
+
+def knows(triple):
+    try:
+        return bool(llvm.Target.from_triple(triple))
+    except RuntimeError:
+        return False
+
+others = [t for t in map(named, names()) if t.triple[:6] != host().triple[:6]]
+warm_up(host())
+print(any(knows(other.triple) for other in others))
+for other in others:
+    warm_up(other)
+print(all(knows(other.triple) for other in others))
+"""
+
+
+def test_llvm_knows_other_architectures_once_they_are_asked_for() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _ARCHITECTURES], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"])

@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.locks import AwaitedByForks, let_forks_wait, process_lock
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.target.levels import architecture
 
 let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
 
@@ -156,7 +157,7 @@ def _machine(target: CpuTarget) -> Iterator[llvm.TargetMachine]:
 
 
 def _made(target: CpuTarget) -> llvm.TargetMachine:
-    _initialize()
+    _initialize(architecture(target) == architecture(host()))
     try:
         made = llvm.Target.from_triple(target.triple)
     except RuntimeError as error:
@@ -171,6 +172,12 @@ def _made(target: CpuTarget) -> llvm.TargetMachine:
 
 
 @functools.cache
-def _initialize() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+def _initialize(is_native: bool) -> None:
+    """Has LLVM know this machine's architecture, or all: those besides read 10 MB of it from disk,
+    which stay in memory."""
+    if is_native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
