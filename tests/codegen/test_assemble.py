@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -134,6 +136,32 @@ def test_elementwise_loops_have_nothing_to_spare() -> None:
     assert len([line for line in loop if line.startswith("vmulps")]) == 4
     assert len([line for line in loop if line.startswith("vmovups")]) in (4, 8)
     assert len(loop) <= 4 + 8 + 3
+
+
+def test_long_code_is_made_of_the_same_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another order, where LLVM knows a processor's: none that would take longer."""
+    target = replace(named("x86-64-v4"), name="znver4", cpu="znver4")
+    text = print_program(_matmul(4, 2, 16), target)
+    usual = assembly(text, target)
+    monkeypatch.setattr(assemble, "_LONG_CODE_LINES", text.count("\n") - 1)
+    long = assembly(text, target)
+    assert long != usual
+    assert _instructions(long) == _instructions(usual)
+    assert _instructions(long)["vfmadd231ps"] == 4 * 2
+
+
+def test_what_is_linked_in_counts_for_the_length_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = replace(named("x86-64-v4"), name="znver4", cpu="znver4")
+    text = print_program(_matmul(4, 2, 16), target)
+    part = "define void @part() {\n  ret void\n}\n"
+    usual = compile_ir(text, target, static=[part])
+    monkeypatch.setattr(assemble, "_LONG_CODE_LINES", text.count("\n"))
+    assert compile_ir(text, target, static=iter([part])) != usual
+
+
+def _instructions(text: str) -> Counter[str]:
+    lines = (line for line in text.splitlines() if re.match(r"\t[a-z]", line))
+    return Counter(line.split()[0] for line in lines)
 
 
 @pytest.mark.parametrize("stored", [False, True])
