@@ -21,6 +21,8 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.building import assemblers, recalled_kernels
+from hlo_mlc.frontend.types import listed_elements, literal_identity, read_type
+from hlo_mlc.frontend.walking import operations
 from hlo_mlc.kernel_objects import has_checks, object_key
 from hlo_mlc.partition.kernel import Kernel, RecalledKernel
 from hlo_mlc.preloading import remember_command
@@ -82,7 +84,7 @@ class KeptProgram:
         """None for what is not kept: where somebody wants to see the compiler at work, or errors
         are told the user's lines, and for programs with large constants."""
         is_watched = options.dump_dir is not None or has_checks(options, backend)
-        if is_watched or backend.decides is None:
+        if is_watched or backend.decides is None or _constant_bytes(module) > _LARGEST_BYTES:
             return None
         bytecode = _bytecode(module)
         return cls(bytecode, entry, options, backend) if len(bytecode) <= _LARGEST_BYTES else None
@@ -187,6 +189,17 @@ class KeptProgram:
 def program_name(packed: bytes) -> str:
     """The name of the function whose program begins so; "" for what is no program."""
     return packed.removeprefix(_TAG).partition(b"\n")[0].decode() * packed.startswith(_TAG)
+
+
+def _constant_bytes(module: ir.Module) -> int:
+    """Those of its constants, of which equal ones are written once.  28 MB of weights took 35 ms
+    to be written, and 83 MB of memory, only to learn that a program with them is too large."""
+    found = {
+        literal_identity(constant): read_type(constant.results[0].type, "")
+        for constant in operations(module, "stablehlo.constant")
+        if listed_elements(constant)
+    }
+    return sum(tensor.bytes for tensor in found.values() if tensor is not None)
 
 
 def _bytecode(module: ir.Module) -> bytes:

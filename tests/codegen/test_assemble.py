@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -134,6 +138,32 @@ def test_elementwise_loops_have_nothing_to_spare() -> None:
     assert len(loop) <= 4 + 8 + 3
 
 
+def test_long_code_is_made_of_the_same_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In another order, where LLVM knows a processor's: none that would take longer."""
+    target = replace(named("x86-64-v4"), name="znver4", cpu="znver4")
+    text = print_program(_matmul(4, 2, 16), target)
+    usual = assembly(text, target)
+    monkeypatch.setattr(assemble, "_LONG_CODE_LINES", text.count("\n") - 1)
+    long = assembly(text, target)
+    assert long != usual
+    assert _instructions(long) == _instructions(usual)
+    assert _instructions(long)["vfmadd231ps"] == 4 * 2
+
+
+def test_what_is_linked_in_counts_for_the_length_of_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = replace(named("x86-64-v4"), name="znver4", cpu="znver4")
+    text = print_program(_matmul(4, 2, 16), target)
+    part = "define void @part() {\n  ret void\n}\n"
+    usual = compile_ir(text, target, static=[part])
+    monkeypatch.setattr(assemble, "_LONG_CODE_LINES", text.count("\n"))
+    assert compile_ir(text, target, static=iter([part])) != usual
+
+
+def _instructions(text: str) -> Counter[str]:
+    lines = (line for line in text.splitlines() if re.match(r"\t[a-z]", line))
+    return Counter(line.split()[0] for line in lines)
+
+
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_lanes_at_a_constant_stride_have_no_addresses(level: str, stored: bool) -> None:
@@ -212,6 +242,33 @@ def test_threads_compile_at_the_same_time() -> None:
             pool.map(lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2)
         )
     assert together == alone * 2
+
+
+_ARCHITECTURES = """
+import llvmlite.binding as llvm
+from hlo_mlc.codegen.cpu.assemble import warm_up
+from hlo_mlc.target.cpu import host, named, names
+
+def knows(triple):
+    try:
+        return bool(llvm.Target.from_triple(triple))
+    except RuntimeError:
+        return False
+
+others = [t for t in map(named, names()) if t.triple[:6] != host().triple[:6]]
+warm_up(host())
+print(any(knows(other.triple) for other in others))
+for other in others:
+    warm_up(other)
+print(all(knows(other.triple) for other in others))
+"""
+
+
+def test_llvm_knows_other_architectures_once_they_are_asked_for() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", _ARCHITECTURES], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"])

@@ -389,6 +389,31 @@ def test_what_is_watched_or_large_is_not_kept(
     assert not is_recalled(compiled(module, dump_dir=tmp_path / "dump"))
 
 
+def test_large_constants_are_not_written_to_learn_their_size(
+    compiled: Callable[..., CompiledModule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[ir.Module] = []
+    bytecode = kept_programs._bytecode
+
+    def noted(module: ir.Module) -> bytes:
+        written.append(module)
+        return bytecode(module)
+
+    monkeypatch.setattr(kept_programs, "_bytecode", noted)
+    weights = np.sin(np.arange(300_000, dtype=np.float32))
+    small, equal = weights[:200_000], weights[:200_000].copy()
+    for function, is_written in (
+        (lambda x: x[:300_000] * weights, False),
+        (lambda x: x[:300_000] * weights.astype(np.int8), True),
+        (lambda x: x * np.float32(2), True),
+        (lambda x: (x[:200_000] * small, x[:200_000] + equal), True),  # written once
+    ):
+        del written[:]
+        shape = jax.ShapeDtypeStruct((400_000,), np.float32)
+        compiled(jax.jit(function).lower(shape).compiler_ir())
+        assert bool(written) == is_written
+
+
 def test_a_program_with_a_fault_is_not_kept(
     compiled: Callable[..., CompiledModule], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.locks import AwaitedByForks, let_forks_wait, process_lock
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.target.levels import architecture
 
 let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
 
@@ -30,6 +31,11 @@ _AS_OBJECT = 1
 # Vectors and loops are as we want them; LLVM only keeps arrays in registers, removes what that
 # leaves over, and selects instructions.
 _CODE_GENERATION_LEVEL = 2
+# Below it, LLVM selects the same instructions and leaves them in the order that they had when they
+# got registers.  Of six kernels of 3,000 to 7,000 lines that saved 0.08 to 0.46 of its time; five
+# such ran as long (0.99 to 1.01), as processors go by an order of their own.  In short ones there
+# is little to save, and some ran longer (exp 1.03).
+_LEVEL_FOR_LONG_CODE, _LONG_CODE_LINES = 1, 2500
 
 # A loop over vectors, with something to put into registers: all passes have something to do.
 _SMALL = """
@@ -60,7 +66,8 @@ def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> byt
 
     Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
     """
-    with _machine(target) as machine:
+    static = tuple(static)
+    with _machine(target, _level(ir, *static)) as machine:
         return _object(machine, _optimized(ir, machine, static))
 
 
@@ -79,8 +86,14 @@ def assembly(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    with _machine(target) as machine:
+    with _machine(target, _level(ir)) as machine:
         return machine.emit_assembly(_optimized(ir, machine))
+
+
+def _level(*texts: str) -> int:
+    """The level at which the code of these modules is generated."""
+    is_long = sum(text.count("\n") for text in texts) > _LONG_CODE_LINES
+    return _LEVEL_FOR_LONG_CODE if is_long else _CODE_GENERATION_LEVEL
 
 
 def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()) -> llvm.ModuleRef:
@@ -134,43 +147,47 @@ def _object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
         library.LLVMPY_DisposeMemoryBuffer(buffer)
 
 
-_idle: defaultdict[CpuTarget, list[llvm.TargetMachine]] = defaultdict(list)
+_idle: defaultdict[tuple[CpuTarget, int], list[llvm.TargetMachine]] = defaultdict(list)
 _making = process_lock()
 
 
 @contextlib.contextmanager
-def _machine(target: CpuTarget) -> Iterator[llvm.TargetMachine]:
+def _machine(
+    target: CpuTarget, level: int = _CODE_GENERATION_LEVEL
+) -> Iterator[llvm.TargetMachine]:
     """A machine for a target that no other thread uses.  Making one takes about 2 ms.
 
     Raises: CodegenError for a target that LLVM was built without.
     """
     try:
-        machine = _idle[target].pop()
+        machine = _idle[target, level].pop()
     except IndexError:
         with _making:
-            machine = _made(target)
+            machine = _made(target, level)
     try:
         yield machine
     finally:
-        _idle[target].append(machine)
+        _idle[target, level].append(machine)
 
 
-def _made(target: CpuTarget) -> llvm.TargetMachine:
-    _initialize()
+def _made(target: CpuTarget, level: int) -> llvm.TargetMachine:
+    _initialize(architecture(target) == architecture(host()))
     try:
         made = llvm.Target.from_triple(target.triple)
     except RuntimeError as error:
         raise CodegenError(f"LLVM cannot make code for {target.name!r}: {error}") from error
     return made.create_target_machine(
-        cpu=target.cpu,
-        features=target.features,
-        opt=_CODE_GENERATION_LEVEL,
-        reloc="pic",
-        codemodel="small",
+        cpu=target.cpu, features=target.features, opt=level, reloc="pic", codemodel="small"
     )
 
 
 @functools.cache
-def _initialize() -> None:
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
+def _initialize(is_native: bool) -> None:
+    """Has LLVM know this machine's architecture, or all: those besides read 10 MB of it from disk,
+    which stay in memory."""
+    if is_native:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+    else:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
