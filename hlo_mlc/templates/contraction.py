@@ -41,7 +41,7 @@ from hlo_mlc.templates.base import (
     open_stage,
     points,
 )
-from hlo_mlc.templates.left_factor import laid_out, pays
+from hlo_mlc.templates.left_factor import is_cheap_across, laid_out, pays
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     RUN,
@@ -151,7 +151,9 @@ class ContractionTemplate:
                 "pack": int(pack),
                 "row_blocks": row_blocks,
                 "depth": 0,
-                "pack_rows": int(computed and not turn),
+                "pack_rows": int(
+                    computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1])
+                ),
                 "turn": int(turn),
                 "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
                 "next_panel": 1 << apart.bit_length() >> 1,
@@ -344,7 +346,7 @@ class _Tiling:
         along = f"{self.column}.h.{self.depth[-1]}"
         if last.extent <= WRITTEN_DEPTH and _is_joined_along(self.roles.lhs, last):
             return schedule.unroll(along)
-        if not reads_vectors_along(self.roles.lhs, last, guarded=True):
+        if not reads_vectors_along(self.roles.lhs, last, guarded=True, width=self.lanes):
             return schedule
         return in_vectors(schedule, along, self.lanes)
 

@@ -1,20 +1,21 @@
 """Left factors of matrix products in arrays of their own, along the depth, before they multiply.
 
 Where rows lie across the depth, as those of `a.T @ b` do, each step of it is on another page, for
-every panel anew.  What is computed is so for every panel anew as well, by the rows of a tile.
+every panel anew.  What is computed is so for every panel anew as well, by the rows of a tile; one
+number after the other where rows lie across, as vectors go along the depth.
 """
 
 from __future__ import annotations
 
 import math
 
-from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Template
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.product import is_plain, reads_vectors_along
 from hlo_mlc.templates.transpose import TransposeTemplate
-from hlo_mlc.tensor.classify import contraction
+from hlo_mlc.tensor.classify import Contraction, contraction, cost
 from hlo_mlc.tensor.core import Nest, Stage
 from hlo_mlc.tensor.factors import with_factor_turned
 
@@ -27,7 +28,12 @@ TURNED_PANELS, MOST_TURNED = 4, 64 << 20
 # cores, and they fit into that share of the third level.  With AVX2 products of bf16 and f16 took
 # 0.7 to 0.93 of the time so, 16 x 256 x 1024 to 1024 square, and of a scaled 512 square in f32 0.8;
 # with a factor of 32,768 x 128, 16 MB, twice the time.
+# Those across it that are computed always are, if they fit there: 16 x 256 x 256 to 512 square took
+# 0.3 to 0.45 of the time in bf16 with AVX2, one panel of 16 columns 0.45, in f16 0.2, 0.4 to 0.65
+# with AVX-512.
 COMPUTED_PANELS, COMPUTED_SHARE = 8, 8
+# Operations to compute a number, of which one after the other is no burden to a tile.
+MOST_CHEAP = 4
 
 
 def pays(stage: Stage, panels: int, width: int, is_computed: bool, target: CpuTarget) -> bool:
@@ -36,17 +42,21 @@ def pays(stage: Stage, panels: int, width: int, is_computed: bool, target: CpuTa
     roles = contraction(stage)
     size = stage.accumulators[0].dtype.bytes
     factor = math.prod(v.extent for v in (*roles.batch, *roles.rows, *roles.summed)) * size
-    if reads_vectors_along(roles.lhs, roles.summed[-1]):
+    is_near = is_computed and factor <= target.l3_bytes // COMPUTED_SHARE
+    if _lies_along(roles, roles.summed[-1], target):
         *others, last = (v.extent for v in roles.columns)
         times = math.prod(others) * -(-last // width)  # that each number is read
-        wanted = (
-            is_computed
-            and times >= max(COMPUTED_PANELS, 2 * target.cores)
-            and factor <= min(target.l3_bytes // COMPUTED_SHARE, MOST_TURNED)
-        )
+        wanted = is_near and times >= max(COMPUTED_PANELS, 2 * target.cores)
     else:
-        wanted = panels >= TURNED_PANELS and target.l2_bytes < factor <= MOST_TURNED
-    return wanted and laid_out(stage, target) is not None
+        wanted = is_near or (panels >= TURNED_PANELS and target.l2_bytes < factor)
+    return wanted and factor <= MOST_TURNED and laid_out(stage, target) is not None
+
+
+def is_cheap_across(factor: Expr, rows: Var) -> bool:
+    """Whether a left factor that lies across the depth takes so little to compute that its numbers,
+    one after the other, had better be computed where they multiply than put aside before: by the
+    rows of a tile 32,768 x 128 bf16 took 6.5 times as long."""
+    return cost(factor) <= MOST_CHEAP and reads_vectors_along(factor, rows)
 
 
 def laid_out(
@@ -57,7 +67,7 @@ def laid_out(
     along neither."""
     roles = contraction(stage)
     is_along, is_across = (
-        reads_vectors_along(roles.lhs, axis) for axis in (roles.summed[-1], roles.rows[-1])
+        _lies_along(roles, axis, target) for axis in (roles.summed[-1], roles.rows[-1])
     )
     if (is_along and is_plain(roles.lhs)) or not (is_along or is_across):
         return None
@@ -65,3 +75,9 @@ def laid_out(
     first, product, factor = with_factor_turned(stage)
     nest = Nest((first,), len(first.axes))
     return None if template.refusal(nest, target) else (template, nest, product, factor)
+
+
+def _lies_along(roles: Contraction, axis: Var, target: CpuTarget) -> bool:
+    """Whether vectors along an axis read what lies side by side."""
+    width = target.lanes(roles.lhs.dtype.bytes)
+    return reads_vectors_along(roles.lhs, axis, width=width)

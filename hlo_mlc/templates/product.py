@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import BF16, F32
+from hlo_mlc.expr.dtypes import BF16, F32, INDEX
 from hlo_mlc.loops.rewrite import loops_named
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.tensor.classify import contraction, is_map, stride, vector_stride
@@ -57,9 +58,18 @@ def is_direct(factor: Expr, along: Var) -> bool:
     return is_plain(factor) and stride(factor, along) == 1
 
 
-def reads_vectors_along(factor: Expr, axis: Var, *, guarded: bool = False) -> bool:
+def reads_vectors_along(factor: Expr, axis: Var, *, guarded: bool = False, width: int = 1) -> bool:
     """All that it reads lies side by side along an axis, or is the same all along it; read without
-    conditions, or under such as are the same all along the axis."""
+    conditions, or under such as are the same all along the axis.
+
+    Of vectors of `width` that begin at its multiples, each by itself may do so: 64 numbers of each
+    of 12 heads, one head after the other, lie so along all 768 though heads lie apart."""
+    if width > 1 and axis.extent % width == 0:
+        vector, lane = (
+            Var(f"{axis.name}_{part}", INDEX, extent)
+            for part, extent in (("vector", axis.extent // width), ("lane", width))
+        )
+        factor, axis = substitute(factor, {axis: vector * width + lane}), lane
     return all(
         (read.guard is None or (guarded and axis not in read.guard.free))
         and (vector_stride(read, axis) == 1 or not any(axis in i.free for i in read.indices))

@@ -13,8 +13,8 @@ are combined at the end.
 
 Convolutions of many channels are matrix products of the same form, without a copy of the image:
 lanes are features, a tile is a part of an image row, and channels are summed inside of all
-conditions.  Only filters that lie otherwise are copied, once, into panels of features, and images
-of narrower numbers widened, once for all windows.
+conditions.  Only filters that lie otherwise, or whose rows are no whole lines or far apart, are
+copied, once, into panels of features, and images of narrower numbers widened, once for all windows.
 """
 
 from __future__ import annotations
@@ -80,6 +80,12 @@ FEW_ROWS = 6
 # (a stride of 1 KiB made the convolution of 14 x 14 x 256 by 256 filters 1.02 to 1.9 times as slow;
 # 28 x 28 x 128 by 128, whose rows are half as long, took 0.97 to 1.01 of the time as they were).
 REUSED, LONG_ROW = 32, 1 << 10
+# Where a panel takes no more than a line, as with AVX2, each of its rows lies in two lines if rows
+# do not begin with one, and rows of some panels leave it only a share of the first level: 8 x 8 to
+# 56 x 56 x 61 took 0.75 to 0.8 of the time packed, 7 x 7 x 250 0.86, 56 x 56 x 64 0.9 to 0.97,
+# 28 x 28 x 128 0.97 to 0.99, 14 x 14 x 128 by 64 1.02, 8 x 8 x 64 1.06.  With AVX-512, in panels of
+# four lines, none gained.
+PANELS_APART, REUSED_MUCH = 4, 512
 # Bytes of an image that is widened at most.
 LARGEST_WIDENED = 64 << 20
 
@@ -247,10 +253,8 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
         tile, vectors = rows, min(vectors, max(1, target.accumulators // rows))
     reused = math.prod(v.extent for v in roles.rows if v not in roles.rhs.free)
     apart = abs(stride(roles.rhs, stage.reduce_axes[-1]) or 0) if is_plain(roles.rhs) else 0
-    wide = (
-        lane.extent > vectors * width
-        and reused >= REUSED
-        and apart * roles.rhs.dtype.bytes >= LONG_ROW
+    is_far = _is_far_apart(
+        apart * roles.rhs.dtype.bytes, vectors * width * roles.rhs.dtype.bytes, reused
     )
     # What one tile reads: a panel, and what its windows reach of the other factor.
     depth = math.prod(v.extent for v in stage.reduce_axes)
@@ -266,9 +270,20 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
         "vectors": vectors,
         "unroll": SLIDES_INSIDE,
         "chunks": chunks,
-        "pack": int(wide or not is_direct(roles.rhs, lane)),
+        "pack": int((lane.extent > vectors * width and is_far) or not is_direct(roles.rhs, lane)),
         "widen": int(_is_read_again(stage, roles, vectors * width, target)),
     }
+
+
+def _is_far_apart(row: int, panel: int, reused: int) -> bool:
+    """Whether rows of filters are so many bytes apart that panels of so many are faster packed."""
+    if row >= LONG_ROW:
+        return reused >= REUSED
+    if panel > CACHE_LINE_BYTES:
+        return False
+    if row % CACHE_LINE_BYTES:
+        return reused >= REUSED
+    return row >= PANELS_APART * panel and reused >= REUSED_MUCH
 
 
 def _has_widened_image(nest: Nest, target: CpuTarget) -> bool:

@@ -142,7 +142,14 @@ ALONG = {
         (21, 5, 9),
         (5, 9, 150),
     ),
+    "heads side by side": (lambda a, b: _heads(a) @ b, "bfloat16", (5, 21, 16), (80, 150)),
+    "short heads": (lambda a, b: _heads(a) @ b, "bfloat16", (5, 21, 6), (30, 150)),
 }
+
+
+def _heads(a):
+    """[heads, rows, width] as [rows, heads * width]."""
+    return a.transpose(1, 0, 2).reshape(a.shape[1], -1)
 
 
 @pytest.mark.parametrize("name", ALONG)
@@ -175,6 +182,42 @@ def test_left_factors_are_computed_first_where_many_panels_read_them(take_apart)
     assert first(64, 256, 64) == (0, 1)
     assert first(64, 64, 64, batch=(12,)) == (0, 1)
     assert first(8192, 256, 512) == (0, 1)
+
+
+def test_left_factors_across_the_depth_are_computed_first_where_they_fit(take_apart):
+    """However few panels read them: the rows of a tile would be computed one number after the
+    other. Those that do not fit are computed where they multiply, if that takes little."""
+
+    def first(m, k, n, dtype=jnp.bfloat16):
+        a, b = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((k, m), (k, n)))
+        (program,) = take_apart(lambda a, b: a.T @ b, a, b).programs
+        _, (decision,) = schedule_program(program, named("x86-64-v3"))
+        return decision.parameters["turn"], decision.parameters["pack_rows"]
+
+    assert first(64, 256, 512) == (1, 0)
+    assert first(64, 256, 16) == (1, 0)
+    assert first(64, 256, 16, jnp.float16) == (1, 0)
+    assert first(64, 256, 16, jnp.float32) == (0, 0)
+    assert first(32768, 128, 16) == (0, 0)
+
+
+@pytest.mark.parametrize(("width", "turn"), [(64, 1), (12, 0)])
+def test_left_factors_that_lie_in_pieces_are_computed_in_vectors(take_apart, width, turn):
+    """Where each vector is of one piece, as of heads that lie one behind the other."""
+    shapes = (8, 128, width), (8 * width, 512)
+    a, b = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
+    (program,) = take_apart(lambda a, b: _heads(a) @ b, a, b).programs
+    _, (decision,) = schedule_program(program, named("x86-64-v3"))
+    assert decision.parameters["turn"] == turn
+    by_tiles = {0: ("contraction", {**decision.parameters, "turn": 0, "pack_rows": 1})}
+    loops, _ = schedule_program(program, named("x86-64-v3"), by_tiles)
+    (column,) = {
+        s.var.name.split(".h.")[0]
+        for s in walk(loops.body)
+        if isinstance(s, For) and ".h." in s.var.name and ".o.i.h." not in s.var.name
+    }
+    rows = [s for s in walk(loops.body) if isinstance(s, For) and f"{column}.h." in s.var.name]
+    assert any(s.kind is LoopKind.VECTORIZE for s in rows) == turn
 
 
 @pytest.mark.parametrize("m", [1, 2, 13])

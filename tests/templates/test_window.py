@@ -517,6 +517,35 @@ def test_images_are_widened_unless_that_costs_nothing(
 
 
 @pytest.mark.parametrize(
+    ("level", "size", "channels", "features", "packed"),
+    [
+        ("x86-64-v3", 8, 61, 61, 1),  # rows do not begin with a line
+        ("x86-64-v3", 4, 61, 61, 0),  # too few results
+        ("x86-64-v3", 28, 64, 64, 1),  # rows of four panels
+        ("x86-64-v3", 14, 64, 64, 0),
+        ("x86-64-v3", 28, 64, 32, 0),
+        ("x86-64-v3", 28, 64, 13, 0),  # a panel is all there is
+        ("x86-64-v3", 8, 64, 256, 1),  # far apart
+        ("x86-64-v4", 28, 61, 61, 0),
+        ("x86-64-v4", 28, 64, 128, 0),
+        ("x86-64-v4", 8, 64, 512, 1),
+    ],
+)
+def test_filters_are_packed_where_panels_lie_badly(
+    take_apart, level, size, channels, features, packed
+):
+    """In a line or more than they fill, in a share of the first level, or over many pages."""
+    x, k = (
+        jax.ShapeDtypeStruct(shape, jnp.float32)
+        for shape in ((1, size, size, channels), (3, 3, channels, features))
+    )
+    (program,) = take_apart(lambda x, k: dense(x, k, NHWC), x, k).programs
+    _, (decision,) = schedule_program(program, named(level))
+    assert decision.template.name == "window"
+    assert decision.parameters["pack"] == packed
+
+
+@pytest.mark.parametrize(
     ("features", "axes"),
     [
         (48, [5, 7, 2, 24]),
