@@ -260,7 +260,7 @@ class CudaBackend:
 
     @property
     def costs(self) -> Costs:
-        return Costs(cpu.host())
+        return Costs(cpu.host(), scatters_in_turn=False)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         return plan

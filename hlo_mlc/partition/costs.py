@@ -35,12 +35,14 @@ class Costs:
 
     Where kernels are to serve any number of rows, what is along the first dimension of an array
     counts as so many `rows`, however many there are here.  Where none `merges` with others, none is
-    too small to be one.
+    too small to be one.  Elements that are scattered one by one are written in turn by one thread,
+    or, where not `scatters_in_turn`, by one thread each.
     """
 
     target: CpuTarget
     rows: int | None = None
     merges: bool = True
+    scatters_in_turn: bool = True
 
     def are_small(self, steps: Sequence[Step]) -> bool:
         """Whether steps are too short to deserve a custom call of their own, so that runs of such

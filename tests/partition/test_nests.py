@@ -344,3 +344,33 @@ def test_many_small_operations_in_any_order(check, arrays, seed):
 
     x, y = (np.round(a) for a in arrays("float32", (7, 7), (5, 9), seed=seed))
     check(function, x, y, coverage=0.5, ulps=0)
+
+
+def _lengths_and_sums(x, y):
+    parts = jnp.tanh(x)
+    lengths = jnp.sum(parts * parts, 1)
+    sums = jnp.einsum("bi,bi->b", jnp.exp(parts) * y, y)
+    return lengths / sums, lengths
+
+
+@pytest.mark.parametrize("columns", [2, 5])
+def test_what_follows_a_fold_reads_rows_that_were_stored_along_it(
+    take_apart, check, arrays, columns
+):
+    """A sum of few terms, written out, of what the fold before it computes element by element."""
+    x, y = arrays("float32", *[(6, columns)] * 2)
+    (program,) = take_apart(_lengths_and_sums, x, y).programs
+    assert len(program.operands) == 2
+    assert check(_lengths_and_sums, x, y).coverage == 1
+
+
+def test_rows_stored_along_a_fold_are_read_after_it_in_loops(check, arrays):
+    x, y = arrays("float32", *[(6, 5)] * 2)
+
+    def function(x, y):
+        def step(_, x):
+            return x * 0.5 + jnp.stack(_lengths_and_sums(x, y)).sum(0)[:, None] * 0.01
+
+        return lax.fori_loop(0, 3, step, x)
+
+    assert check(function, x, y).coverage == 1

@@ -60,6 +60,47 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
 
 
 @pytest.mark.parametrize(
+    ("summed", "is_stored"),
+    [
+        (lambda x, w, a, b: jax.ops.segment_sum(jnp.exp(w), a, 9), True),
+        (lambda x, w, a, b: jnp.zeros(9).at[a].max(jnp.exp(w).reshape(-1, 1)[:, 0]), True),
+        (lambda x, w, a, b: jnp.zeros(9).at[a].add(f := x[a] - x[b]).at[b].add(f), True),
+        (lambda x, w, a, b: jax.ops.segment_sum(w * 2, a, 9), False),  # as fast one by one
+        (lambda x, w, a, b: jax.ops.segment_sum(x[b] * w, a, 9), False),
+        (lambda x, w, a, b: jnp.zeros(99).at[::3].add(jnp.exp(w)), False),  # in vectors as it is
+        (lambda x, w, a, b: jnp.zeros((33, 9)).at[jnp.arange(33), b[0]].set(jnp.exp(w)), False),
+        (lambda x, w, a, b: jnp.zeros(9).at[a[:1]].add(jnp.exp(w[:1])), False),
+    ],
+)
+def test_what_is_scattered_one_by_one_is_computed_in_vectors_first(
+    take_apart, check, arrays, summed, is_stored
+):
+    x, w = arrays("float32", (9,), (33,))
+    a, b = np.random.default_rng(0).integers(0, 9, (2, 33)).astype(np.int32)
+    parts = take_apart(summed, x, w, a, b)
+    assert any(_is_kept(parts, "float32", n) for n in (33, 1)) == is_stored
+    check(summed, x, w, a, b)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_what_several_scatters_of_a_loop_look_up_is_looked_up_once(
+    take_apart, check, arrays, rounds
+):
+    (x,) = arrays("float32", (9,))
+    a, b = np.random.default_rng(0).integers(0, 9, (2, 33)).astype(np.int32)
+
+    def function(x, a, b):
+        def lower(_, x):
+            least = jnp.minimum(x[a], x[b]) - 0.5
+            return x.at[a].min(least).at[b].min(least)
+
+        return lax.fori_loop(0, rounds, lower, x)
+
+    assert _is_kept(take_apart(function, x, a, b), "float32", 33)
+    check(function, x, a, b)
+
+
+@pytest.mark.parametrize(
     ("across", "is_stored"),
     [
         (lambda x: x[:, None] + x, True),

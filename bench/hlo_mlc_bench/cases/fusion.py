@@ -81,6 +81,15 @@ def looked_up_rows(inputs: Inputs, *, words: int, rows: int, each: int, width: i
     )
 
 
+def edge_sums(inputs: Inputs, *, nodes: int, edges: int) -> Workload:
+    """What attention over the edges of a graph is divided by, for each receiver."""
+
+    def function(scores: jax.Array, highest: jax.Array, receivers: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(jnp.exp(scores - highest[receivers]), receivers, nodes)
+
+    return function, (inputs.normal(edges), inputs.normal(nodes), inputs.places(nodes, edges))
+
+
 def elements(inputs: Inputs, *, nodes: int, elements: int, corners: int) -> Workload:
     """The forces of finite elements: small matrices times what their corners have."""
 
@@ -225,6 +234,7 @@ CASES = (
         {"words": 1000, "rows": 500, "each": 3, "width": 64},
         tiny={"words": 9, "rows": 5, "each": 3, "width": 7},
     ),
+    _case("edge_sums", edge_sums, {"nodes": 2000, "edges": 9000}, tiny={"nodes": 9, "edges": 25}),
     _case(
         "elements",
         elements,

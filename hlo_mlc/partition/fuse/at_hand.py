@@ -27,7 +27,8 @@ def appended(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
     last = stages[-1]
     if is_map(stage) and stage.axes == last.axes:
         forwarded = _forwarded(stage, last.assigns)
-        return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
+        if set(last.outputs).isdisjoint(forwarded.inputs):  # else it needs all of a row
+            return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
     if not is_map(stage) and is_map(last) and not stage.along:
         merged = _store_along(last, stage)
         if merged is not None:

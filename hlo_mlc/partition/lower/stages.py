@@ -95,7 +95,9 @@ class StageLowering:
     _short: frozenset[Node] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._storing = Storing.of(self.graph, self.wanted, self.prologue)
+        self._storing = Storing.of(
+            self.graph, self.wanted, self.prologue, self.costs.scatters_in_turn
+        )
         self._short = written_out(self.graph.nodes, self.costs.rows is not None)
 
     def read(self, value: Value, indices: Indices) -> Expr:

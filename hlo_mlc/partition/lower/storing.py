@@ -71,11 +71,15 @@ _KEEPING_ORDER = ("stablehlo.pad", "stablehlo.reverse", "stablehlo.convert")
 class Storing:
     """What is known of the values of a graph that are computed where they are read.
 
-    `wanted` and `prologue` are those of the stages.
+    `wanted` and `prologue` are those of the stages; `in_turn`: what is scattered one by one is
+    written by one thread after the other; `counted`: what follows from its place and from single
+    elements.
     """
 
     wanted: frozenset[Value]
     prologue: int
+    in_turn: bool
+    counted: frozenset[Value]
     positions: Mapping[Node, int]
     costs: dict[Value, int] = field(default_factory=dict)  # operations for an element
     depths: dict[Value, int] = field(default_factory=dict)  # nodes that are read through each other
@@ -83,9 +87,10 @@ class Storing:
     looked_up: set[Value] = field(default_factory=set)  # where the data says, whenever it is read
 
     @classmethod
-    def of(cls, graph: Graph, wanted: frozenset[Value], prologue: int) -> Storing:
+    def of(cls, graph: Graph, wanted: frozenset[Value], prologue: int, in_turn: bool) -> Storing:
         """Before anything is known."""
-        return cls(wanted, prologue, {node: n for n, node in enumerate(graph.nodes)})
+        positions = {node: n for n, node in enumerate(graph.nodes)}
+        return cls(wanted, prologue, in_turn, _counted(graph), positions)
 
     def in_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Whether each part of a joined array is to be stored at its place."""
@@ -135,6 +140,8 @@ class Storing:
             return True
         if _is_scattered_in_pieces(node, uses):
             return True
+        if self._is_scattered_singly(node, value, cost, uses):
+            return True
         if node.op == "stablehlo.concatenate":
             return is_put_together(node, self.parts, uses)
         if node.op == "stablehlo.transpose":
@@ -173,6 +180,24 @@ class Storing:
             for user, _ in users_behind(value, uses, lambda user: user.op == "stablehlo.pad")
         )
 
+    def _is_scattered_singly(
+        self, node: Node, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]
+    ) -> bool:
+        """True where elements are scattered one by one, to where the data say, and computed in less
+        time as vectors: sums of exp by receiver took 0.5 to 0.65 of the time so, of 10,000 and of
+        200,000, and two sums of the same differences 0.67 to 0.8 (edge_sums)."""
+        shared = len(uses[value]) > 1 and self._looks_up(node)
+        if not self.in_turn or value.type.size == 1 or not (cost > RECOMPUTE_LIMIT or shared):
+            return False
+        return any(
+            user.op == "stablehlo.scatter"
+            and len(user.operands) == 3
+            and read is user.operands[2]
+            and user.operands[1] not in self.counted
+            and _row_of_windows(user) == 1
+            for user, read in users_behind(value, uses, moves)
+        )
+
     def _looks_up(self, node: Node) -> bool:
         return node.op == "stablehlo.gather" or not self.looked_up.isdisjoint(node.operands)
 
@@ -203,6 +228,21 @@ class Storing:
             if not is_factor and _rereads(user, read, cost):
                 return True
         return False
+
+
+def _counted(graph: Graph) -> frozenset[Value]:
+    """What follows from its place and from single elements alone, as the places of strided updates
+    do: kernels walk along such."""
+    if not any(node.op == "stablehlo.scatter" for node in graph.nodes):
+        return frozenset()
+    counted: set[Value] = set()
+    for node in graph.nodes:
+        known = (v in counted or (v.type is not None and v.type.shape == ()) for v in node.operands)
+        if node.op == "stablehlo.iota" or (
+            node.operands and (moves(node) or node.op in ELEMENTWISE) and all(known)
+        ):
+            counted.update(node.results)
+    return frozenset(counted)
 
 
 def _most_parts(joined: Value) -> int:
