@@ -1,6 +1,6 @@
 """Measuring the rates of this machine: a few small functions, compiled by both sides and timed.
 
-This takes more than a second, so no compilation waits for it: a first call has less to spare. The
+This takes some seconds, so no compilation waits for it: a first call has less to spare. The
 commands `doctor`, `demo` and `bench`, which take their time anyway, do it once per machine; until
 then predictions rest on typical figures. It does not happen behind the user's back on another
 thread either: that would disturb what the user runs, be disturbed by it, and make what is chosen
