@@ -29,8 +29,8 @@ struct CudaKernelState {
 };
 ffi::TypeId CudaKernelState::id = {};
 
-// Every stage is given the call's attributes; only this one looks at them. Kernels for GPUs have
-// no symbolic dimensions.
+// Every stage is given the call's attributes; only this one looks at them. Kernels for GPUs do
+// not go by blocks of rows, which `dims` would be of.
 using Dims = ffi::Span<const int64_t>;
 
 ffi::ErrorOr<std::unique_ptr<CudaKernelState>> Instantiate(std::string_view id, Dims) {

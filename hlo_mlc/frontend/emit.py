@@ -20,7 +20,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.support.errors import FrontendError
 
 # A node of our own: a kernel that runs as one custom call.  Attributes: `id` (str, its logical
-# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints),
+# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (ints, none here),
 # `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it, and
 # `operand_layouts` and `result_layouts`, as custom calls state them, () for row by row.  Or several
 # kernels that compute it in blocks of rows: `blocks` in the place of `id`, ids by the rows of each,

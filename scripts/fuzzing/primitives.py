@@ -51,6 +51,11 @@ def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(y == 0, x, found).astype(x.dtype)
 
 
+def _logistic(x: np.ndarray) -> np.ndarray:
+    """SciPy's, which is of real numbers, and of others what it means."""
+    return 1 / (1 + np.exp(-x)) if x.dtype.kind == "c" else special.expit(x)
+
+
 def _sign(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, x, np.sign(x)).astype(x.dtype) if x.dtype.kind == "f" else np.sign(x)
 
@@ -301,7 +306,7 @@ RULES: Mapping[str, Rule] = {
             "sqrt": np.sqrt,
             "rsqrt": lambda x: 1 / np.sqrt(x),
             "cbrt": np.cbrt,
-            "logistic": special.expit,
+            "logistic": _logistic,
             "erf": special.erf,
             "erfc": special.erfc,
             "erf_inv": special.erfinv,

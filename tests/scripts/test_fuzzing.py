@@ -30,6 +30,7 @@ from fuzzing.program import Operand, Program, Step, identity, load, source
 from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
+from fuzzing.seldom import OF_COMPLEX
 from fuzzing.shrinker import candidates, fits, shrink, without_unread
 from fuzzing.vocabulary import ops_of, programs_with
 from fuzzing.worker import Outcome, are_same, arguments, outcome_of
@@ -863,6 +864,15 @@ def test_what_scatters_subtract_is_as_uncertain_as_a_sum() -> None:
     assert not judge([found], oracle.types, reference).differences
     found[1] = 1e-6
     assert judge([found], oracle.types, reference).differences
+
+
+@pytest.mark.parametrize("text", OF_COMPLEX)
+def test_functions_of_complex_numbers_are_known(text: str) -> None:
+    program = eval(f"lambda x, y: {text.format(x='x', y='y', a=0)}", {"lax": lax})
+    rng = np.random.default_rng(0)
+    args = [(rng.normal(size=7) + 1j * rng.normal(size=7)).astype("complex64") for _ in "xy"]
+    (exact,) = Oracle(program, args, False, False).run(0, 0).exact
+    np.testing.assert_allclose(jax.jit(program)(*args), exact, rtol=1e-4, atol=1e-5)
 
 
 def test_ops_of_programs_are_counted() -> None:
