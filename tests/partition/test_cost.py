@@ -805,6 +805,8 @@ def test_a_branch_that_a_counter_chooses_runs_as_often_as_that_says() -> None:
         (lambda before, after, k: 1.0, False),
         (lambda before, after, k: after[k - 1, 0], False),
         (lambda before, after, k: before[k - 1, 0], True),
+        (lambda before, after, k: before[k, 0], True),  # also what is just overwritten
+        (lambda before, after, k: lax.dynamic_slice(before, (k, 0), (1, 8)).sum(), True),
     ],
 )
 def test_arrays_that_are_read_beside_their_update_are_copied_there(
