@@ -86,6 +86,10 @@ def _logical(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x.astype(unsigned) >> y.astype(unsigned)).astype(x.dtype)
 
 
+def _logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x)) if x.dtype.kind == "c" else special.expit(x)
+
+
 def _high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     return (x.astype(object) * y.astype(object) >> bits).astype(x.dtype)
@@ -301,7 +305,7 @@ RULES: Mapping[str, Rule] = {
             "sqrt": np.sqrt,
             "rsqrt": lambda x: 1 / np.sqrt(x),
             "cbrt": np.cbrt,
-            "logistic": special.expit,
+            "logistic": _logistic,
             "erf": special.erf,
             "erfc": special.erfc,
             "erf_inv": special.erfinv,
