@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hlo_mlc.expr.core import Apply, Const, Expr
-from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
+from hlo_mlc.expr.dtypes import BOOL, F8E8M0FNU, F16, INDEX, DType
 from hlo_mlc.expr.index import add, bounds, compare, constant, floordiv, multiply, subtract
 
 Simplified = Expr | tuple[str, tuple[Expr, ...]]
@@ -285,10 +285,10 @@ def _convert(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 def _holds(wide: DType, narrow: DType) -> bool:
     """True where every value of `narrow` survives a trip through `wide`."""
     if narrow.is_float and wide.is_float:
-        return wide.bits > narrow.bits
+        return wide.bits > narrow.bits and (narrow is not F8E8M0FNU or wide is not F16)
     if narrow.is_integer and wide.is_integer:
         return wide.bits >= narrow.bits
-    return narrow is BOOL
+    return narrow is BOOL and wide is not F8E8M0FNU  # which has no zero
 
 
 def _compared(op: str) -> Rule:
