@@ -153,7 +153,7 @@ def _holds(wide: DType, narrow: DType) -> bool:
     if wide is narrow:
         return True
     if narrow.kind is Kind.BOOL:
-        return wide.is_integer or wide.is_float
+        return wide.is_integer or (wide.is_float and wide is not F8E8M0FNU)  # it has no zero
     if narrow.is_integer and wide.is_integer:
         return wide.bits > narrow.bits and (wide.is_signed or not narrow.is_signed)
     if narrow.is_integer and wide.is_float:

@@ -282,6 +282,8 @@ POWERS: dict[str, Callable] = {
     "bits": lambda x: lax.bitcast_convert_type(x, jnp.uint8) + 1,
     "loop": lambda x: lax.fori_loop(0, 3, lambda i, s: jnp.roll(s, 1, 0) * s, x),
     "finite": lambda x: jnp.isfinite(x),
+    "truth": lambda x: (x > 1).astype(x.dtype).astype("float32"),
+    "beyond f16": lambda x: x.astype("float16").astype(x.dtype),
 }
 
 

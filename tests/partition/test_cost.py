@@ -947,6 +947,16 @@ def test_what_came_decides_where_nothing_is_taken(is_slow: bool) -> None:
         assert in_place_of_what_came(other, TARGET, ()) == ()
 
 
+def test_convolutions_without_a_result_take_no_time() -> None:
+    """Our passes make constants of them, so that only what came has such."""
+
+    def function(x: jax.Array, windows: jax.Array) -> jax.Array:
+        return lax.conv(x, windows, (1, 1), "SAME")
+
+    module = jax.jit(function).lower(jnp.ones((1, 3, 8, 8)), jnp.ones((0, 3, 3, 3)))
+    assert came_us(import_function(module.compiler_ir()), TARGET.rates) == 0
+
+
 def test_each_operand_and_result_takes_a_call_longer() -> None:
     def many(count: int) -> float:
         def function(*arrays: jax.Array) -> list[jax.Array]:

@@ -22,7 +22,9 @@ def convolutions_us(nodes: Sequence[Node], is_entry: bool, rates: Rates) -> floa
     """What XLA needs for such convolutions among them, of which stages may have no trace: their
     constant factors become part of expressions.  `is_entry`: they stand in no loop and no branch.
     """
-    convolutions = (node for node in nodes if node.op == "stablehlo.convolution")
+    convolutions = (
+        node for node in nodes if node.op == "stablehlo.convolution" and node.results[0].type.size
+    )
     return sum(_convolution_ns(node, is_entry, rates) for node in convolutions) / 1e3
 
 
