@@ -256,7 +256,8 @@ def convert(x: Array, to: DType) -> Array:
             )
             small = (clipped < float(info.max)) & (clipped > float(info.min))
             return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
-        if to.is_narrow_float and x.dtype == np.float64:  # rounded twice, as XLA does
+        if to.is_narrow_float and x.dtype.kind not in "iub":
+            # f64 is rounded twice, as XLA does; f32 has all narrow floats, and each becomes them.
             return x.astype(np.float32).astype(to.numpy)
         return x.astype(to.numpy)
 

@@ -121,7 +121,7 @@ FAMILIES: Mapping[str, Family] = {
     "chosen": Family(general.chosen, 2),
     "generated": Family(general.generated, 1, results=2),
     "deep": Family(control.deep, 4),
-    "lax_function": Family(seldom.lax_function, 4),
+    "lax_function": Family(seldom.lax_function, 8),
     "lax_image": Family(seldom.lax_image, 2),
     "lax_matrix": Family(seldom.lax_matrix, 1),
 }

@@ -91,6 +91,10 @@ def _logical(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return (x.astype(unsigned) >> y.astype(unsigned)).astype(x.dtype)
 
 
+def _logistic(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x)) if x.dtype.kind == "c" else special.expit(x)
+
+
 def _high_half(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     bits = 8 * x.dtype.itemsize
     return (x.astype(object) * y.astype(object) >> bits).astype(x.dtype)

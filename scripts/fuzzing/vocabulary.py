@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
+from jaxlib.mlir import ir
 
 from fuzzing.families import text_of
 from fuzzing.generator import generate
 from fuzzing.program import identity, load, source
 from hlo_mlc.frontend.walking import operations
+from hlo_mlc.ops.library_calls import library_op
 
 
 def ops_of(seed: int) -> Counter[str]:
@@ -23,7 +25,15 @@ def ops_of(seed: int) -> Counter[str]:
     with jax.enable_x64(program.x64):
         function = load(source(program, text_of(program)), identity)
         module = jax.jit(lambda *args: function(*args)).lower(*types).compiler_ir()
-    return Counter(operation.name for operation in operations(module))
+    return Counter(map(_name, operations(module)))
+
+
+def _name(operation: ir.Operation) -> str:
+    """Calls of a library are ops by what they compute."""
+    if operation.name != "stablehlo.custom_call":
+        return operation.name
+    target = ir.StringAttr(operation.attributes["call_target_name"]).value
+    return library_op({"call_target_name": target}) or operation.name
 
 
 def programs_with(seeds: Iterable[int]) -> Counter[str]:

@@ -168,7 +168,7 @@ def flushed() -> Callable[..., list[np.ndarray]]:
         generated = generate(program, target)
         code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
-        bind_kernel(code, operands, outputs, ())()
+        bind_kernel(code, operands, outputs)()
         return outputs
 
     return run

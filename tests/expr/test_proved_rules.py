@@ -18,7 +18,7 @@ from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import const, variable
 from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
-from hlo_mlc.expr.dtypes import ALL, BOOL, INDEX, DType, Kind
+from hlo_mlc.expr.dtypes import ALL, BOOL, F8E8M0FNU, INDEX, DType, Kind
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy, compute
 from hlo_mlc.expr.rules import RULES, Rule
@@ -29,6 +29,8 @@ from proving.reached import Reached
 TYPES = [t for t in ALL if t.kind is not Kind.COMPLEX]
 BITWISE = ("and", "or", "xor", "not")
 INTEGERS_ONLY = ("shl", "shr_logical", "shr_arithmetic")
+# What powers of two, which have neither zero nor sign, are computed with.
+OF_POWERS = ("mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "select", "is_finite")
 # (start, extent) of loop counters: within the range of a byte, and beyond either end.
 COUNTERS = ((0, 1), (0, 5), (3, 120), (-4, 9), (0, 256), (0, 300), (-130, 7))
 FORMULAS = (
@@ -58,6 +60,8 @@ def constants(dtype: DType) -> list[Const]:
 
 def has_meaning(op: str, dtype: DType) -> bool:
     """Whether an op is for numbers of this type."""
+    if dtype is F8E8M0FNU:
+        return op in OF_POWERS
     if op in BITWISE:
         return not dtype.is_float
     if op in INTEGERS_ONLY:

@@ -128,10 +128,14 @@ def aliases(function: Callable, donated: tuple[int, ...]) -> int:
     return lowered.as_text().count("output_operand_alias<")
 
 
+def compiled_as_for_users(lowered: jax.stages.Lowered) -> str:
+    return lowered.compile({"xla_backend_optimization_level": 3}).as_text()
+
+
 def test_an_optimizer_works_in_place():
     assert aliases(adam, (0, 1, 2)) == 3
     lowered = mlc_jit(adam, choose="ours", donate_argnums=(0, 1, 2)).lower(*arguments(adam))
-    assert " copy(" not in lowered.compile().as_text()
+    assert " copy(" not in compiled_as_for_users(lowered)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +200,7 @@ def test_results_take_over_what_only_they_read(function, expected):
     assert aliases(function, ()) == expected
     ours, arrays = mlc_jit(function, choose="ours"), arguments(function)
     if expected:
-        assert " copy(" not in ours.lower(*arrays).compile().as_text()
+        assert " copy(" not in compiled_as_for_users(ours.lower(*arrays))
     results = (jax.tree.leaves(jit(*arrays)) for jit in (ours, jax.jit(function)))
     for got, right in zip(*results, strict=True):
         np.testing.assert_allclose(got, right, rtol=1e-6)

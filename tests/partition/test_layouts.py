@@ -39,7 +39,8 @@ def factor(a: jax.Array) -> jax.Array:
 
 def copies(function: Callable, *args: object) -> list[str]:
     """What XLA copies or transposes outside of its fusions."""
-    compiled = mlc_jit(function, choose="ours").lower(*args).compile().as_text()
+    lowered = mlc_jit(function, choose="ours").lower(*args)
+    compiled = lowered.compile({"xla_backend_optimization_level": 3}).as_text()
     entry = compiled[compiled.index("ENTRY") :]
     return re.findall(r"= \S+ (?:copy|transpose)\(.*", entry)
 

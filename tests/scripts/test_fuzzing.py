@@ -876,10 +876,15 @@ def test_functions_of_complex_numbers_are_known(text: str) -> None:
 
 
 def test_ops_of_programs_are_counted() -> None:
-    """Those of what stands inside of others as well."""
-    seed = next(s for s in range(99) if any(t.family == "while_two" for t in generate(s).steps))
-    assert {"stablehlo.while", "stablehlo.add", "func.func"} <= ops_of(seed).keys()
-    assert programs_with([seed, seed])["stablehlo.while"] == 2
+    """Those of what stands inside of others as well, and what a library is called for."""
+
+    def with_family(name: str) -> int:
+        return next(s for s in range(999) if any(t.family == name for t in generate(s).steps))
+
+    loop, solve = with_family("while_two"), with_family("matrices")
+    assert {"stablehlo.while", "stablehlo.add", "func.func"} <= ops_of(loop).keys()
+    assert programs_with([loop, loop])["stablehlo.while"] == 2
+    assert any(name.startswith("lapack.") for name in ops_of(solve))
 
 
 def test_every_mode_is_judged() -> None:

@@ -83,6 +83,7 @@ CASES = (
     _case("matmul", matmul, {"m": 16, "k": 256, "n": 1024}, figure=2.0).with_neighbours(
         odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1
     ),
+    _case("vector_matrix", matmul, {"m": 1, "k": 60, "n": 1024}),
     _case("large_matmul", matmul, {"m": 1024, "k": 1024, "n": 1024}, figure=1.0).with_neighbours(
         odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1
     ),

@@ -1,5 +1,5 @@
-"""Small programs in which a number decides what is computed together: what shows those of
-`partition/` that no program of the other groups comes near to (`scripts/thresholds.py`)."""
+"""Small programs in which a number or a question decides what is computed together: what shows
+those of `partition/` that no other group comes near to (`scripts/thresholds.py`)."""
 
 from __future__ import annotations
 
@@ -195,6 +195,39 @@ def scrambled(inputs: Inputs, *, rows: int, narrow: int, wide: int, turns: int) 
     return function, (inputs.normal(rows, narrow), inputs.normal(rows, wide))
 
 
+def limited_flux(inputs: Inputs, *, size: int) -> Workload:
+    """Diffusion against the fourth derivative, where that does not steepen what it smooths."""
+
+    def function(x: jax.Array) -> jax.Array:
+        laplacian = 4 * x[1:-1] - x[2:] - x[:-2]
+        flux = laplacian[1:] - laplacian[:-1]
+        flux = jnp.where(flux * (x[2:-1] - x[1:-2]) > 0, 0, flux)
+        return x[2:-2] - flux[1:] + flux[:-1]
+
+    return function, (inputs.normal(size),)
+
+
+def found_pairs(inputs: Inputs, *, points: int, found: int) -> Workload:
+    """The differences of all pairs of points that are looked up."""
+
+    def function(x: jax.Array, places: jax.Array) -> jax.Array:
+        some = x[places]
+        return jnp.sin(some[:, None] - some)
+
+    return function, (inputs.normal(points), inputs.places(points, found))
+
+
+def scattered_columns(
+    inputs: Inputs, *, planes: int, columns: int, width: int, segments: int
+) -> Workload:
+    """The columns of planes, added up by segments."""
+
+    def function(x: jax.Array, segment: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x.swapaxes(0, 1), segment, segments)
+
+    return function, (inputs.normal(planes, columns, width), inputs.places(segments, columns))
+
+
 _case = functools.partial(Case, group="fusion", tolerance=32)
 
 CASES = (
@@ -275,4 +308,14 @@ CASES = (
         tiny={"rows": 5, "narrow": 3, "wide": 7, "turns": 5},
     ),
     _case("bilateral", bilateral, {"size": 256, "reach": 3}, tiny={"size": 9, "reach": 1}),
+    _case("limited_flux", limited_flux, {"size": 4_000_000}, tiny={"size": 37}),
+    _case(
+        "found_pairs", found_pairs, {"points": 5000, "found": 1000}, tiny={"points": 9, "found": 7}
+    ),
+    _case(
+        "scattered_columns",
+        scattered_columns,
+        {"planes": 64, "columns": 2000, "width": 8, "segments": 500},
+        tiny={"planes": 3, "columns": 9, "width": 2, "segments": 5},
+    ),
 )

@@ -170,6 +170,22 @@ def turning_bodies(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
     )
 
 
+def deposits(inputs: Inputs, *, cells: int, particles: int, steps: int) -> Workload:
+    """Charges put on a grid, which then decays: one thread's work in turns with work for all."""
+
+    def function(grid: jax.Array, places: jax.Array, charges: jax.Array) -> jax.Array:
+        def step(_: int, grid: jax.Array) -> jax.Array:
+            return 0.9 * grid.at[places].add(charges)[::-1]
+
+        return jax.lax.fori_loop(0, steps, step, grid)
+
+    return function, (
+        inputs.normal(cells),
+        inputs.places(cells, particles),
+        inputs.normal(particles),
+    )
+
+
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
@@ -230,6 +246,13 @@ CASES = (
         tolerance=128,
         figure=1.5,
     ).with_neighbours(odd={"bodies": 503}, dtype="float64", view="strided"),
+    _case(
+        "deposits",
+        deposits,
+        {"cells": 60_000, "particles": 60_000, "steps": 100},
+        tiny={"cells": 9, "particles": 7, "steps": 3},
+        tolerance=64,
+    ),
     _case("rays", rays, {"width": 64, "height": 48}, tiny={"width": 5, "height": 3}, tolerance=64),
     _case(
         "mandelbrot",

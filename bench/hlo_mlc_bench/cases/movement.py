@@ -209,6 +209,13 @@ CASES = (
         figure=1.0,
     ).with_neighbours(odd={"height": 599, "width": 797}, dtype="bfloat16", view="strided"),
     _case(
+        "packed_flags",
+        of_normals(lambda x: jnp.packbits(x > 1)),
+        {"size": 1 << 20},
+        tiny={"size": 37},
+        tolerance=0,
+    ),
+    _case(
         "random_crops",
         random_crops,
         {"images": 128, "size": 32, "channels": 3},

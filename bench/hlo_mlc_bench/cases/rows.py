@@ -76,6 +76,12 @@ CASES = (
         tolerance=16,
     ),
     _case(
+        "squashed_lengths",
+        of_normals(lambda x: jnp.tanh(jnp.sum(x * x, axis=-1) / x.shape[-1])),
+        {"rows": 20_000, "columns": 65},
+        tolerance=16,
+    ),
+    _case(
         "rmsnorm_rope",
         normed_and_turned,
         {"length": 512, "heads": 12, "width": 64},

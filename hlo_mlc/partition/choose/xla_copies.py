@@ -25,20 +25,10 @@ def copied_bytes(nodes: Sequence[Node]) -> int:
         if node.op not in _UPDATES or node.operands[0] in makers:  # not of the trip before
             continue
         array = node.operands[0]
-        others = [user for user in uses[array] if user is not node and not _reads_there(user, node)]
+        others = [user for user in uses[array] if user is not node]
         if others and not _before(node, makers).issuperset(others):
             total += array.type.bytes
     return total
-
-
-def _reads_there(reader: Node, update: Node) -> bool:
-    """Whether it reads what is overwritten, and nothing else."""
-    return (
-        reader.op == "stablehlo.dynamic_slice"
-        and update.op != "stablehlo.scatter"
-        and reader.operands[1:] == update.operands[2:]
-        and reader.results[0].type.shape == update.operands[1].type.shape
-    )
 
 
 def _before(update: Node, makers: Mapping[Value, Node]) -> set[Node]:
