@@ -51,11 +51,6 @@ def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.where(y == 0, x, found).astype(x.dtype)
 
 
-def _logistic(x: np.ndarray) -> np.ndarray:
-    """SciPy's, which is of real numbers, and of others what it means."""
-    return 1 / (1 + np.exp(-x)) if x.dtype.kind == "c" else special.expit(x)
-
-
 def _sign(x: np.ndarray) -> np.ndarray:
     return np.where(x == 0, x, np.sign(x)).astype(x.dtype) if x.dtype.kind == "f" else np.sign(x)
 
