@@ -262,7 +262,8 @@ def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:
     """Vectors along an axis for each element of the last one, all written out."""
     schedule = schedule.split(down, width)
     for part in (f"{down}.i", f"{down}.t"):
-        if part in schedule.loop_names:
+        # Nothing is in a tail none of which is within the array.
+        if part in schedule.loop_names and schedule.loops(part)[0].body:
             schedule = schedule.reorder(last, part).vectorize(part)
     return schedule.unroll(last)
 
@@ -280,6 +281,8 @@ def vectorize(
     `in_pieces` of powers of two, as suits rows that are written where they are read: what a mask
     leaves out the processor takes for stored all the same, and what reads the next row waits for
     it (rows of 5 took 9 times as long)."""
+    if name not in schedule.loop_names:  # nothing is written: no point is within the array
+        return schedule
     extent = constant_extent(schedule.loops(name)[0])
     if extent == 1:
         return schedule

@@ -75,6 +75,28 @@ def test_fixed_places(check, arrays):
     check(function, x, y)
 
 
+@pytest.mark.parametrize(
+    ("rows", "updates", "others", "first"),
+    [
+        (64, 100, (), 0),  # whole vectors, and tails, of which nothing is within the array
+        (64, 1000, (1,), 0),
+        (300, 1000, (2,), 0),
+        (32, 100, (40, 3), 31),
+        (300, 17, (17, 8), 299),
+        (5, 15, (2, 16), 6),  # nothing at all
+    ],
+)
+def test_even_steps_that_leave_the_array(check, arrays, rows, updates, others, first):
+    """What would be beyond its end is dropped, however much of it there is."""
+    x, y = arrays("float32", (rows, *others), (updates, *others))
+
+    def function(x, y):
+        places = x.at[first + 2 * jnp.arange(updates)]
+        return places.set(y), places.max(y), places.multiply(y, mode="fill")
+
+    check(function, x, y, ulps=0)
+
+
 @pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
 def test_gathers(check, arrays, mode):
     (x,) = arrays("float32", (8, 17))

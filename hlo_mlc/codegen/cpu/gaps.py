@@ -15,14 +15,15 @@ from hlo_mlc.target.cpu import WIDEST_STEP
 def stored_by_copies(writer: Writer, loop: For, count: int, vector: For, live: int) -> Store | None:
     """What a vector loop of so many live lanes stores, if the `count` copies of it that an unrolled
     loop makes fill each other's gaps, by which nothing changes that they read."""
-    store, module = vector.body[0], writer.module
+    module = writer.module
     if (
         not 1 < count <= WIDEST_STEP
-        or len(vector.body) > 1
+        or len(vector.body) != 1  # none where no lane is within the array
         or live < count
         or not _may_fill(writer, vector.body, live)
     ):
         return None
+    (store,) = vector.body
     apart = dict(module.linear(store.buffer, store.indices)[0])
     if (
         apart.pop(loop.var, 0) != 1
