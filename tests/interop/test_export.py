@@ -205,7 +205,9 @@ def test_gradients(path: Path, fresh) -> None:
         return (jnp.tanh(w @ w.T) ** 2).sum()
 
     hlo_mlc.export(mlc_jit(loss, choose="ours"), X, path=path, vjp_order=1)
-    same(jax.grad(load(path))(X), jax.grad(loss)(X))
+    with jax.enable_x64(True):  # in f32 XLA's are off by a hundredth where tanh is nearly 1
+        right = jax.grad(loss)(X.astype(np.float64))
+    np.testing.assert_allclose(jax.grad(load(path))(X), right, rtol=1e-5, atol=4e-6)
     assert len(kernels_of(path)) > 1
     fresh(f"jax.grad(f)(jnp.ones({X.shape}))")
     hlo_mlc.export(mlc_jit(loss, choose="ours"), X, path=path)

@@ -431,7 +431,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "2 configurations known" in result.output
     listed = runner.invoke(main, ["records", "list"]).output.splitlines()
-    assert len(listed) == 2 and listed[1].startswith("1 record in ")
+    assert len(listed) == 3 and listed[2].startswith("1 record in ")
     again = runner.invoke(
         main, ["tune", "my_model:product", "--trials", "2", "--arg", "f32[64,96]"]
     )

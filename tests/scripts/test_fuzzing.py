@@ -565,7 +565,7 @@ def test_a_fault_of_the_reference_is_none_of_the_program(monkeypatch: pytest.Mon
     """It would hide what the program does."""
     program = next(p for p in map(generate, range(50)) if p.mode == "plain" and not p.x64)
     assert outcome_of(program, identity, lambda _: None).kind == "right"
-    monkeypatch.setattr("fuzzing.wide.MOVES", None)
+    monkeypatch.setattr("fuzzing.reference.Wide", None)
     outcome = outcome_of(program, identity, lambda _: None)
     assert outcome.kind == "error" and "the reference" in outcome.detail
 
