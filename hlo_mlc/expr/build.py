@@ -143,10 +143,11 @@ def load(
     guard: Expr | None = None,
     default: Expr | None = None,
 ) -> Expr:
-    """`source[indices] if guard else default`; a constant guard disappears."""
+    """`source[indices] if guard else default`; a constant guard disappears, and of an array without
+    elements the default is all there is."""
     if guard is TRUE:
         guard = default = None
-    if guard is FALSE:
+    if guard is FALSE or (guard is not None and 0 in source.shape):
         return default
     return Load(source, indices, guard, default)
 

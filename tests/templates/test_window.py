@@ -594,3 +594,19 @@ def test_max_pooling_gradients(check, arrays):
         )
 
     check(function, x, y, z)
+
+
+def test_windows_that_find_no_place(take_apart, check, arrays):
+    """Nothing is read of what has no elements, not even to be left out then."""
+    (x,) = arrays("bfloat16", (4, 2, 3))
+
+    def gradient(x):
+        def largest(x):
+            least = np.asarray(-np.inf, x.dtype)
+            return lax.reduce_window(x, least, lax.max, (3, 3, 1), (1, 1, 2), "VALID").sum()
+
+        return jax.grad(largest)(x)
+
+    (program,) = take_apart(gradient, x).programs
+    assert not any(0 in b.shape for nest in program.steps for s in nest.stages for b in s.inputs)
+    assert check(gradient, x).coverage == 1
