@@ -127,7 +127,7 @@ def forms(signature: Signature, dtype: DType) -> tuple[list[Form], list[Form]]:
     """What an operand may be: what varies, and what is constant."""
     op, several = signature.op, signature.operands.count(dtype) > 1 and dtype.bits <= 8
     varying = [parameter(name, dtype) for name in ("ab" if several else "a")]
-    if dtype is not BOOL:
+    if dtype is not BOOL and dtype is not F8E8M0FNU:  # which has no sign
         varying.append(applied("stablehlo.negate", dtype, dtype))
     if not dtype.is_float:
         varying.append(applied("stablehlo.not", dtype, dtype))
