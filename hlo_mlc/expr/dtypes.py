@@ -118,6 +118,10 @@ ALL = (
 """Types of what is computed with, and whole complex numbers."""
 PACKED = (I2, I4, U2, U4)
 """Integers of less than a byte, which are bytes where anything is computed with them."""
+# Bits of the significand of floats, the hidden one included, and of their exponent.
+# Floats of a byte are among those of f16 and bf16, but none of them among those of another one.
+_SIGNIFICAND_BITS = {BF16: 8, F16: 11, F32: 24, F64: 53}
+_EXPONENT_BITS = {BF16: 8, F16: 5, F32: 8, F64: 11}
 _BY_NAME = {t.name: t for t in (*ALL, *PACKED, INDEX)}
 _BY_NUMPY = {t.numpy: t for t in (*ALL, *PACKED)}
 
@@ -136,6 +140,27 @@ def from_numpy(numpy_dtype: np.dtype) -> DType:
     Raises: KeyError for a type that is not modelled.
     """
     return _BY_NUMPY[np.dtype(numpy_dtype)]
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    if wide is narrow:
+        return True
+    if narrow is BOOL:
+        return wide.is_integer or (wide.is_float and wide is not F8E8M0FNU)  # it has no zero
+    if narrow.is_integer and wide.is_integer:
+        return wide.bits > narrow.bits and (wide.is_signed or not narrow.is_signed)
+    if narrow.is_integer and wide.is_float:
+        # An unsigned n-bit integer needs n bits of significand; no exponent is too small then.
+        return narrow.bits <= _SIGNIFICAND_BITS.get(wide, 0)
+    if not (narrow.is_float and wide.is_float) or wide in FLOATS_OF_A_BYTE:
+        return False
+    if narrow in FLOATS_OF_A_BYTE:
+        return narrow is not F8E8M0FNU or wide is not F16  # which ends at 2**15
+    return (
+        _SIGNIFICAND_BITS[wide] >= _SIGNIFICAND_BITS[narrow]
+        and _EXPONENT_BITS[wide] >= _EXPONENT_BITS[narrow]
+    )
 
 
 # A dimension is a number, or, of what stays with XLA, the name of one that is known at run time.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hlo_mlc.expr.core import Apply, Const, Expr
-from hlo_mlc.expr.dtypes import BOOL, F8E8M0FNU, F16, INDEX, DType
+from hlo_mlc.expr.dtypes import BOOL, INDEX, DType, holds
 from hlo_mlc.expr.index import add, bounds, compare, constant, floordiv, multiply, subtract
 
 Simplified = Expr | tuple[str, tuple[Expr, ...]]
@@ -279,16 +279,13 @@ def _convert(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
         if _holds_all(x.dtype, inner):
             return inner if dtype is INDEX else Apply("convert", (inner,), dtype)
         return None
-    return inner if inner.dtype is dtype and _holds(x.dtype, dtype) else None
+    return inner if inner.dtype is dtype and _survives(dtype, x.dtype) else None
 
 
-def _holds(wide: DType, narrow: DType) -> bool:
-    """True where every value of `narrow` survives a trip through `wide`."""
-    if narrow.is_float and wide.is_float:
-        return wide.bits > narrow.bits and (narrow, wide) != (F8E8M0FNU, F16)  # it ends at 2**15
-    if narrow.is_integer and wide.is_integer:
-        return wide.bits >= narrow.bits
-    return narrow is BOOL and wide is not F8E8M0FNU  # which has no zero
+def _survives(narrow: DType, wide: DType) -> bool:
+    """True where every value of `narrow` comes back from a trip through `wide`."""
+    wraps_back = narrow.is_integer and wide.is_integer and wide.bits >= narrow.bits
+    return wraps_back or holds(wide, narrow)
 
 
 def _compared(op: str) -> Rule:

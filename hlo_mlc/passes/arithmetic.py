@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hlo_mlc.expr.dtypes import F8E8M0FNU, F16, FLOATS_OF_A_BYTE, DType, Kind
+from hlo_mlc.expr.dtypes import Kind, holds
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
-
-# Bits of the significand of floats, the hidden one included.
-# Floats of a byte are among those of f16 and bf16, but none of them among those of another one.
-_SIGNIFICAND_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
-_EXPONENT_BITS = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}
 
 
 def add_zero(node: Node, context: Rewriter) -> Value | None:
@@ -143,32 +138,9 @@ def convert_through_wider(node: Node, context: Rewriter) -> Value | None:
     (source,) = inner.operands
     first, second, last = (v.type.dtype for v in (source, *inner.results, *node.results))
     wraps = first.is_integer and second.is_float and last.is_integer
-    if not _holds(second, first) or (wraps and not _holds(last, first)):
+    if not holds(second, first) or (wraps and not holds(last, first)):
         return None
     return context.add(node.op, (source,), node.results[0].type, node.attributes)
-
-
-def _holds(wide: DType, narrow: DType) -> bool:
-    """Whether every value of `narrow` is a value of `wide`."""
-    if wide is narrow:
-        return True
-    if narrow.kind is Kind.BOOL:
-        return wide.is_integer or (wide.is_float and wide is not F8E8M0FNU)  # it has no zero
-    if narrow.is_integer and wide.is_integer:
-        return wide.bits > narrow.bits and (wide.is_signed or not narrow.is_signed)
-    if narrow.is_integer and wide.is_float:
-        # An unsigned n-bit integer needs n bits of significand; no exponent is too small then.
-        return narrow.bits <= _SIGNIFICAND_BITS.get(wide.name, 0)
-    if wide in FLOATS_OF_A_BYTE:
-        return False
-    if narrow in FLOATS_OF_A_BYTE:
-        return wide.is_float and (narrow is not F8E8M0FNU or wide is not F16)
-    if narrow.is_float and wide.is_float:
-        return (
-            _SIGNIFICAND_BITS[wide.name] >= _SIGNIFICAND_BITS[narrow.name]
-            and _EXPONENT_BITS[wide.name] >= _EXPONENT_BITS[narrow.name]
-        )
-    return False
 
 
 def _neutral_operand(node: Node, neutral: float, context: Rewriter) -> Value | None:
