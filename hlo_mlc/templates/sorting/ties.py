@@ -20,10 +20,8 @@ from hlo_mlc.templates.by_hand import across, fold, read, store
 from hlo_mlc.templates.sorting.codes import Range
 from hlo_mlc.templates.sorting.lanes import Lanes
 from hlo_mlc.templates.sorting.records import Body, as_number
-from hlo_mlc.tensor.combine import named_combiner
 
 KINDS = ("min", "max")
-_OR = named_combiner("or", U32)
 # Elements that are looked at together, and of these that ask together where they belong.
 BLOCK, TAKEN = 64, 8
 
