@@ -268,7 +268,9 @@ class _Plan:
             return (
                 *steps,
                 *(
-                    Accumulate(u.buffers, u.indices, combiner, self._partials(u, 0, v))
+                    Accumulate(
+                        u.buffers, u.indices, combiner, self._partials(u, index.constant(0), v)
+                    )
                     for u, combiner in self.updates.items()
                 ),
             )
@@ -281,13 +283,13 @@ class _Plan:
                 tuple(self.partial[b] for b in u.buffers),
                 (into, v),
                 combiner,
-                tuple(Load(self.partial[b], (source, v)) for b in u.buffers),
+                self._partials(u, source, v),
             )
             for u, combiner in self.updates.items()
         ]
 
-    def _partials(self, update: Accumulate, row: int, v: Expr) -> tuple[Expr, ...]:
-        return tuple(Load(self.partial[b], (index.constant(row), v)) for b in update.buffers)
+    def _partials(self, update: Accumulate, u: Expr, v: Expr) -> tuple[Expr, ...]:
+        return tuple(Load(self.partial[b], (u, v)) for b in update.buffers)
 
     def _body(
         self, position: Expr, u: Expr, v: Expr, guard: Expr | None = None, starting: bool = False
