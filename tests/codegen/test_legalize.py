@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.legalize import is_data, legalize
+from hlo_mlc.codegen.legalize import Abilities, is_data, legalize
 from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Apply, Expr, Var, walk
@@ -120,7 +120,9 @@ def any_float(count: int, seed: int, dtype: DType = F32) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
 def test_every_float_op_becomes_legal(op, dtype):
     for has in (True, False):
-        expr = legalize(apply(op, *variables(dtype, OPS[op].arity)), has_fma=has, has_fast_f64=has)
+        expr = legalize(
+            apply(op, *variables(dtype, OPS[op].arity)), Abilities(has_fma=has, has_fast_f64=has)
+        )
         assert operations(expr) <= LEGAL
 
 
@@ -189,7 +191,7 @@ def test_float_remainder_is_exact(dtype, has_fma):
     lhs = np.concatenate([x[:count], near, np.trunc(near) * step, first])
     rhs = np.concatenate([y[:count], near[::-1], np.full_like(near, step), second])
     a, b = variables(dtype, 2)
-    actual = evaluate(legalize(apply("rem", a, b), has_fma=has_fma), {a: lhs, b: rhs})
+    actual = evaluate(legalize(apply("rem", a, b), Abilities(has_fma=has_fma)), {a: lhs, b: rhs})
     with np.errstate(all="ignore"):
         expected = np.fmod(lhs, rhs)
     kept = ~(np.abs(expected) < np.finfo(dtype.numpy).tiny) | (expected == 0)  # others: 0 or right
@@ -319,7 +321,8 @@ def test_functions_take_the_operations_that_the_table_says(op: ScalarOp, dtype: 
     """So that what is predicted of them follows their code; roots and what they are divided by are
     counted elsewhere."""
     found = legalize(
-        apply(op.name, *(Var(f"x{n}", dtype) for n in range(op.arity))), has_fast_division=True
+        apply(op.name, *(Var(f"x{n}", dtype) for n in range(op.arity))),
+        Abilities(has_fast_division=True),
     )
     if op.name != "rsqrt":
         assert operation_count(found, dtype) == pytest.approx(op.operations[dtype is F64], rel=0.15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.codegen.legalize import Abilities, legalize
 from hlo_mlc.codegen.legalize.reduction import (
     BETWEEN_HALF_TURNS,
     HALF_TURNS,
@@ -161,7 +161,7 @@ def run(expr: Expr, *inputs: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("op", BOUNDS)
 def test_error_is_bounded_over_all_magnitudes(op, dtype, has_fma):
     values = sweep(dtype)
-    actual = run(legalize(apply(op, variables(dtype)[0]), has_fma=has_fma), values)
+    actual = run(legalize(apply(op, variables(dtype)[0]), Abilities(has_fma=has_fma)), values)
     assert_close(actual, reference(op, values), bound(op, dtype, has_fma), values)
 
 
@@ -180,7 +180,7 @@ def test_error_is_bounded_where_subnormal_numbers_are_zero(op, dtype, target, fl
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 def test_error_of_exp_where_scaling_is_one_instruction(dtype):
     values = sweep(dtype)
-    expr = legalize(apply("exp", variables(dtype)[0]), has_ldexp=True)
+    expr = legalize(apply("exp", variables(dtype)[0]), Abilities(has_ldexp=True))
     assert any(isinstance(node, Apply) and node.op == "ldexp" for node in walk(expr))
     assert_close(run(expr, values), reference("exp", values), bound("exp", dtype, True), values)
 
@@ -189,14 +189,14 @@ def test_error_of_exp_where_scaling_is_one_instruction(dtype):
 @pytest.mark.parametrize("op", ["tanh", "logistic"])
 def test_error_where_division_is_fast(op, dtype):
     values = sweep(dtype)
-    expr = legalize(apply(op, variables(dtype)[0]), has_fast_division=True)
+    expr = legalize(apply(op, variables(dtype)[0]), Abilities(has_fast_division=True))
     assert any(isinstance(node, Apply) and node.op == "div" for node in walk(expr))
     assert_close(run(expr, values), reference(op, values), bound(op, dtype, True), values)
 
 
 def test_error_of_exp_by_a_table():
     values = sweep(F32)
-    expr = legalize(apply("exp", variables(F32)[0]), has_ldexp=True, has_pick=True)
+    expr = legalize(apply("exp", variables(F32)[0]), Abilities(has_ldexp=True, has_pick=True))
     assert any(isinstance(node, Apply) and node.op == "pick" for node in walk(expr))
     assert_close(run(expr, values), reference("exp", values), bound("exp", F32, True), values)
     assert run(expr, np.zeros(1, np.float32)) == 1
@@ -204,7 +204,7 @@ def test_error_of_exp_by_a_table():
 
 def test_error_of_erf_by_tables():
     values = sweep(F32)
-    expr = legalize(apply("erf", variables(F32)[0]), has_pick=True)
+    expr = legalize(apply("erf", variables(F32)[0]), Abilities(has_pick=True))
     assert any(isinstance(node, Apply) and node.op == "pick" for node in walk(expr))
     assert_close(run(expr, values), reference("erf", values), 1.0, values)
     edges = np.array([3.4, 4.2], np.float32).view(np.int32)
@@ -216,7 +216,7 @@ def test_no_result_beyond_one(op, has_fma):
     """Where the result is about to be rounded to 1, every number of f32."""
     edges = np.array([7.0, 20.0], np.float32).view(np.int32)
     values = np.arange(*edges, dtype=np.int32).view(np.float32)
-    actual = run(legalize(apply(op, variables(F32)[0]), has_fma=has_fma), values)
+    actual = run(legalize(apply(op, variables(F32)[0]), Abilities(has_fma=has_fma)), values)
     assert actual.max() == 1
 
 
@@ -234,9 +234,9 @@ def test_gamma_functions_are_rounded_once_in_f32_and_near_that_in_f64(op, has_fm
     )
     narrow = values[np.abs(values) < 3e38].astype(np.float32)
     narrow = narrow[(narrow == 0) | (np.abs(narrow) >= np.finfo(np.float32).tiny)]
-    actual = run(legalize(apply(op, variables(F32)[0]), has_fma=has_fma), narrow)
+    actual = run(legalize(apply(op, variables(F32)[0]), Abilities(has_fma=has_fma)), narrow)
     assert_close(actual, reference(op, narrow.astype(np.float64)), 0.51, narrow)
-    actual = run(legalize(apply(op, variables(F64)[0]), has_fma=has_fma), values)
+    actual = run(legalize(apply(op, variables(F64)[0]), Abilities(has_fma=has_fma)), values)
     np.testing.assert_allclose(actual, OPS[op].meaning(values), rtol=3e-15, atol=3e-15)
 
 
@@ -254,7 +254,9 @@ def test_gamma_functions_are_rounded_once_in_f32_and_near_that_in_f64(op, has_fm
 )
 def test_reflected_gamma_functions_where_their_parts_cancel(op, at, value, has_fma):
     """Against mpmath: 4 units of the result, or of 1 where that is larger."""
-    (actual,) = run(legalize(apply(op, variables(F64)[0]), has_fma=has_fma), np.array([at]))
+    (actual,) = run(
+        legalize(apply(op, variables(F64)[0]), Abilities(has_fma=has_fma)), np.array([at])
+    )
     assert abs(actual - value) <= 4 * np.spacing(max(1.0, abs(value)))
 
 
@@ -274,13 +276,13 @@ def test_zeta_and_polygamma_are_rounded_once_in_f32(has_fma):
     orders, x = (v.astype(np.float32) for v in orders_and_arguments(20_000))
     distance = np.abs(x - np.minimum(np.rint(x), 0))
     for op, order, term in (("polygamma", orders, orders + 1), ("zeta", orders + 1, orders + 1)):
-        actual = run(legalize(apply(op, *variables(F32)), has_fma=has_fma), order, x)
+        actual = run(legalize(apply(op, *variables(F32)), Abilities(has_fma=has_fma)), order, x)
         expected = OPS[op].meaning(order.astype(np.float64), x.astype(np.float64))
         sized = np.abs(expected) > 1e-6 * distance.astype(np.float64) ** -term
         assert sized.mean() > 0.99
         assert_close(actual[sized], expected[sized].astype(np.longdouble), 0.55, x[sized])
     s = 1 + np.exp2(np.random.default_rng(6).uniform(-8, 6, x.size)).astype(np.float32)
-    actual = run(legalize(apply("zeta", *variables(F32)), has_fma=has_fma), s, np.abs(x))
+    actual = run(legalize(apply("zeta", *variables(F32)), Abilities(has_fma=has_fma)), s, np.abs(x))
     expected = OPS["zeta"].meaning(s.astype(np.float64), np.abs(x).astype(np.float64))
     assert_close(actual, expected.astype(np.longdouble), 0.55, s)
 
@@ -304,7 +306,9 @@ def test_zeta_and_polygamma_are_rounded_once_in_f32(has_fma):
 def test_zeta_and_polygamma_in_f64(op, order, at, value, fixed, has_fma):
     """Against mpmath."""
     first, second = variables(F64)
-    expr = legalize(apply(op, const(order, F64) if fixed else first, second), has_fma=has_fma)
+    expr = legalize(
+        apply(op, const(order, F64) if fixed else first, second), Abilities(has_fma=has_fma)
+    )
     values = {first: np.array([order]), second: np.array([at])}
     (actual,) = evaluate(expr, values)
     assert abs(actual - value) <= (5 + order / 2) * np.spacing(abs(value))
@@ -339,7 +343,7 @@ def test_zeta_and_polygamma_in_f64(op, order, at, value, fixed, has_fma):
 def test_zeta_and_polygamma_at_their_ends(op, order, at, value, dtype, has_fma):
     """The poles of even orders as XLA has them; far out XLA has 0 or NaN."""
     arguments = [np.array([v], dtype.numpy) for v in (order, at)]
-    actual = run(legalize(apply(op, *variables(dtype)), has_fma=has_fma), *arguments)
+    actual = run(legalize(apply(op, *variables(dtype)), Abilities(has_fma=has_fma)), *arguments)
     np.testing.assert_allclose(actual, np.array([value], dtype.numpy), rtol=1e-6)
 
 
@@ -395,7 +399,8 @@ def test_zeta_and_polygamma_at_their_ends(op, order, at, value, dtype, has_fma):
 )
 def test_exact_values(op, at, value, dtype, has_fma):
     actual = run(
-        legalize(apply(op, variables(dtype)[0]), has_fma=has_fma), np.array([at], dtype.numpy)
+        legalize(apply(op, variables(dtype)[0]), Abilities(has_fma=has_fma)),
+        np.array([at], dtype.numpy),
     )
     subnormal = np.abs(actual) < np.finfo(dtype.numpy).tiny  # kernels make these 0
     np.testing.assert_array_equal(np.where(subnormal, 0, actual), np.array([value], dtype.numpy))
@@ -408,7 +413,7 @@ def test_cubes_have_their_roots(dtype):
     mantissas = np.arange(1, 1 << min(digits, 12)) / (1 << 6)
     roots = np.concatenate([mantissas * scale for scale in (1.0, 2.0**-20, 2.0**19, -1.0)])
     roots = roots.astype(dtype.numpy)
-    actual = run(legalize(apply("cbrt", variables(dtype)[0]), has_fma=True), roots**3)
+    actual = run(legalize(apply("cbrt", variables(dtype)[0]), Abilities(has_fma=True)), roots**3)
     np.testing.assert_array_equal(actual, roots)
 
 
@@ -434,7 +439,9 @@ def test_cubes_have_their_roots(dtype):
 def test_invalid_operations_give_what_x86_gives(op, at, dtype, has_fma):
     """A NaN whose sign is set, as XLA's instructions and functions do: `top_k` orders by it."""
     values = [np.array([x], dtype.numpy) for x in at]
-    actual = run(legalize(apply(op, *variables(dtype)[: len(at)]), has_fma=has_fma), *values)
+    actual = run(
+        legalize(apply(op, *variables(dtype)[: len(at)]), Abilities(has_fma=has_fma)), *values
+    )
     assert np.isnan(actual).all() and np.signbit(actual).all()
 
 
@@ -448,7 +455,7 @@ def test_arguments_nearest_to_multiples_of_half_pi(op, dtype, has_fma):
     # Of all f32 and f64 numbers these are the nearest to multiples of pi/2.
     nearest = {F32: 16367173.0 * 2.0**72, F64: 6381956970095103.0 * 2.0**797}[dtype]
     values = np.concatenate([worst, np.array([nearest, -nearest], dtype.numpy)])
-    actual = run(legalize(apply(op, variables(dtype)[0]), has_fma=has_fma), values)
+    actual = run(legalize(apply(op, variables(dtype)[0]), Abilities(has_fma=has_fma)), values)
     assert_close(actual, reference(op, values), bound(op, dtype, has_fma), values)
 
 
@@ -456,7 +463,9 @@ def test_arguments_nearest_to_multiples_of_half_pi(op, dtype, has_fma):
 def test_no_rounding_leads_beyond_one(op, has_fma):
     """Every f32 that the reduction leaves where a sine is near 1."""
     near = np.linspace(-6e-4, 6e-4, 40_001) + (np.pi / 2 if op == "sin" else 0)
-    actual = run(legalize(apply(op, variables(F32)[0]), has_fma=has_fma), near.astype(np.float32))
+    actual = run(
+        legalize(apply(op, variables(F32)[0]), Abilities(has_fma=has_fma)), near.astype(np.float32)
+    )
     assert actual.max() == 1
 
 
@@ -483,12 +492,14 @@ def test_sine_and_cosine_of_one_argument(has_fma):
     x, values = variables(F32)[0], sweep(F32)
     both = [apply("sin", x), apply("cos", x)]
     inner, memo = apply("add", *both), {}
-    legal = legalize(inner, has_fma=has_fma, memo=memo)
-    alone = [legalize(one, has_fma=has_fma) for one in both]
+    legal = legalize(inner, Abilities(has_fma=has_fma), memo=memo)
+    alone = [legalize(one, Abilities(has_fma=has_fma)) for one in both]
     assert sum(1 for _ in walk(legal)) < sum(1 for _ in walk(*alone))
     for op, one in zip(("sin", "cos"), both, strict=True):
         assert_close(run(memo[one], values), reference(op, values), bound(op, F32, has_fma), values)
-    outer = legalize(apply("sub", apply("sin", inner), apply("cos", inner)), has_fma=has_fma)
+    outer = legalize(
+        apply("sub", apply("sin", inner), apply("cos", inner)), Abilities(has_fma=has_fma)
+    )
     few = values[np.abs(values) < 100]
     total = run(legal, few).astype(np.float64)
     np.testing.assert_allclose(run(outer, few), np.sin(total) - np.cos(total), rtol=0, atol=3e-7)
@@ -511,7 +522,11 @@ def power_operands(dtype: DType, count: int) -> tuple[np.ndarray, np.ndarray]:
 def test_pow_error_is_bounded_up_to_overflow(dtype, has_fma, has_fast_f64):
     x, y = power_operands(dtype, 40_000 if dtype is F32 else 10_000)
     actual = run(
-        legalize(apply("pow", *variables(dtype)), has_fma=has_fma, has_fast_f64=has_fast_f64), x, y
+        legalize(
+            apply("pow", *variables(dtype)), Abilities(has_fma=has_fma, has_fast_f64=has_fast_f64)
+        ),
+        x,
+        y,
     )
     # The exponent of an f64 multiplies the logarithm's error by eight times as much.
     most = 2.4 if dtype is not F32 else 0.7 if has_fast_f64 else 1.6
@@ -525,7 +540,11 @@ def test_pow_special_values(dtype, has_fma, has_fast_f64):
     values = np.concatenate([special(dtype), more])
     x, y = (a.ravel() for a in np.meshgrid(values, values))
     actual = run(
-        legalize(apply("pow", *variables(dtype)), has_fma=has_fma, has_fast_f64=has_fast_f64), x, y
+        legalize(
+            apply("pow", *variables(dtype)), Abilities(has_fma=has_fma, has_fast_f64=has_fast_f64)
+        ),
+        x,
+        y,
     )
     assert_close(actual, reference("pow", x, y), 1.6, x, y)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from hlo_mlc.codegen.cpu.program import abilities
 from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Var
@@ -91,14 +92,7 @@ def check(machine, target, monkeypatch, elementwise, op: str, dtype, lanes: int)
     if not target.has_fma:
         monkeypatch.setitem(OPS, "fma", ScalarOp("fma", 3, lambda x, y, z: x * y + z))
     variables = [Var(f"v{i}", dtype) for i in range(arity)]
-    expr = legalize(
-        apply(op, *variables),
-        has_fma=target.has_fma,
-        has_ldexp=target.has_ldexp,
-        has_fast_division=target.has_fast_division,
-        has_pick=target.has_pick,
-        has_fast_f64=lanes == 1,
-    )
+    expr = legalize(apply(op, *variables), abilities(target, in_vector=lanes > 1))
     with np.errstate(all="ignore"):
         expected = evaluate(expr, dict(zip(variables, inputs, strict=True)))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.codegen.legalize import Abilities, legalize
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import const, variable
 from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
@@ -34,9 +34,9 @@ OF_POWERS = ("mul", "div", "max", "min", "eq", "ne", "lt", "le", "gt", "ge", "se
 # (start, extent) of loop counters: within the range of a byte, and beyond either end.
 COUNTERS = ((0, 1), (0, 5), (3, 120), (-4, 9), (0, 256), (0, 300), (-130, 7))
 FORMULAS = (
-    {},
-    {"has_fma": False},
-    {"has_ldexp": True, "has_fast_division": True, "has_pick": True},
+    Abilities(),
+    Abilities(has_fma=False),
+    Abilities(has_ldexp=True, has_fast_division=True, has_pick=True),
 )
 
 
@@ -130,7 +130,7 @@ def applications(op: str) -> Iterator[tuple[tuple[Expr, ...], DType]]:
         yield from (((p, *pair), result) for p in predicates for pair in both)
 
 
-def value(e: Expr, env: Mapping[Var, np.ndarray], formulas: Mapping[str, bool]) -> np.ndarray:
+def value(e: Expr, env: Mapping[Var, np.ndarray], formulas: Abilities) -> np.ndarray:
     """What a kernel computes: functions by our formulas, all else as it is defined."""
     values: dict[Expr, np.ndarray] = {}
     for node in walk(e):
@@ -140,7 +140,7 @@ def value(e: Expr, env: Mapping[Var, np.ndarray], formulas: Mapping[str, bool]) 
         given = [values[a] for a in node.args]
         if OPS[node.op].accuracy is Accuracy.APPROXIMATE:
             names = [Var(f"a{k}", a.dtype) for k, a in enumerate(node.args)]
-            formula = legalize(Apply(node.op, tuple(names), node.dtype), **formulas)
+            formula = legalize(Apply(node.op, tuple(names), node.dtype), formulas)
             values[node] = evaluate(formula, dict(zip(names, given, strict=True)))
         else:
             values[node] = compute(node.op, given, node.dtype)
@@ -154,7 +154,7 @@ def inputs(*roots: Expr) -> dict[Var, np.ndarray]:
     return dict(zip(names, grid_of(choices), strict=True))
 
 
-def proved(rule: Rule, op: str, formulas: Sequence[Mapping[str, bool]]) -> int:
+def proved(rule: Rule, op: str, formulas: Sequence[Abilities]) -> int:
     """How often the rule applies; none of it may change a result."""
     applied = 0
     for args, dtype in applications(op):

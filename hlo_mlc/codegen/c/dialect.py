@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from hlo_mlc.codegen.clike.dialect import Dialect
 from hlo_mlc.codegen.clike.spelling import cast
+from hlo_mlc.codegen.legalize import Abilities
 from hlo_mlc.expr.core import Apply
 from hlo_mlc.expr.dtypes import (
     BF16,
@@ -71,8 +72,7 @@ class _C(Dialect):
         "is_finite": ("isfinite", "isfinite"),
     }
     fused: ClassVar = {F32: "mlc_multiply_add_f32", F64: "mlc_multiply_add_f64"}
-    has_fma = False
-    has_fast_f64 = True
+    abilities = Abilities(has_fma=False, has_fast_f64=True)
 
     def endless(self, value: float, dtype: DType) -> str:
         text = "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"

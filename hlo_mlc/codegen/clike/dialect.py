@@ -15,6 +15,7 @@ import numpy as np
 
 from hlo_mlc.codegen.clike.literals import INT_LIMIT, decimal, integer
 from hlo_mlc.codegen.clike.spelling import Binding, cast, choice, infix, operand
+from hlo_mlc.codegen.legalize import Abilities
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Const, Expr
 from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, INDEX, U32, U64, DType
@@ -39,16 +40,13 @@ _BOOL = {
 class Dialect(ABC):
     """A language: it raises CodegenError for what it has no words for."""
 
-    # The names of types; what f32 and f64 functions are called; those of x * y + z; whether such a
-    # function exists on all machines, so that expansions may be made of it; whether it pays to
-    # compute in f64 what takes two numbers of f32; ops that it has besides, by type of operands.
+    # The names of types; what f32 and f64 functions are called; those of x * y + z; what it
+    # has on all machines, so that expansions may be made of it.
     name: ClassVar[str]
     types: ClassVar[Mapping[DType, str]]
     functions: ClassVar[Mapping[str, tuple[str, str]]]
     fused: ClassVar[Mapping[DType, str]]
-    has_fma: ClassVar[bool]
-    has_fast_f64: ClassVar[bool]
-    own: ClassVar[frozenset[tuple[str, DType]]] = frozenset()
+    abilities: ClassVar[Abilities]
 
     @abstractmethod
     def endless(self, value: float, dtype: DType) -> str:

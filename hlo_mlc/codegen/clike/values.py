@@ -38,15 +38,7 @@ class Memory:
 
     def legalized(self, node: Expr) -> Expr:
         """`node` in terms of ops that the language has."""
-        if not is_data(node):
-            return node
-        return legalize(
-            node,
-            has_fma=self.dialect.has_fma,
-            has_fast_f64=self.dialect.has_fast_f64,
-            own=self.dialect.own,
-            memo=self._legal,
-        )
+        return legalize(node, self.dialect.abilities, self._legal) if is_data(node) else node
 
 
 def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:

@@ -12,7 +12,7 @@ from hlo_mlc.codegen.cpu.block import Kind
 from hlo_mlc.codegen.cpu.function import NO_READS, Function
 from hlo_mlc.codegen.cpu.nans import NansOf
 from hlo_mlc.codegen.cpu.registers import Array
-from hlo_mlc.codegen.legalize import is_data, legalize
+from hlo_mlc.codegen.legalize import Abilities, is_data, legalize
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.loops.core import (
@@ -121,27 +121,19 @@ class Module:
             frozenset(s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s))
         )
         self.nans = NansOf()
+        self._abilities = tuple(abilities(target, in_vector) for in_vector in (False, True))
         self._legal: tuple[dict[Expr, Expr], dict[Expr, Expr]] = ({}, {})
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}
 
     def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
-        """`node` in terms of ops that the target has; of f64, a vector holds half as many."""
+        """`node` in terms of ops that the target has."""
         if not is_data(node):
             return node
         memo = self._legal[in_vector]
         known = memo.get(node)
         if known is None:
-            target = self.target
-            known = legalize(
-                node,
-                has_fma=target.has_fma,
-                has_ldexp=target.has_ldexp,
-                has_fast_division=target.has_fast_division,
-                has_pick=target.has_pick,
-                has_fast_f64=not in_vector,
-                memo=memo,
-            )
+            known = legalize(node, self._abilities[in_vector], memo)
         return known
 
     def table(self, element: str, text: str, count: int) -> str:
@@ -293,6 +285,17 @@ _WIDEST = 64  # lanes: bytes in the widest register
 def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
     terms, offset = index.weighted_sum(zip(where, element_strides(buffer), strict=True))
     return tuple(terms.items()), offset
+
+
+def abilities(target: CpuTarget, in_vector: bool) -> Abilities:
+    """What expansions are made of; of f64, a vector holds half as many."""
+    return Abilities(
+        target.has_fma,
+        target.has_ldexp,
+        target.has_fast_division,
+        target.has_pick,
+        has_fast_f64=not in_vector,
+    )
 
 
 def _alias_classes(program: LoopProgram) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from hlo_mlc.codegen.clike.dialect import Dialect
 from hlo_mlc.codegen.clike.spelling import cast, infix
+from hlo_mlc.codegen.legalize import Abilities
 from hlo_mlc.expr.core import Apply, Const
 from hlo_mlc.expr.dtypes import (
     BF16,
@@ -92,9 +93,7 @@ class _Cuda(Dialect):
         "larger": ("fmaxf", "fmax"),
     }
     fused: ClassVar = {F32: "__fmaf_rn", F64: "fma"}
-    has_fma = True
-    has_fast_f64 = False
-    own = _NARROW | {("larger", F32), ("larger", F64)}
+    abilities = Abilities(own=_NARROW | {("larger", F32), ("larger", F64)})
 
     def spell(self, node: Apply, args: Sequence[str]) -> str:
         if (node.op, node.args[0].dtype) in _NARROW:

@@ -84,34 +84,29 @@ _FLOAT_BY_FMA: Mapping[str, Expansion] = {
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 
 
-class _Target(NamedTuple):
-    """What expansions depend on, by the names that `CpuTarget` has for it."""
+class Abilities(NamedTuple):
+    """What expansions depend on, by the names that `CpuTarget` has for it.
 
-    has_fma: bool
-    has_ldexp: bool
-    has_fast_division: bool
-    has_pick: bool
-    has_fast_f64: bool
-    own: Container[tuple[str, DType]]
+    `has_fast_f64`: whether it pays to compute in f64 what takes two numbers of f32; `own`: ops that
+    a target has besides those of every printer, by the type of their operands.
+    """
+
+    has_fma: bool = True
+    has_ldexp: bool = False
+    has_fast_division: bool = False
+    has_pick: bool = False
+    has_fast_f64: bool = False
+    own: Container[tuple[str, DType]] = ()
 
 
-def legalize(
-    expr: Expr,
-    *,
-    has_fma: bool = True,
-    has_ldexp: bool = False,
-    has_fast_division: bool = False,
-    has_pick: bool = False,
-    has_fast_f64: bool = False,
-    own: Container[tuple[str, DType]] = (),
-    memo: dict[Expr, Expr] | None = None,
-) -> Expr:
+_USUAL = Abilities()
+
+
+def legalize(expr: Expr, target: Abilities = _USUAL, memo: dict[Expr, Expr] | None = None) -> Expr:
     """`expr` without the ops that printers lack, the same on all targets that have as much.
 
-    `own` are ops that a target has besides, by the type of their operands.  Pass one `memo` for
-    all expressions of a kernel to share the work.
+    Pass one `memo` for all expressions of a kernel to share the work.
     """
-    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick, has_fast_f64, own)
 
     def rule(node: Expr) -> Expr | None:
         return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
@@ -119,7 +114,7 @@ def legalize(
     memo = {} if memo is None else memo
     for sine, cosine in _sines_with_cosines(expr, memo):
         x = transform(sine.args[0], rule, memo, is_data)
-        memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, has_fma)
+        memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, target.has_fma)
     return transform(expr, rule, memo, is_data)
 
 
@@ -142,7 +137,7 @@ def is_data(node: Expr) -> bool:
     return any(part.dtype not in (INDEX, BOOL) for part in walk(*inner))
 
 
-def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Expr | None:
+def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: Abilities) -> Expr | None:
     """The expansion of one op whose operands are legal; None if it is legal itself."""
     if (op, args[0].dtype) in target.own:
         return None
@@ -165,6 +160,6 @@ def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Ex
     return _INTEGER[op](*args) if operand.is_integer and op in _INTEGER else None
 
 
-def _in_f32(op: str, args: tuple[Expr, ...], target: _Target) -> Expr:
+def _in_f32(op: str, args: tuple[Expr, ...], target: Abilities) -> Expr:
     expansion = _legal(op, args, F32, target)
     return apply(op, *args) if expansion is None else expansion
