@@ -19,9 +19,9 @@ from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.naming import kernel_name
 from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.tensor.canonical import stages, written
+from hlo_mlc.tensor.copy_coalescing import merge_copies
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes, without_dead
-from hlo_mlc.tensor.merging import merge_copies
 from hlo_mlc.tensor.orders import Order
 
 TRIVIAL = frozenset(

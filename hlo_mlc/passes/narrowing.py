@@ -14,7 +14,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.parts import combining
+from hlo_mlc.passes.fold_parts import combining
 
 _SLICE, _CONVERT, _REDUCE = (f"stablehlo.{name}" for name in ("slice", "convert", "reduce"))
 _STARTS, _LIMITS, _STRIDES = "start_indices", "limit_indices", "strides"

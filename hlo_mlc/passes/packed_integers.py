@@ -20,7 +20,7 @@ from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
-from hlo_mlc.passes.parts import combining
+from hlo_mlc.passes.fold_parts import combining
 
 _CONVERT, _BITCAST = "stablehlo.convert", "stablehlo.bitcast_convert"
 _WHOLE = {8: U8, 16: U16, 32: U32, 64: U64}

@@ -10,7 +10,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import BOOL, F32, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.parts import combining
+from hlo_mlc.passes.fold_parts import combining
 from hlo_mlc.passes.splat import splat, splat_constant
 
 _AXES = (

@@ -31,18 +31,18 @@ from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.composition import COMPOSITION_RULES
 from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
-from hlo_mlc.passes.distribution import multiply_before_loops
+from hlo_mlc.passes.fold_parts import fold_parts
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.integers import INTEGER_RULES
 from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.known_places import KNOWN_PLACES_RULES
-from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.narrowing import narrow_results
-from hlo_mlc.passes.parts import fold_parts
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
 from hlo_mlc.passes.powers import POWER_RULES
 from hlo_mlc.passes.products import PRODUCT_RULES
+from hlo_mlc.passes.products_after_loops import multiply_after_loops
+from hlo_mlc.passes.products_before_loops import multiply_before_loops
 from hlo_mlc.passes.scans import SCAN_RULES
 from hlo_mlc.passes.sinking import sink_constants
 from hlo_mlc.passes.static_shapes import STATIC_SHAPE_RULES

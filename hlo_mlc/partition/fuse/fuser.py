@@ -16,9 +16,9 @@ from hlo_mlc.partition.fuse.groups import Group, Groups, readers
 from hlo_mlc.partition.fuse.horizontal import factors
 from hlo_mlc.partition.fuse.limits import ROW_LIMIT
 from hlo_mlc.partition.fuse.nests import Joined, handed_over, join
+from hlo_mlc.tensor.copy_coalescing import copies
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes
-from hlo_mlc.tensor.merging import copies
 
 # These bound a search, or the size of a kernel; what pays is asked of costs.py.
 
@@ -246,7 +246,7 @@ class Fuser(Groups):
 
     def join_updates(self, needed: frozenset[Buffer]) -> None:
         """Make one group of steps that begin with a copy of what other steps have made for nobody
-        else: in one kernel, the copy goes away (tensor/merging.py)."""
+        else: in one kernel, the copy goes away (tensor/copy_coalescing.py)."""
         read_by = readers(self.whole)
         for last in self.groups:
             copied = (

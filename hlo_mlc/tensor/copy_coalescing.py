@@ -1,4 +1,4 @@
-"""One buffer for values that are only copied from one to the other.
+"""Copy coalescing: one buffer for values that are only copied from one to the other.
 
     c = copy a; repeat: (d = copy c; repeat: (d[i] = f(d[i - 1])); c = copy d)
  -> c = copy a; repeat: (repeat: (t = f(c[i - 1]); c[i] = t))

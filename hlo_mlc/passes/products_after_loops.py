@@ -20,8 +20,8 @@ from hlo_mlc.graph.counting import Counting, Known, Progression, counting
 from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.distribution import LEAST_TERMS, MOST_BYTES, terms_of
 from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
+from hlo_mlc.passes.products_before_loops import LEAST_TERMS, MOST_BYTES, terms_of
 from hlo_mlc.passes.rows import DOT_OP, NewNodes, Row, Rows, sliced_axis, stacked
 
 _UPDATE_OP = "stablehlo.dynamic_update_slice"

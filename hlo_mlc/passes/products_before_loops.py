@@ -1,6 +1,6 @@
-"""Loop distribution: products of one row in each trip become one product of all rows.
+"""Loop distribution: products of one row in each trip become one product of all rows, before it.
 
-Before the loop, for rows of what the loop does not change:
+For rows of what the loop does not change:
 
     while(i, h) { h = tanh(xs[i] @ w + h @ u) }
     ->  p = xs @ w; while(i, h) { h = tanh(p[i] + h @ u) }

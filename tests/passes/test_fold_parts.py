@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
-from hlo_mlc.passes.parts import fold_parts
+from hlo_mlc.passes.fold_parts import fold_parts
 from hlo_mlc.passes.simplify import simplify
 
 RNG = np.random.default_rng(0)

@@ -12,10 +12,10 @@ from jax import lax
 
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
 from hlo_mlc.ops.registry import references
-from hlo_mlc.passes import distribution
-from hlo_mlc.passes.distribution import multiply_before_loops
+from hlo_mlc.passes import products_before_loops
 from hlo_mlc.passes.invariant import hoist_invariants
-from hlo_mlc.passes.loop_fission import multiply_after_loops
+from hlo_mlc.passes.products_after_loops import multiply_after_loops
+from hlo_mlc.passes.products_before_loops import multiply_before_loops
 from hlo_mlc.passes.simplify import simplify
 
 RNG = np.random.default_rng(1)
@@ -110,7 +110,7 @@ def test_what_does_not_pay_stays(function: Callable, traced: Callable) -> None:
 
 def test_memory_is_bounded(traced: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = traced(_scan(STEPS["plain"]), XS, W, U, H)
-    monkeypatch.setattr(distribution, "MOST_BYTES", T * B * M * 4 - 1)
+    monkeypatch.setattr(products_before_loops, "MOST_BYTES", T * B * M * 4 - 1)
     assert multiply_before_loops(graph) is graph
 
 

@@ -22,8 +22,8 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.classify import is_plain
 from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.copy_coalescing import merge_copies
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram
-from hlo_mlc.tensor.merging import merge_copies
 from hlo_mlc.tensor.rewrite import renamed
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tensor.verify import verify
