@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Const, Expr, Var
 
 
@@ -20,6 +22,11 @@ class Combiner:
     results: tuple[Expr, ...]
     identity: tuple[Const, ...] | None  # neutral elements; None where there are none
     name: str = ""  # "add", "max", … where it is one scalar op
+
+    def combined(self, lhs: Sequence[Expr], rhs: Sequence[Expr]) -> tuple[Expr, ...]:
+        """What it makes of `lhs`, accumulated so far, and `rhs`, which comes next."""
+        values = dict(zip((*self.lhs, *self.rhs), (*lhs, *rhs), strict=True))
+        return tuple(substitute(r, values) for r in self.results)
 
 
 NOTHING = Combiner((), (), (), None)

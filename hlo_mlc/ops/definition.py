@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.procedure import Procedure
@@ -51,11 +50,10 @@ class Fold:
         """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
 
         def element(position: int, indices: Indices) -> Expr:
-            values, variables = self.initial, self.combiner.lhs + self.combiner.rhs
+            values = self.initial
             for point in itertools.product(*map(range, self.extents)):
                 terms = self.terms(indices, tuple(map(index.constant, point)))
-                pair = dict(zip(variables, values + terms, strict=True))
-                values = tuple(substitute(e, pair) for e in self.combiner.results)
+                values = self.combiner.combined(values, terms)
             return self.finished(values)[position]
 
         results = len(self.finished(self.initial))

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from hlo_mlc.expr.build import FALSE, TRUE, apply, substitute
+from hlo_mlc.expr.build import FALSE, TRUE, apply
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.evaluate import evaluate
@@ -242,12 +242,7 @@ def _scan(fold: Fold, axis: int, reverse: bool) -> Scan:
     """The running fold of single terms."""
     combiner = fold.combiner
     if reverse and not combiner.name:  # what comes later in the tensor was accumulated before
-        swapped = dict(
-            zip((*combiner.lhs, *combiner.rhs), (*combiner.rhs, *combiner.lhs), strict=True)
-        )
-        combiner = replace(
-            combiner, results=tuple(substitute(r, swapped) for r in combiner.results)
-        )
+        combiner = replace(combiner, results=combiner.combined(combiner.rhs, combiner.lhs))
     return Scan(
         axis, reverse, combiner, lambda indices: fold.terms(indices, ()), fold.initial, fold.finish
     )

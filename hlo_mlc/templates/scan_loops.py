@@ -260,7 +260,7 @@ class _Strip:
             fold = Accumulate(prefix, (lane,), stage.combiner, terms)
             if not stage.assigns:
                 return fold
-            both = _combined(stage.combiner, _read(base, lane), _read(prefix, lane))
+            both = stage.combiner.combined(_read(base, lane), _read(prefix, lane))
             found = [Store(b, (lane,), e) for b, e in zip(result, both, strict=True)]
             return (fold, found, results(c, lane, point, _read(result, lane)))
 
@@ -329,19 +329,12 @@ class _Strip:
         """All levels combined."""
         *outer, values = (_read(buffers, self._slot(v, lane)) for buffers in levels)
         for left in reversed(outer):
-            values = _combined(self.stage.combiner, left, values)
+            values = self.stage.combiner.combined(left, values)
         return values
 
 
 def _read(buffers: Elements, at: Expr) -> tuple[Expr, ...]:
     return tuple(load(b, (at,)) for b in buffers)
-
-
-def _combined(
-    combiner: Combiner, left: tuple[Expr, ...], right: tuple[Expr, ...]
-) -> tuple[Expr, ...]:
-    at = dict(zip((*combiner.lhs, *combiner.rhs), (*left, *right), strict=True))
-    return tuple(substitute(r, at) for r in combiner.results)
 
 
 def _is_inexact(combiner: Combiner) -> bool:

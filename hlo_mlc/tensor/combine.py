@@ -59,12 +59,7 @@ def side_by_side(one: Combiner, other: Combiner) -> Combiner:
     dtypes = [v.dtype for c in (one, other) for v in c.lhs]
     lhs, rhs = combiner_variables(dtypes)
     count = len(one.lhs)
-    parts = ((one, lhs[:count], rhs[:count]), (other, lhs[count:], rhs[count:]))
-    results = tuple(
-        substitute(r, dict(zip((*c.lhs, *c.rhs), (*left, *right), strict=True)))
-        for c, left, right in parts
-        for r in c.results
-    )
+    results = (*one.combined(lhs[:count], rhs[:count]), *other.combined(lhs[count:], rhs[count:]))
     both = one.identity is not None and other.identity is not None
     return Combiner(lhs, rhs, results, one.identity + other.identity if both else None)
 
@@ -128,10 +123,9 @@ def with_identity(combiner: Combiner, initial: tuple[Expr, ...]) -> Combiner:
 
 def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
     """Whether these are constants that combined with themselves give themselves."""
-    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
     return (
         all(isinstance(e, Const) for e in initial)
-        and tuple(substitute(r, mapping) for r in combiner.results) == initial
+        and combiner.combined(initial, initial) == initial
     )
 
 
@@ -139,10 +133,9 @@ def skipping(combiner: Combiner) -> Combiner:
     """The combiner of values that may be absent, with whether they are there behind them: what is
     absent changes nothing."""
     lhs, rhs = combiner_variables([*(v.dtype for v in combiner.lhs), BOOL])
-    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs[:-1], *rhs[:-1]), strict=True))
     results = (
-        apply("select", lhs[-1] & rhs[-1], substitute(r, mapping), apply("select", lhs[-1], x, y))
-        for r, x, y in zip(combiner.results, lhs, rhs, strict=False)
+        apply("select", lhs[-1] & rhs[-1], r, apply("select", lhs[-1], x, y))
+        for r, x, y in zip(combiner.combined(lhs[:-1], rhs[:-1]), lhs, rhs, strict=False)
     )
     return Combiner(lhs, rhs, (*results, lhs[-1] | rhs[-1]), None)
 
@@ -259,11 +252,7 @@ def _is_ordered(combiner: Combiner, position: int) -> bool:
 def _ordered(combiner: Combiner, position: int) -> Combiner:
     """`combiner` with the side whose integer at `position` is lower taken as the left one."""
     lhs, rhs = combiner.lhs, combiner.rhs
-    swapped = dict(zip((*lhs, *rhs), (*rhs, *lhs), strict=True))
     first = apply("le", lhs[position], rhs[position])
-    return Combiner(
-        lhs,
-        rhs,
-        tuple(apply("select", first, r, substitute(r, swapped)) for r in combiner.results),
-        combiner.identity,
-    )
+    both = zip(combiner.results, combiner.combined(rhs, lhs), strict=True)
+    results = tuple(apply("select", first, r, swapped) for r, swapped in both)
+    return Combiner(lhs, rhs, results, combiner.identity)

@@ -259,7 +259,7 @@ class _Blocks:
             )
         value = terms[0]
         for term in terms[1:]:
-            value = substitute(combiner.results[0], {combiner.lhs[0]: value, combiner.rhs[0]: term})
+            (value,) = combiner.combined((value,), (term,))
         return Stage(self.fresh("s"), (block, along), (Assign(self.parts, (number, along), value),))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
+from hlo_mlc.expr.build import FALSE, TRUE, load, variable
 from hlo_mlc.expr.combiner import NOTHING
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
@@ -478,9 +478,7 @@ class StageLowering:
         axes, point = axes_of(update.extents, self.fresh)
         place, element = update.place(point), update.element(point)
         if update.combiner is not None:
-            combiner = update.combiner
-            pair = {combiner.lhs[0]: load(buffer, place), combiner.rhs[0]: element}
-            element = substitute(combiner.results[0], pair)
+            (element,) = update.combiner.combined((load(buffer, place),), (element,))
         guard = update.guard(point) if update.guard else TRUE
         if guard is FALSE:
             return
