@@ -73,21 +73,23 @@ def geqrf(node: Node, a: np.ndarray) -> Results:
     return raw, factors
 
 
-@_widely
-def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
-    q = np.eye(*a.shape, dtype=a.dtype)
+def _reflections(a: np.ndarray, factors: np.ndarray, columns: int) -> np.ndarray:
+    """The first columns of the product of the reflections whose vectors lie below the diagonal."""
+    q = np.eye(len(a), columns, dtype=a.dtype)
     for k in reversed(range(len(factors))):
         vector = np.append(np.append(np.zeros(k), 1), a[k + 1 :, k])
         q -= factors[k] * np.outer(vector, vector.conj() @ q)
-    return (q,)
+    return q
+
+
+@_widely
+def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
+    return (_reflections(a, factors, a.shape[1]),)
 
 
 @_widely
 def ormqr(node: Node, a: np.ndarray, factors: np.ndarray, c: np.ndarray) -> Results:
-    q = np.eye(len(a), dtype=a.dtype)
-    for k in reversed(range(len(factors))):
-        vector = np.append(np.append(np.zeros(k), 1), a[k + 1 :, k])
-        q -= factors[k] * np.outer(vector, vector.conj() @ q)
+    q = _reflections(a, factors, len(a))
     given = flags(node)
     q = q.conj().T if given.get("transpose", False) else q
     return (q @ c if given.get("left", False) else c @ q,)
