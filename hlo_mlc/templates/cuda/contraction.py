@@ -35,8 +35,9 @@ from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, Unit, in_whole_tiles, kept_factors, side_of
+from hlo_mlc.templates.product import product_refusal
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import contraction, cost, is_map, why_not_apart
+from hlo_mlc.tensor.classify import contraction, cost, why_not_apart
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -68,14 +69,10 @@ class ContractionTemplate:
 
     def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not a matrix product for tiles; empty where it is."""
-        if len(nest.stages) != 1 or is_map(nest.stages[0]):
-            return "not a single reduction"
+        if reason := product_refusal(nest):
+            return reason
         stage = nest.stages[0]
-        if any(v.extent == 0 for v in stage.reduce_axes):
-            return "an axis without elements"
         roles = contraction(stage)
-        if roles is None:
-            return "not a sum of products of two tensors"
         if (
             min(map(product, (roles.rows, roles.columns, roles.summed))) < 2
             or math.prod(map(product, (roles.rows, roles.columns, roles.summed))) < SMALL
