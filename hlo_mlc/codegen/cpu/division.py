@@ -98,7 +98,7 @@ def _divide_in_two_steps(site: Site, x: str, y: str) -> str:
     if site.dtype.is_signed:
         unsigned = site._replace(dtype=U64)
         sign = site.op("ashr", site.op("xor", x, y), site.literal(63))
-        magnitude = _divide_in_two_steps(unsigned, *(_magnitude(site, v) for v in (x, y)))
+        magnitude = _divide_in_two_steps(unsigned, *map(site.magnitude, (x, y)))
         return site.op("sub", site.op("xor", magnitude, sign), sign)
     floats = site._replace(dtype=F64)
     inverse = floats.op("fdiv", floats.literal(_BELOW_ONE), _convert(site, y, F64))
@@ -109,12 +109,6 @@ def _divide_in_two_steps(site: Site, x: str, y: str) -> str:
         quotient = site.op("add", quotient, step)
     short = site.op("icmp uge", rest, y)
     return site.select(short, site.op("add", quotient, site.literal(1)), quotient)
-
-
-def _magnitude(site: Site, x: str) -> str:
-    return site.block.define(
-        f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x, ", i1 false)", lanes=site.lanes
-    )
 
 
 def _convert(site: Site, x: str, to: DType) -> str:

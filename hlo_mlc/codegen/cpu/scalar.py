@@ -131,11 +131,7 @@ def _negate(site: Site, x: str) -> str:
 
 
 def _absolute(site: Site, x: str) -> str:
-    if not site.dtype.is_signed:
-        return x
-    return site.block.define(
-        f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x, ", i1 false)", lanes=site.lanes
-    )
+    return site.magnitude(x) if site.dtype.is_signed else x
 
 
 # Floats

@@ -48,6 +48,11 @@ class Site(NamedTuple):
             pieces += (between, y)
         return self.block.define(*pieces, ")", lanes=self.lanes)
 
+    def magnitude(self, x: str) -> str:
+        """Of a signed integer: its absolute value, the smallest one being its own."""
+        head, _ = _call("abs", self.dtype, self.lanes)
+        return self.block.define(head, x, ", i1 false)", lanes=self.lanes)
+
     def select(self, condition: str, on_true: str, on_false: str) -> str:
         head, between = _choice(self.dtype, self.lanes)
         return self.block.define(
