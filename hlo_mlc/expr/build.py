@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 
@@ -79,15 +80,6 @@ def convert(x: Expr, dtype: DType) -> Expr:
     return apply("convert", x, dtype=dtype)
 
 
-_OF_INDICES = {
-    "add": index.add,
-    "sub": index.subtract,
-    "mul": index.multiply,
-    "floordiv": index.floordiv,
-    "floormod": index.floormod,
-}
-
-
 def operation(op: str, *operands: Expr | float) -> Expr:
     """What an operator of expressions builds; of integers with a sign, `>>` keeps that."""
     first = operands[0] if isinstance(operands[0], Expr) else operands[1]
@@ -111,30 +103,25 @@ def _folded(op: str, args: tuple[Const, ...], dtype: DType) -> Const | None:
     return None if hides_bits else result
 
 
+_OF_INDICES = {
+    "add": index.add,
+    "sub": index.subtract,
+    "mul": index.multiply,
+    "floordiv": index.floordiv,
+    "floormod": index.floormod,
+    "min": index.minimum,
+    "max": index.maximum,
+    "neg": functools.partial(index.subtract, 0),
+}
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
 def _index(op: str, args: tuple[Expr, ...]) -> Expr | None:
-    match op:
-        case "add":
-            return index.add(*args)
-        case "sub":
-            return index.subtract(*args)
-        case "mul":
-            return index.multiply(*args)
-        case "floordiv":
-            return index.floordiv(args[0], args[1].value)
-        case "floormod":
-            return index.floormod(args[0], args[1].value)
-        case "min":
-            return index.minimum(*args)
-        case "max":
-            return index.maximum(*args)
-        case "neg":
-            return index.subtract(0, args[0])
-        case _ if op in _COMPARISONS:
-            return index.compare(op, *args)
-    return None
+    if op in _COMPARISONS:
+        return index.compare(op, *args)
+    if op in ("floordiv", "floormod"):
+        return _OF_INDICES[op](args[0], args[1].value)
+    return _OF_INDICES[op](*args) if op in _OF_INDICES else None
 
 
 def load(

@@ -162,7 +162,7 @@ class Compiler:
         if op in ("select", "select_unlikely"):
             return f"({args[1]} if {args[0]} else {args[2]})"
         if dtype is INDEX:
-            if op in ("add", "sub", "mul", "floordiv", "floormod") or op in _COMPARISONS:
+            if op in ("add", "mul", "floordiv", "floormod") or op in _COMPARISONS:
                 return f"{args[0]} {symbol} {args[1]}"
             if op in ("min", "max"):
                 return f"{op}({args[0]}, {args[1]})"

@@ -142,14 +142,10 @@ def _arithmetic(
     define = function.at(depth).define
     whole = types.vector(element, lanes)
     match node.op:
-        case "add" | "sub" | "mul":
+        case "add" | "mul":
             # Addresses of lanes that are switched off may leave the range: no `nsw` there.
             flags = "" if lanes else " nsw"
             return define(f"{node.op}{flags} {whole} ", args[0], ", ", args[1], lanes=lanes)
-        case "neg":
-            return define(
-                f"sub {whole} {types.spread('0', element, lanes)}, ", args[0], lanes=lanes
-            )
         case "min" | "max":
             return define(
                 f"call {whole} @llvm.s{node.op}.{types.suffix(element, lanes)}({whole} ",
