@@ -11,7 +11,8 @@ whose results these are but for rounding, and for what NaNs make of comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,6 +53,47 @@ def upright(i: Expr, j: Expr) -> tuple[Expr, Expr]:
 def on_its_side(i: Expr, j: Expr) -> tuple[Expr, Expr]:
     """Rows of a matrix are columns of its array."""
     return j, i
+
+
+@dataclass(frozen=True, slots=True)
+class Reflection:
+    """1 - tau (1, v) (1, v)^H for the rows from number `first` on; vector(i) is v in row i."""
+
+    first: Expr
+    rows: int
+    vector: Callable[[Expr], Element]
+    tau: Element
+
+    def reflect(self, s: Steps, a: Array, j: Expr, at: At = upright) -> None:
+        """Column j becomes what this makes of it; a[at(i, j)] is the element in row i."""
+        first, below = at(self.first, j), (self.first + 1, self.rows)
+        total = s.array("total")
+        s.put(total, (), a[first])
+        for i in s.each("i", *below):
+            product = negated(conjugate(self.vector(i)))
+            s.put(total, (), less_product(total[()], product, a[at(i, j)]))
+        total = s.let("total", times(self.tau, total[()]))
+        s.put(a, first, minus(a[first], total))
+        for i in s.each("i", *below):
+            s.put(a, at(i, j), less_product(a[at(i, j)], self.vector(i), total))
+
+
+@dataclass(frozen=True, slots=True)
+class Reflections:
+    """What `qr` leaves: `count` vectors below the diagonal of `a`, of so many rows, and factors."""
+
+    a: Read
+    factors: Callable[[Expr], Element]
+    count: int
+    rows: int
+
+    def each(self, s: Steps, down: bool) -> Iterator[Reflection]:
+        """One after the other, the last one first if `down`."""
+        for k in s.each("k", 0, self.count, down=down):
+            vector = s.array("vector", self.rows)
+            for i in s.each("i", k + 1, self.rows):
+                s.put(vector, i, self.a(i, k))
+            yield Reflection(k, self.rows, vector.__getitem__, s.let("tau", self.factors(k)))
 
 
 def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
@@ -168,43 +210,34 @@ def qr(s: Steps, a: Array, factors: Array) -> None:
     for k in s.each("k", 0, min(rows, columns)):
         tau = _reflection(s, a, k)
         s.put(factors, k, tau)
+        reflection = Reflection(k, rows, lambda i, k=k: a[i, k], conjugate(tau))
         for j in s.each("j", k + 1, columns):
-            _reflect(s, a, k, j, lambda i, k=k: a[i, k], conjugate(tau), rows)
+            reflection.reflect(s, a, j)
 
 
-def q_of(s: Steps, q: Array, a: Read, factors: Callable[[Expr], Element], count: int) -> None:
-    """`q` becomes the first columns of the product of `count` reflections that `qr` leaves."""
+def q_of(s: Steps, q: Array, reflections: Reflections) -> None:
+    """`q` becomes the first columns of the product of the reflections."""
     rows, columns = q.shape
     for i in s.each("i", 0, rows):
         for j in s.each("j", 0, columns):
             s.put(q, (i, j), unit_element(q, i, j))
-    for k in s.each("k", 0, count, down=True):
-        vector, tau = _read_reflection(s, a, factors, k, rows)
+    for reflection in reflections.each(s, down=True):
+        k, tau = reflection.first, reflection.tau
         for j in s.each("j", k + 1, columns):
-            _reflect(s, q, k, j, vector, tau, rows)
+            reflection.reflect(s, q, j)
         s.put(q, (k, k), minus(like(tau, 1), tau))
         for i in s.each("i", k + 1, rows):
-            s.put(q, (i, k), negated(times(tau, vector(i))))
+            s.put(q, (i, k), negated(times(tau, reflection.vector(i))))
 
 
 def times_q(
-    s: Steps,
-    c: Array,
-    at: At,
-    columns: int,
-    a: Read,
-    factors: Callable[[Expr], Element],
-    count: int,
-    rows: int,
-    *,
-    down: bool,
+    s: Steps, c: Array, at: At, columns: int, reflections: Reflections, *, down: bool
 ) -> None:
-    """`c` is reflected by vectors that `qr` leaves, by the last one first if `down`; c[at(i, j)] is
-    the element in row i, column j."""
-    for k in s.each("k", 0, count, down=down):
-        vector, tau = _read_reflection(s, a, factors, k, rows)
+    """`c` is reflected, by the last one first if `down`; c[at(i, j)] is the element in row i,
+    column j."""
+    for reflection in reflections.each(s, down):
         for j in s.each("j", 0, columns):
-            _reflect(s, c, k, j, vector, tau, rows, at)
+            reflection.reflect(s, c, j, at)
 
 
 def as_element(a: Array, real: Expr) -> Element:
@@ -216,15 +249,6 @@ def unit_element(a: Array, i: Expr, j: Expr) -> Element:
     """The element in row i, column j of the unit matrix."""
     zero, one = (like(a[i, j], number) for number in (0, 1))
     return chosen(index.compare("eq", i, j), one, zero)
-
-
-def _read_reflection(
-    s: Steps, a: Read, factors: Callable[[Expr], Element], k: Expr, rows: int
-) -> tuple[Callable[[Expr], Element], Element]:
-    vector = s.array("vector", rows)
-    for i in s.each("i", k + 1, rows):
-        s.put(vector, i, a(i, k))
-    return lambda i: vector[i], s.let("tau", factors(k))
 
 
 def _reflection(s: Steps, a: Array, k: Expr) -> Element:
@@ -266,25 +290,3 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
     for i in s.each("i", *below):
         s.put(a, (i, k), over(a[i, k], rest))
     return tau
-
-
-def _reflect(
-    s: Steps,
-    a: Array,
-    k: Expr,
-    j: Expr,
-    vector: Callable[[Expr], Element],
-    tau: Element,
-    rows: int,
-    at: At = upright,
-) -> None:
-    """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself."""
-    below = (k + 1, rows)
-    total = s.array("total")
-    s.put(total, (), a[at(k, j)])
-    for i in s.each("i", *below):
-        s.put(total, (), less_product(total[()], negated(conjugate(vector(i))), a[at(i, j)]))
-    total = s.let("total", times(tau, total[()]))
-    s.put(a, at(k, j), minus(a[at(k, j)], total))
-    for i in s.each("i", *below):
-        s.put(a, at(i, j), less_product(a[at(i, j)], vector(i), total))

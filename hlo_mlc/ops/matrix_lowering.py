@@ -239,7 +239,8 @@ def orgqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
     def write(s: Steps, point: Indices) -> Sequence[Array]:
         q = s.array("q", *shape[-2:])
-        factorizations.q_of(s, q, _at(matrix, point), _at(vector, point), count[-1])
+        a, tau = _at(matrix, point), _at(vector, point)
+        factorizations.q_of(s, q, factorizations.Reflections(a, tau, count[-1], shape[-2]))
         return (q,)
 
     return _each_matrix(node, write)
@@ -256,17 +257,14 @@ def ormqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
 
     def write(s: Steps, x: Array, point: Indices, columns: int) -> None:
         a, tau = _at(matrix, point), _at(vector, point)
-        factorizations.times_q(
-            s,
-            x,
-            factorizations.upright if is_left else factorizations.on_its_side,
-            columns,
+        reflections = factorizations.Reflections(
             a if is_left else lambda i, k: conjugate(a(i, k)),
             (lambda k: conjugate(tau(k))) if transpose else tau,
             count[-1],
             rows,
-            down=down,
         )
+        at = factorizations.upright if is_left else factorizations.on_its_side
+        factorizations.times_q(s, x, at, columns, reflections, down=down)
 
     by_column = _by_column(node, columns)
     is_written_out = not by_column and _is_short(node, columns)
