@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,6 +36,7 @@ from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.faults import Contained
 from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.warning import is_internal
 from hlo_mlc.support.wording import named_at, short_line
@@ -60,6 +61,23 @@ class _BodyCache(dict):
         self.compiled: dict[str, bool] = {}  # whether anything of a function was taken over
 
 
+@dataclass(frozen=True, slots=True)
+class _Lowering:
+    """The lowering of a call: into which module, of which function, and what faults are told of."""
+
+    module_context: mlir.ModuleContext
+    function: TracedFunction
+    subject: Subject
+
+    def leave(self, reason: str, advice: str = FAULT_ADVICE) -> None:
+        """Note that the call stays with XLA."""
+        self.function.ledger.record(self.module_context.module, Report.untouched(reason, advice))
+
+    def contained(self) -> Contained:
+        """Leaves the call to XLA for what fails of ours."""
+        return self.function.faults.contained(self.subject, self.leave)
+
+
 @no_collection()
 def _lower_call(
     ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, function: TracedFunction
@@ -77,18 +95,15 @@ def _lower_call(
         lambda: str(call_jaxpr),
         None if line is None or is_internal(line[0]) else line,
     )
-
-    def leave(reason: str, advice: str = FAULT_ADVICE) -> None:
-        function.ledger.record(module_context.module, Report.untouched(reason, advice))
-
+    lowering = _Lowering(module_context, function, subject)
     cache = mesh = None
-    with function.faults.contained(subject, leave):
+    with lowering.contained():
         mesh = compat.mesh_of(module_context, call_jaxpr.in_avals)
         refusal = _why_not(ctx, call_jaxpr, function, mesh)
         if refusal is None:
             cache = _body_cache(module_context, operands, function)
         else:
-            leave(refusal.reason, refusal.advice)
+            lowering.leave(refusal.reason, refusal.advice)
             say(
                 Level.FUNCTIONS,
                 function.options.debug,
@@ -97,29 +112,22 @@ def _lower_call(
     if cache is None:
         return lower(ctx, *operands, **arguments)
     if compat.has_effects(call_jaxpr):
-        return _lower_around_effects(ctx, operands, call_jaxpr, function, subject, leave)
+        return _lower_around_effects(ctx, operands, call_jaxpr, lowering)
     body_context = module_context.replace(
         cached_primitive_lowerings=cache, lowering_cache=cache.operations
     )
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
-    with function.faults.contained(subject, leave):
+    with lowering.contained():
         (platform,) = ctx.platforms or module_context.platforms
-        _take_over(
-            module_context, cache, results, operands, function, subject, leave, platform, mesh
-        )
+        _take_over(lowering, cache, results, operands, platform, mesh)
     return results
 
 
 def _lower_around_effects(
-    ctx: mlir.LoweringRuleContext,
-    operands: Sequence[Any],
-    call_jaxpr: Any,
-    function: TracedFunction,
-    subject: Subject,
-    leave: Callable[[str], None],
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], call_jaxpr: Any, lowering: _Lowering
 ) -> Any:
     """Lowers a call whose effects XLA keeps, with calls of their own for what lies between them."""
-    module_context = ctx.module_context
+    module_context, function = ctx.module_context, lowering.function
     # In JAX's cache, as bodies are: a function is taken apart once for each program.
     known = module_context.cached_primitive_lowerings
     key = mlc_call_p, function, call_jaxpr
@@ -134,7 +142,7 @@ def _lower_around_effects(
             return mlc_call_p, {"call_jaxpr": part, "function": own}
 
         known[key] = call_jaxpr, (), []
-        with function.faults.contained(subject, leave):
+        with lowering.contained():
             known[key] = *around_effects(call_jaxpr, call), parts
     jaxpr, effects, parts = known[key]
     results = mlir.core_call_lowering(ctx, *operands, name=function.name, call_jaxpr=jaxpr)
@@ -176,18 +184,16 @@ def _body_cache(
 
 
 def _take_over(
-    module_context: mlir.ModuleContext,
+    lowering: _Lowering,
     cache: _BodyCache,
     results: Any,
     operands: Sequence[Any],
-    function: TracedFunction,
-    subject: Subject,
-    leave: Callable[[str], None],
     platform: str,
     mesh: Any | None,
 ) -> None:
     """Compiles the function that a call of the program's calls, unless that was done before, and
     puts what was compiled in its place, if that is anything."""
+    module_context, function = lowering.module_context, lowering.function
     module, symbols = module_context.module, module_context.symbol_table
     call = _call(jax.tree.leaves(results)[0])
     symbol = call.attributes["callee"].value
@@ -196,11 +202,11 @@ def _take_over(
         extracted = called(module, symbols, symbol, operands)
         if compat.has_symbolic_sizes(module_context):
             extracted = with_known_sizes(extracted, symbol)
-        subject = replace(subject, program=lambda: extracted)
-        with function.faults.contained(subject, leave):
+        lowering = replace(lowering, subject=replace(lowering.subject, program=lambda: extracted))
+        with lowering.contained():
             compiled, report = compile_function(
                 extracted,
-                subject,
+                lowering.subject,
                 function.faults,
                 entry=symbol,
                 platform=compiled_for(platform, function.options) if mesh is None else SHARDED,
@@ -221,7 +227,7 @@ def _take_over(
                         function.options,
                         module_context,
                         mesh,
-                        partial(function.faults.contained, subject, lambda _: None),
+                        partial(function.faults.contained, lowering.subject, lambda _: None),
                     )
                 splice(module, symbols, symbol, compiled)
                 cache.compiled[symbol] = True
