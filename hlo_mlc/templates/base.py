@@ -152,6 +152,12 @@ def epilogue_cost(stage: Stage) -> int:
     return sum(cost(a.value) for a in stage.assigns) + ROUNDING * rounded
 
 
+def why_empty(nest: Nest) -> str:
+    """Why there is nothing to compute, or to fold, in some stage; empty where there is in all."""
+    empty = any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes))
+    return "an axis without elements" if empty else ""
+
+
 def may_repeat(stage: Stage) -> bool:
     """Whether results may be computed and stored twice: nothing is read that is written here, be it
     under another name."""

@@ -30,6 +30,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     open_stage,
     short_width,
+    why_empty,
     work,
 )
 from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize
@@ -73,9 +74,7 @@ class ReductionTemplate:
             return "no reduction in it"
         if any(s.scan is not None for s in nest.stages):
             return "a scan stores all results on the way"
-        if any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes)):
-            return "an axis without elements"
-        return ""
+        return why_empty(nest)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Partial results in flight for cheap terms, vectors per iteration of maps, work of one

@@ -26,7 +26,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.attention.block import RowBlock, either_block
 from hlo_mlc.templates.attention.passes import row_passes
 from hlo_mlc.templates.attention.workspace import Workspace
-from hlo_mlc.templates.base import Parameters, Scheduled, decoded, epilogue_cost, lanes
+from hlo_mlc.templates.base import Parameters, Scheduled, decoded, epilogue_cost, lanes, why_empty
 from hlo_mlc.templates.by_hand import bounded, in_groups
 from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
@@ -55,11 +55,7 @@ class AttentionTemplate:
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not a chain of two products; empty where it is."""
         found = chain(nest)
-        if isinstance(found, str):
-            return found
-        if any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes)):
-            return "an axis without elements"
-        return ""
+        return found if isinstance(found, str) else why_empty(nest)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Rows of a block, keys of a chunk."""

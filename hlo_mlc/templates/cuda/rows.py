@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, why_empty
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, told_apart, why_not_in_parts
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
@@ -43,8 +43,8 @@ class RowsTemplate:
         """Why the nest is not a row-wise chain; empty where it is."""
         if all(is_map(s) for s in nest.stages):
             return "no reduction in it"
-        if any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes)):
-            return "an axis without elements"
+        if reason := why_empty(nest):
+            return reason
         shared = shared_axes(nest)
         for stage in nest.stages:
             if is_map(stage):
