@@ -123,21 +123,25 @@ LIBRARY = frozenset(
 )
 """Their error is that of operands which differ a little."""
 FUSED = frozenset(("mul", "square"))  # with a sum that follows, by XLA as by us
-CALLS = {
-    "pjit": "jaxpr",
-    "jit": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "remat": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "custom_vjp_call_jaxpr": "fun_jaxpr",
-    "eval_jaxpr": "call_jaxpr",
-    "composite": "jaxpr",
-    "shard_map": "jaxpr",
-}
+CALLS = frozenset(
+    (
+        "pjit",
+        "jit",
+        "closed_call",
+        "core_call",
+        "remat",
+        "remat2",
+        "checkpoint",
+        "custom_jvp_call",
+        "custom_vjp_call",
+        "custom_vjp_call_jaxpr",
+        "eval_jaxpr",
+        "composite",
+        "shard_map",
+    )
+)
+BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
+"""What is called, by the name that it has with each of them, which JAX's versions change."""
 BASIC = frozenset(
     (
         "add",
@@ -214,7 +218,7 @@ class Wide:
     def _equation(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
         name = equation.primitive.name
         if name in CALLS:
-            return self.closed(equation.params[CALLS[name]], operands)
+            return self.closed(_called(equation), operands)
         if name in FLOW:
             return FLOW[name](self.closed, equation.params, operands)
         if name in ("optimization_barrier", "random_wrap", "random_unwrap"):
@@ -325,7 +329,7 @@ class Wide:
         for equation in inner.eqns:
             given, name = [read(v) for v in equation.invars], equation.primitive.name
             results = (
-                self._combined(equation.params[CALLS[name]], given)
+                self._combined(_called(equation), given)
                 if name in CALLS
                 else self._computed(equation, given)
             )
@@ -533,6 +537,10 @@ PRODUCTS = frozenset(
         "exp",
     )
 )
+
+
+def _called(equation: core.JaxprEqn) -> object:
+    return next(equation.params[body] for body in BODIES if body in equation.params)
 
 
 def moved_results(jaxpr: core.Jaxpr) -> list[bool]:
