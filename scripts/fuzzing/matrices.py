@@ -20,7 +20,7 @@ POSITIVE = (
     "jnp.linalg.cholesky({m})",
     "jax.scipy.linalg.cho_solve((jnp.linalg.cholesky({m}), True), {y})",
     "jnp.linalg.eigvalsh({m})",
-    "(lambda w, v: (v * jnp.sqrt(w)[..., None, :]) @ v.mT)(*jnp.linalg.eigh({m}))",
+    "(lambda w, v: (v * jnp.sqrt(w)[..., None, :]) @ jnp.conj(v).mT)(*jnp.linalg.eigh({m}))",
     "jnp.linalg.solve({m}, {y})",
     "jnp.linalg.inv({m})",
 )
