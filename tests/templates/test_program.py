@@ -110,6 +110,25 @@ def test_equal_nests_in_a_loop_are_calls_where_there_is_enough_to_do(
     check(functools.partial(_euler, size), x, ulps=4)
 
 
+def test_nests_that_read_different_rows_are_calls_of_one_program(
+    take_apart: Callable, arrays: Callable, check: Callable
+) -> None:
+    """Layers whose weights are stacked, and steps of a network that are written out."""
+
+    def layers(x, w):
+        for n in range(6):
+            x = jnp.tanh(x @ w[n])
+        return x
+
+    x, w = arrays("float32", (8, 16), (6, 16, 16))
+    (program,) = take_apart(layers, x, w).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    calls = [stmt for stmt in walk(loops.body) if isinstance(stmt, Call)]
+    assert len({call.program for call in calls}) == 1
+    assert [call.places for call in calls] == [((), (n,)) for n in range(6)]
+    check(layers, x, w, ulps=64)
+
+
 def test_what_takes_long_for_one_element_of_a_row_is_written_out(
     take_apart: Callable, arrays: Callable
 ) -> None:
