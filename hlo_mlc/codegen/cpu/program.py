@@ -127,11 +127,11 @@ class Module:
 
     def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
         """`node` in terms of ops that the target has; of f64, a vector holds half as many."""
-        if not is_data(node):
-            return node
         memo = self._legal[in_vector]
         known = memo.get(node)
         if known is None:
+            if not is_data(node):
+                return memo.setdefault(node, node)
             target = self.target
             known = legalize(
                 node,
