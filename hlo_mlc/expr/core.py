@@ -121,6 +121,10 @@ class Buffer:
         """Elements between neighbours along each axis."""
         return _element_strides(self.shape)
 
+    def offset_of(self, first: tuple[int, ...]) -> int:
+        """Elements before the part with these first indices."""
+        return sum(n * stride for n, stride in zip(first, self.element_strides, strict=False))
+
     def __repr__(self) -> str:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
 

@@ -8,6 +8,7 @@ value that prints (loops/text.py), runs in an interpreter (loops/interpret.py), 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -145,11 +146,19 @@ class Call:
     """Run another program on `buffers`, its operands and then its results.
 
     The program has no scratch, and its results may hold values already.  Nests that differ only
-    in the buffers that they work on share one program: it is scheduled and compiled once.
+    in the buffers that they work on share one program: it is scheduled and compiled once.  So do
+    those that read different rows of one: `places` are the first indices of what each operand is of
+    its buffer, none of a whole one.
     """
 
     program: LoopProgram
     buffers: tuple[Buffer, ...]
+    places: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def parts(self) -> Iterator[tuple[Buffer, tuple[int, ...]]]:
+        """The buffers, and the first indices of what it works on of each."""
+        return zip(self.buffers, itertools.chain(self.places, itertools.repeat(())), strict=False)
 
 
 Stmt = For | Store | Accumulate | Prefetch | If | While | Allocate | Call

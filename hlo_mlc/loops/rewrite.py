@@ -280,11 +280,17 @@ def inline_calls(statements: Body) -> Body:
 
 def inlined(call: Call) -> Body:
     """The body of the called program, on the buffers of the call."""
-    program = call.program
-    return redirect(
-        inline_calls(program.body),
-        dict(zip((*program.operands, *program.results), call.buffers, strict=True)),
-    )
+    own = (*call.program.operands, *call.program.results)
+    given = list(zip(own, call.parts, strict=True))
+    body = inline_calls(call.program.body)
+    for buffer, (whole, place) in given:
+        if place:
+            body = redirect(body, {buffer: whole}, functools.partial(_within, place))
+    return redirect(body, {buffer: whole for buffer, (whole, place) in given if not place})
+
+
+def _within(place: tuple[int, ...], indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    return (*map(index.constant, place), *indices)
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:

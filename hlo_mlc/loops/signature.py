@@ -98,8 +98,16 @@ def _check_call(program: LoopProgram, call: Call) -> None:
             f"kernel {program.name}: expected {callee.name} to need no scratch, got "
             f"{callee.scratch[0][0]!r} in `{headline(call)}`"
         )
+    if len(call.places) > len(callee.operands) or any(
+        not 0 <= n < extent
+        for buffer, place in call.parts
+        for n, extent in itertools.zip_longest(place, buffer.shape[: len(place)], fillvalue=-1)
+    ):
+        raise VerifyError(
+            f"kernel {program.name}: expected parts of operands, got `{headline(call)}`"
+        )
     wanted = [(b.shape, b.dtype) for b in (*callee.operands, *callee.results)]
-    if wanted != [(b.shape, b.dtype) for b in call.buffers]:
+    if wanted != [(b.shape[len(place) :], b.dtype) for b, place in call.parts]:
         raise VerifyError(
             f"kernel {program.name}: expected buffers like "
             f"{(*callee.operands, *callee.results)}, got {call.buffers} in "

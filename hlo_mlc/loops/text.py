@@ -113,7 +113,10 @@ def _lines(stmt: Stmt) -> list[str]:
             lets, place = _spelled(stmt.indices)
             return [*lets, f"prefetch {stmt.buffer.name}[{', '.join(place)}] + {stmt.ahead}"]
         case Call():
-            arguments = ", ".join(b.name for b in stmt.buffers)
+            arguments = ", ".join(
+                f"{b.name}[{', '.join(map(str, place))}]" if place else b.name
+                for b, place in stmt.parts
+            )
             return [f"call {stmt.program.name}({arguments})"]
         case Accumulate():
             lets, parts = _spelled(expressions(stmt))

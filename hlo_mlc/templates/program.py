@@ -36,6 +36,7 @@ from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
+from hlo_mlc.tensor.parts_read import on_parts, parts_read
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
@@ -249,7 +250,9 @@ class _Assembler:
                 b for s in nest.stages for b in s.inputs if b not in own and b not in outputs
             )
         )
-        program = canonical("nest", (nest,), inputs, outputs, CALLED_NAMES)
+        places = parts_read(nest, inputs)
+        on_their_own, parts = on_parts(nest, places)
+        program = canonical("nest", (on_their_own,), parts, outputs, CALLED_NAMES)
         key = text_of(program)
         loops = self.called.get(key)
         if loops is None:
@@ -264,7 +267,7 @@ class _Assembler:
                 f"nest{len(self.called)}", program.operands, program.results, body
             )
             self.decisions += inner.decisions
-        return Call(loops, (*inputs, *outputs))
+        return Call(loops, (*inputs, *outputs), tuple(places.values()))
 
 
 def is_longer(program: TensorProgram, lines: int) -> bool:

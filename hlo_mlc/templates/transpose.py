@@ -10,7 +10,8 @@ Squares of the last panels are moved back to the edge.  A pass of its own over t
 a page for every square: 2047 x 2045 took 1.15 times as long.  Results in the memory of what is read
 are computed once only: there, squares at the edges are smaller.
 
-Where elements along the row lie apart, they are put side by side first, square by square.
+Where elements along the row lie apart, they are put side by side first, square by square.  What is
+made of several arrays that all lie otherwise is made as they lie, and a square of it transposed.
 
 Panels of results larger than the caches go along the source, whose pages are read to their ends;
 where their rows begin with lines of memory, they may be stored past the caches, in runs of lines:
@@ -19,6 +20,7 @@ nothing is read that is about to be overwritten, and nothing is driven out.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Load, Var, loads
@@ -154,10 +156,18 @@ class TransposeTemplate:
         for name in _apart(stage, row, column):
             schedule = schedule.cache_read(name, squares[1], "loops")
             nests.append(tuple(f"{name}.{squares[1]}.{loop}" for loop in reversed(inside)))
-        schedule = schedule.reorder(*inside)
+        written_out = high * sum(cost(a.value) for a in stage.assigns) <= WRITTEN_OUT
+        if repeats and high >= SMALLEST and _lie_alike(stage, row, column):
+            (result,) = stage.outputs
+            schedule = schedule.cache_write(result.name, squares[1], "transposed")
+            copy = tuple(f"{result.name}.{squares[1]}.{n}" for n in (1, 0))
+            schedule = abreast(schedule.reorder(*copy), copy[1], lanes((stage,), target))
+            schedule = schedule.unroll(copy[0])
+            nests = [inside[::-1]]
+        else:
+            schedule = schedule.reorder(*inside)
         for panel in () if repeats else panels:
             schedule = schedule.specialize(squares[0], panel)
-        written_out = high * sum(cost(a.value) for a in stage.assigns) <= WRITTEN_OUT
         for outer, inner in nests:
             for square in () if repeats else squares:
                 schedule = schedule.specialize(outer, square)
@@ -213,6 +223,17 @@ def _apart(stage: Stage, row: Var, column: Var) -> dict[str, None]:
         and not any(loads(i) for i in node.indices)
         and not {stride(node, row), stride(node, column)} & {0, 1, -1, None}
     }
+
+
+def _lie_alike(stage: Stage, row: Var, column: Var) -> bool:
+    """Whether one result is made of several arrays whose rows all are its columns."""
+    (first, *others) = stage.assigns
+    if others or not {row, column} <= {*first.indices} <= {*stage.axes}:
+        return False
+    reads = set(loads(first.value))
+    steps = [(stride(node, row), stride(node, column)) for node in reads]
+    against = [along for along, across in steps if across not in (0, None)]
+    return len(against) > 1 and set(against) == {1} and None not in itertools.chain(*steps)
 
 
 def _largest(stage: Stage) -> int:

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Apply, Const, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, loads_in, walk
 from hlo_mlc.templates.base import may_repeat
-from hlo_mlc.tensor.classify import Contraction, contraction, sliding, stride
-from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.classify import Contraction, contraction, places_of_terms, sliding, stride
+from hlo_mlc.tensor.core import Stage, derived
 from hlo_mlc.tensor.guards import guards
 from hlo_mlc.tensor.rewrite import map_expressions
 
@@ -67,12 +67,7 @@ def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:
         r
         for r in stage.reduce_axes
         if r.extent <= SIDE_BY_SIDE
-        and any(
-            axis in i.free and r in i.free
-            for term in stage.terms
-            for one in loads(term)
-            for i in one.indices
-        )
+        and any(axis in i.free and r in i.free for i in places_of_terms(stage))
     )
 
 
@@ -81,6 +76,7 @@ def is_batch(stage: Stage, axis: Var) -> bool:
     return all(axis in one.free for term in stage.terms for one in loads(term))
 
 
+@derived
 def in_groups(stage: Stage, width: int) -> Stage:
     """The stage with the features of a group along an axis of their own, where a vector of `width`
     neighbours might reach into two groups, which read other elements.
@@ -89,8 +85,9 @@ def in_groups(stage: Stage, width: int) -> Stage:
 
     Groups of less than half a vector stay: most lanes would be empty.
     """
+    sizes = _group_sizes(stage)
     for axis in stage.axes:
-        for size in _group_sizes(stage, axis):
+        for size in sizes.get(axis, ()):
             if (
                 size < axis.extent
                 and axis.extent % size == 0
@@ -114,19 +111,13 @@ def in_groups(stage: Stage, width: int) -> Stage:
     return stage
 
 
-def _group_sizes(stage: Stage, axis: Var) -> set[int]:
-    """The divisors of the axis in what is loaded."""
-    return {
-        node.args[1].value
-        for term in stage.terms
-        for one in loads(term)
-        for i in one.indices
-        for node in walk(i)
-        if isinstance(node, Apply)
-        and node.op == "floordiv"
-        and node.args[0] is axis
-        and isinstance(node.args[1], Const)
-    }
+def _group_sizes(stage: Stage) -> dict[Expr, set[int]]:
+    """The divisors of axes in what is loaded."""
+    found: dict[Expr, set[int]] = {}
+    for node in walk(*(i for one in loads_in(*stage.terms) for i in one.indices)):
+        if isinstance(node, Apply) and node.op == "floordiv" and isinstance(node.args[1], Const):
+            found.setdefault(node.args[0], set()).add(node.args[1].value)
+    return found
 
 
 def product_roles(stage: Stage, width: int) -> Contraction | None:
@@ -136,6 +127,7 @@ def product_roles(stage: Stage, width: int) -> Contraction | None:
     return None if roles is None or 2 * roles.columns[-1].extent <= width else roles
 
 
+@derived
 def windowed_product(stage: Stage) -> Contraction | None:
     """The roles in a matrix product whose rows, but not columns, lie in windows: a convolution of
     several channels, or its gradients; None for other stages.

@@ -227,10 +227,7 @@ def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Va
 @functools.lru_cache(256)  # of one access, several variables are asked for
 def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
     """Elements from the start of the buffer, as an index expression."""
-    total: Expr = index.constant(0)
-    for i, stride in zip(indices, buffer.element_strides, strict=True):
-        total = total + i * stride
-    return total
+    return index.from_affine(*index.weighted_sum(zip(indices, buffer.element_strides, strict=True)))
 
 
 def stride(access: Load | Assign, variable: Var) -> int | None:
@@ -400,7 +397,7 @@ def sliding(stage: Stage, axis: Var, *, surely: bool = False) -> tuple[Var, ...]
     """The reduced axes along which neighbouring results of `axis` share terms: their windows;
     surely: not where places are read, which may lie anywhere."""
     found: set[Var] = set()
-    for i in {i for term in stage.terms for load in loads(term) for i in load.indices}:
+    for i in places_of_terms(stage):
         terms, _ = index.affine(i)
         inside = {v: abs(c) for v, c in terms.items() if v in stage.reduce_axes}
         reach = sum(c * (v.extent - 1) for v, c in inside.items())
@@ -410,6 +407,13 @@ def sliding(stage: Stage, axis: Var, *, surely: bool = False) -> tuple[Var, ...]
             if isinstance(atom, Apply) and axis in atom.free and not (surely and loads(atom)):
                 found.update(atom.free.intersection(stage.reduce_axes))
     return tuple(v for v in stage.reduce_axes if v in found)
+
+
+@derived
+def places_of_terms(stage: Stage) -> frozenset[Expr]:
+    """The indices by which what is read differs from one term of a fold to the next."""
+    places = {i for term in stage.terms for load in loads(term) for i in load.indices}
+    return frozenset(i for i in places if not i.free.isdisjoint(stage.reduce_axes))
 
 
 @derived

@@ -169,19 +169,24 @@ def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
     """Expressions of indices that matter other than as part of an address (iota, padding guards);
     but for comparisons of `outer` with a constant, which those of any axis around others become.
     """
+    for node in _judging_indices(stage):
+        if not (
+            node.op in ("lt", "ge") and index.affine(index.subtract(*node.args))[0] == {outer: 1}
+        ):
+            yield from (arg for arg in node.args if arg.dtype is INDEX)
+
+
+@derived
+def _judging_indices(stage: Stage) -> tuple[Apply, ...]:
+    """What makes something else of indices."""
     steps = stage.procedure.expressions if stage.procedure is not None else ()
     values = [*steps, *stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    for node in walk(*_outside_addresses(*values, *guards)):
-        if (
-            isinstance(node, Apply)
-            and node.dtype is not INDEX
-            and not (
-                node.op in ("lt", "ge")
-                and index.affine(index.subtract(*node.args))[0] == {outer: 1}
-            )
-        ):
-            yield from (arg for arg in node.args if arg.dtype is INDEX)
+    return tuple(
+        node
+        for node in walk(*_outside_addresses(*values, *guards))
+        if isinstance(node, Apply) and node.dtype is not INDEX
+    )
 
 
 def _counts_both(e: Expr, outer: Var, inner: Var) -> bool:

@@ -64,6 +64,19 @@ def test_results_of_a_called_program_may_hold_values_already() -> None:
     assert interpret(program, [values])[0].tolist() == [0, 3, 6, 9]
 
 
+def test_a_call_works_on_a_part_of_an_operand() -> None:
+    rows = Buffer("rows", F32, (3, 4), "operand")
+    calls = tuple(Call(ADD_TO, (rows, Y), ((n,),)) for n in (2, 0))
+    k = variable("k", 4)
+    clear = serial(4, "k", Store(Y, (k,), const(0.0, F32)))
+    program = LoopProgram("some", (rows,), (Y,), (clear, *calls))
+    verify(program)
+    assert "call add_to(rows[2], y)" in program_text(program)
+    assert "y[x0] <- add rows[2, x0]" in body_text(inline_calls(calls))
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    assert interpret(program, [values])[0].tolist() == [8, 10, 12, 14]
+
+
 def test_text_says_what_is_called() -> None:
     program = LoopProgram("twice", (X,), (Y,), (Call(ADD_TO, (X, Y)), Call(ADD_TO, (X, Y))))
     assert program_text(program).count("call add_to(x, y)") == 2
@@ -76,6 +89,14 @@ def test_the_analysis_looks_into_calls() -> None:
     assert variables((call,)) == {AT}
     again = For(variable("n", 3), index.constant(3), LoopKind.SERIAL, (call,))
     assert carried(again, Memory({}, {})) is not None
+
+
+@pytest.mark.parametrize("places", [((4,),), ((-1,),), ((0, 0, 0),), ((0,), (0,))])
+def test_parts_that_do_not_exist_are_refused(places) -> None:
+    rows, results = Buffer("rows", F32, (3, 4), "operand"), Buffer("ys", F32, (2, 4), "result")
+    program = LoopProgram("test", (rows,), (results,), (Call(ADD_TO, (rows, results), places),))
+    with pytest.raises(VerifyError, match="expected parts of operands"):
+        verify(program)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Kernels of several nests: what is shared out among threads in a loop."""
+"""Kernels of several nests: what is shared out among threads in a loop, and which are calls."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -14,6 +15,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const
 from hlo_mlc.loops.core import Call, For, LoopKind, Store, walk
 from hlo_mlc.loops.rewrite import substitute
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 
@@ -108,6 +110,29 @@ def test_equal_nests_in_a_loop_are_calls_where_there_is_enough_to_do(
     loops, _ = schedule_program(program, named("x86-64-v3"))
     assert any(isinstance(stmt, Call) for stmt in walk(loops.body)) is called
     check(functools.partial(_euler, size), x, ulps=4)
+
+
+def _layers(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Their weights are stacked, as inputs are of the steps of a network that are written out."""
+    for n in range(6):
+        x = jnp.tanh(x @ w[n])
+    return x
+
+
+def test_nests_that_read_different_rows_are_calls_of_one_program(
+    take_apart: Callable, arrays: Callable, check: Callable, as_c: Callable
+) -> None:
+    x, w = arrays("float32", (8, 16), (6, 16, 16))
+    (program,) = take_apart(_layers, x, w).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    calls = [stmt for stmt in walk(loops.body) if isinstance(stmt, Call)]
+    assert len({call.program for call in calls}) == 1
+    assert [call.places for call in calls] == [((), (n,)) for n in range(6)]
+    check(_layers, x, w, ulps=64)
+    (compiled,) = as_c([loops])
+    (result,) = results = [np.zeros((8, 16), np.float32)]
+    bind_kernel(compiled, [np.asarray(x), np.asarray(w)], results)()
+    np.testing.assert_allclose(result, _layers(x, w), rtol=1e-3, atol=1e-4)
 
 
 def test_what_takes_long_for_one_element_of_a_row_is_written_out(

@@ -48,6 +48,24 @@ def test_two_axes(check, arrays, shape):
     check(lambda x, y: (x.T * 2 + y, x.T[::-1] + 1, jnp.exp(x.T)), x, y)
 
 
+@pytest.mark.parametrize("shape", [(16, 16), (17, 33), (3, 64, 31), (70, 9, 40)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_several_arrays_that_lie_alike(check, arrays, shape, dtype):
+    (x, y), (row,) = arrays(dtype, shape, shape), arrays(dtype, shape[-2:-1])
+    turned = lambda x: jnp.swapaxes(x, -1, -2)  # noqa: E731
+    check(lambda x, y, row: (turned(x) + turned(y) * row, turned(x) - turned(y[::-1])), x, y, row)
+
+
+def test_one_square_is_transposed_of_several_arrays(take_apart, arrays):
+    def shuffles(count):
+        arguments = arrays("float32", *[(64, 48)] * count)
+        (program,) = take_apart(lambda *x: sum(y.T for y in x), *arguments).programs
+        loops, _ = prove(schedule_program(program, TARGET)[0])
+        return print_program(loops, TARGET).count("shufflevector")
+
+    assert shuffles(5) == shuffles(2) == shuffles(1) > 0
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int8", "int32", "bool"])
 def test_element_types(check, arrays, templates, dtype):
     with jax.enable_x64(dtype == "float64"):

@@ -236,12 +236,15 @@ class FunctionWriter(Writer):
 
     def _call(self, stmt: Call) -> None:
         name = self.functions.called(stmt.program, self.dialect)
-        arguments = ", ".join(self._pointer(buffer) for buffer in stmt.buffers)
+        arguments = ", ".join(
+            self._pointer(buffer, buffer.offset_of(part)) for buffer, part in stmt.parts
+        )
         self.lines.emit(f"{name}({CONTEXT}, {arguments});")
 
-    def _pointer(self, buffer: Buffer) -> str:
+    def _pointer(self, buffer: Buffer, offset: int = 0) -> str:
         place = self.memory.places[buffer]
-        return f"&{place.name}" if place.is_scalar else place.name
+        pointer = f"&{place.name}" if place.is_scalar else place.name
+        return f"{pointer} + {offset}" if offset else pointer
 
     def _tasks(self, stmt: For) -> None:
         """A loop whose iterations are tasks: a function of its own, which finds what it needs of

@@ -128,11 +128,11 @@ class Module:
 
     def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
         """`node` in terms of ops that the target has."""
-        if not is_data(node):
-            return node
         memo = self._legal[in_vector]
         known = memo.get(node)
         if known is None:
+            if not is_data(node):
+                return memo.setdefault(node, node)
             known = legalize(node, self._abilities[in_vector], memo)
         return known
 

@@ -338,11 +338,14 @@ def _write_call(writer: Writer, stmt: Call) -> None:
     pointers = f"%arguments{next(module.numbers)}"
     function.prologue.name(pointers, f"alloca [{len(stmt.buffers)} x ptr], align 8")
     block = function.block
-    for slot, buffer in enumerate(stmt.buffers):
+    for slot, (buffer, part) in enumerate(stmt.parts):
         place = (
             block.define("getelementptr ptr, ptr ", pointers, f", i64 {slot}") if slot else pointers
         )
-        block.emit("store ptr ", writer.storage(buffer).pointer, ", ptr ", place, ", align 8")
+        pointer = writer.storage(buffer).pointer
+        if offset := buffer.dtype.bytes * buffer.offset_of(part):
+            pointer = block.define("getelementptr i8, ptr ", pointer, f", i64 {offset}")
+        block.emit("store ptr ", pointer, ", ptr ", place, ", align 8")
     block.emit(f"call void {name}(ptr ", writer.context(), ", ptr ", pointers, ", ptr null)")
     function.forget(module.results_of(stmt))
 
