@@ -21,6 +21,7 @@ from hlo_mlc.templates.scan_loops import BLOCK, Layout, strips
 from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.recurrence import longest_part
 
 # Vectors of lanes that keep two cores busy; with fewer, scans this long are cut into chunks.
 FEW_STRIPS = 4
@@ -67,6 +68,8 @@ class ScanTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         chunks, vectors = parameters["chunks"], parameters["vectors"]
+        if chunks > 1:
+            chunks = max(chunks, _fewest(stage))
         if chunks <= 1 or stage.scan.axis.extent < chunks * BLOCK:
             return Scheduled(strips(stage, target, vectors), ())
         cut = scan_in_chunks(stage, chunks, BLOCK)
@@ -88,4 +91,10 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
         if count * others >= FEW_STRIPS or count * others * steps * layout.width < SERIAL_WORK:
             return 1
         chunks = BLOCK
-    return max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK)
+    return max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK, _fewest(stage))
+
+
+def _fewest(stage: Stage) -> int:
+    """The fewest chunks that are no longer than those of a recurrence may be."""
+    longest = longest_part(stage) // BLOCK * BLOCK
+    return -(-stage.scan.axis.extent // longest // BLOCK) * BLOCK

@@ -32,6 +32,7 @@ from hlo_mlc.templates.by_hand import bounded, shared_out
 from hlo_mlc.tensor.classify import cost, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.recurrence import RECURRENCE
 
 Elements = tuple[Buffer, ...]  # one for each accumulator
 
@@ -345,8 +346,9 @@ def _combined(
 
 
 def _is_inexact(combiner: Combiner) -> bool:
-    """Whether combining rounds, so that the order matters."""
-    return any(
+    """Whether combining rounds, so that the order matters, and not as a loop does that it stands
+    for."""
+    return combiner.name != RECURRENCE and any(
         isinstance(node, Apply) and node.dtype.is_float and node.op not in ("max", "min", "select")
         for node in walk(*combiner.results)
     )
