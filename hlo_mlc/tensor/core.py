@@ -53,10 +53,12 @@ def buffer_of(access: Load | Assign) -> Buffer:
 
 @dataclass(frozen=True, slots=True)
 class ScanAxis:
-    """Fold along an axis with all results on the way, from its low end or from its high one."""
+    """Fold along an axis with all results on the way, from its low end or from its high one; what
+    were `trips` of a loop is folded term by term, and rounds as it did there."""
 
     axis: Var
     reverse: bool = False
+    trips: bool = False
 
 
 @dataclass(frozen=True, slots=True)

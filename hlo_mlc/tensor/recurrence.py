@@ -23,9 +23,6 @@ from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.tensor.combine import combiner_variables, named_combiner
 from hlo_mlc.tensor.core import Stage
 
-RECURRENCE = "recurrence"
-"""The name of combiners of scans that were loops: they round as these do, step by step."""
-
 # Ops that combine exactly, in any order, beside sums.  Products of floats may overflow on the way.
 _EXACT = ("max", "min", "and", "or", "xor")
 _LEAST_PART = 16  # steps of one part at least: a block of templates/scan_loops.py
@@ -41,7 +38,7 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
         rest = [e for e in value.args if old not in loads(e)]
         if len(rest) != 1 or old not in value.args:
             return None
-        return _named(named_combiner(value.op, dtype)), (rest[0],), (old,)
+        return named_combiner(value.op, dtype), (rest[0],), (old,)
     if not (dtype.is_float or dtype.is_integer):
         return None
     found = linear(value, old)
@@ -50,7 +47,7 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
     factor, rest = found
     rest = const(0, dtype) if rest is None else rest
     if factor is const(1, dtype):
-        return _named(named_combiner("add", dtype)), (rest,), (old,)
+        return named_combiner("add", dtype), (rest,), (old,)
     if dtype.is_float and not lasts(factor):
         return None
     return pairs(dtype), (factor, rest), (const(1, dtype), old)
@@ -61,11 +58,7 @@ def pairs(dtype: DType) -> Combiner:
     lhs, rhs = combiner_variables((dtype, dtype))
     (a, b), (c, d) = lhs, rhs
     both = apply("fma", c, b, d) if dtype.is_float and not dtype.is_narrow_float else c * b + d
-    return Combiner(lhs, rhs, (a * c, both), (const(1, dtype), const(0, dtype)), RECURRENCE)
-
-
-def _named(combiner: Combiner) -> Combiner:
-    return Combiner(combiner.lhs, combiner.rhs, combiner.results, combiner.identity, RECURRENCE)
+    return Combiner(lhs, rhs, (a * c, both), (const(1, dtype), const(0, dtype)))
 
 
 @functools.lru_cache(256)
@@ -151,10 +144,6 @@ def lasts(factor: Expr) -> int:
 
 def longest_part(stage: Stage) -> int:
     """Steps that a scan may be cut into parts of at most."""
-    if (
-        stage.combiner.name != RECURRENCE
-        or len(stage.terms) != 2
-        or not stage.terms[0].dtype.is_float
-    ):
-        return _FOR_EVER
-    return lasts(stage.terms[0])
+    factor = stage.terms[0]
+    is_linear = stage.scan.trips and len(stage.terms) == 2 and factor.dtype.is_float
+    return lasts(factor) if is_linear else _FOR_EVER

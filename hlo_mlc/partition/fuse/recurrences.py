@@ -180,7 +180,7 @@ class _Trips:
             tuple(self._read(e, state.position) for e in state.terms),
             initial,
             _accumulators(state),
-            scan=ScanAxis(self.loop.counter),
+            scan=ScanAxis(self.loop.counter, trips=True),
         )
         stage = self._in_order(stage)
         *factors, added = stage.terms
@@ -198,7 +198,7 @@ class _Trips:
         if sum((s > 0) - (s < 0) for s in strides) >= 0:
             return stage
         turned = map_expressions(stage, lambda e: substitute(e, {trip: trip.extent - 1 - trip}))
-        return replace(turned, scan=stage.scan and ScanAxis(trip, reverse=True))
+        return replace(turned, scan=stage.scan and replace(stage.scan, reverse=True))
 
     def _apart(self, position: int, assign: Assign) -> Step:
         """What a trip stores, of every trip or, where it is at the same place, of the last one."""
