@@ -160,7 +160,7 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
         ],
     )
     steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
-    steps = without_dead(as_scans(steps, outputs), outputs)
+    steps = without_dead(as_scans(steps, outputs, around.limits), outputs)
     tables = {
         b: makers[values[b]].literal
         for b in operands

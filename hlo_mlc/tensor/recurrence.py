@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import ml_dtypes
 
@@ -21,12 +22,10 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, loads
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.tensor.combine import combiner_variables, named_combiner
-from hlo_mlc.tensor.core import Stage
 
 # Ops that combine exactly, in any order, beside sums.  Products of floats may overflow on the way.
 _EXACT = ("max", "min", "and", "or", "xor")
 _LEAST_PART = 16  # steps of one part at least: a block of templates/scan_loops.py
-_FOR_EVER = 1 << 62
 _MOST_VALUES = 8  # that a factor may have: masks and choices of constants have two to four
 
 
@@ -48,7 +47,7 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
     rest = const(0, dtype) if rest is None else rest
     if factor is const(1, dtype):
         return named_combiner("add", dtype), (rest,), (old,)
-    if dtype.is_float and not lasts(factor):
+    if lasting((factor, rest)) == 0:
         return None
     return pairs(dtype), (factor, rest), (const(1, dtype), old)
 
@@ -129,21 +128,17 @@ def few_values(e: Expr) -> frozenset[Const] | None:
     return found if few else None
 
 
-def lasts(factor: Expr) -> int:
-    """Over how many steps products of a factor neither vanish nor overflow; 0 where that is not
-    known, or fewer than make a part."""
+def lasting(terms: Sequence[Expr]) -> int | None:
+    """Over how many steps of a scan products of its factors neither vanish nor overflow, 0 where
+    that is not known or next to nothing; None of any number."""
+    factor = terms[0]
+    if len(terms) == 1 or not factor.dtype.is_float:
+        return None
     values = few_values(factor)
     if values is None or any(not abs(v.value) <= 1 for v in values):
         return 0
     least = min((abs(v.value) for v in values if v.value), default=1.0)
     if least == 1:
-        return _FOR_EVER
+        return None
     steps = int(ml_dtypes.finfo(factor.dtype.numpy).minexp / math.log2(least))
     return steps if steps >= _LEAST_PART else 0
-
-
-def longest_part(stage: Stage) -> int:
-    """Steps that a scan may be cut into parts of at most."""
-    factor = stage.terms[0]
-    is_linear = stage.scan.trips and len(stage.terms) == 2 and factor.dtype.is_float
-    return lasts(factor) if is_linear else _FOR_EVER

@@ -7,7 +7,7 @@ import pytest
 from hlo_mlc.expr.build import apply, const, convert, load, select
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I32
-from hlo_mlc.tensor.recurrence import few_values, lasts, linear, pairs, step_of
+from hlo_mlc.tensor.recurrence import few_values, lasting, linear, pairs, step_of
 
 
 def _scalar(name, dtype=F32):
@@ -75,12 +75,15 @@ def test_few_values():
 )
 def test_products_of_factors_neither_vanish_nor_overflow(value, dtype, steps):
     """`value` to the power of so many steps is a normal number."""
-    assert lasts(const(value, dtype)) == steps
+    assert lasting((const(value, dtype), const(0, dtype))) == steps
 
 
 def test_zero_and_one_last_for_ever():
-    assert lasts(select(_scalar("flag", BOOL), const(0, F32), const(1, F32))) > 1 << 40
-    assert lasts(A) == 0
+    mask = select(_scalar("flag", BOOL), const(0, F32), const(1, F32))
+    assert lasting((mask, B)) is None
+    assert lasting((N, M)) is None
+    assert lasting((B,)) is None
+    assert lasting((A, B)) == 0
 
 
 @pytest.mark.parametrize("op", ["max", "min", "and", "or", "xor"])

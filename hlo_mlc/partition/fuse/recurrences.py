@@ -18,12 +18,13 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads, loads_in
+from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.templates.scan import LONG
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, ScanAxis, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads
-from hlo_mlc.tensor.recurrence import step_of
+from hlo_mlc.tensor.recurrence import lasting, step_of
 from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
 # Simple operations of a term that are done twice, in lanes that are far apart, rather than once and
@@ -31,26 +32,28 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 _CHEAP = 2
 
 
-def as_scans(steps: Sequence[Step], needed: Iterable[Buffer]) -> list[Step]:
+def as_scans(
+    steps: Sequence[Step], needed: Iterable[Buffer], limits: FusionLimits = LIMITS
+) -> list[Step]:
     """The steps with scans instead of loops where all that these carry is recurrences; `needed`
     buffers are read after them."""
     live, found = set(needed), []
     for step in reversed(steps):
-        found[:0] = _rewritten(step, live)
+        found[:0] = _rewritten(step, live, limits)
         live |= step_reads(step)
     return found
 
 
-def _rewritten(step: Step, live: set[Buffer]) -> Sequence[Step]:
+def _rewritten(step: Step, live: set[Buffer], limits: FusionLimits) -> Sequence[Step]:
     if isinstance(step, Nest):
         return (step,)
     if isinstance(step, Branch):
-        return (with_parts(step, lambda inner: as_scans(inner, live)),)
-    scans = _Trips.of(step, live)
+        return (with_parts(step, lambda inner: as_scans(inner, live, limits)),)
+    scans = _Trips.of(step, live, limits)
     if scans is not None:
         return scans
     around = live | step_reads(step)  # what a trip reads, the one before has to leave
-    return (with_parts(step, lambda inner: as_scans(inner, around)),)
+    return (with_parts(step, lambda inner: as_scans(inner, around, limits)),)
 
 
 class _Refused(Exception):
@@ -88,14 +91,16 @@ class _Trips:
     begin: list[Step] = field(default_factory=list)
 
     @staticmethod
-    def of(loop: Loop, live: set[Buffer]) -> list[Step] | None:
+    def of(loop: Loop, live: set[Buffer], limits: FusionLimits) -> list[Step] | None:
         """The steps that do what a loop does; None where it is not known to be one of recurrences,
-        or has too few trips for a scan to have parts."""
+        or has too few trips for a scan to have parts, or scans there have them too long."""
         if loop.trip_count is None or loop.trip_count < LONG:
             return None
         try:
             states, others = _parted(_assigns(loop), loop.counter)
-            return _Trips(loop, live, states, others).steps() if states else None
+            if not states or not (limits.keeps_factors or all(map(_lasts, states.values()))):
+                return None
+            return _Trips(loop, live, states, others).steps()
         except _Refused:
             return None
 
@@ -230,6 +235,11 @@ class _Trips:
                 continue
             found[access] = after if position > state.position else before
         return _with(e, found)
+
+
+def _lasts(state: _State) -> bool:
+    """Whether products of its factors neither vanish nor overflow, however many these are."""
+    return lasting(state.terms) is None
 
 
 def _scanned(state: _State) -> Var:
