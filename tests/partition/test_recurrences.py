@@ -259,3 +259,23 @@ def test_the_cut_does_not_depend_on_the_machine(take_apart, arrays):
     target = named("x86-64-v4")
     one, other = (schedule_program(program, replace(target, cores=n))[0] for n in (1, 64))
     assert one.scratch == other.scratch
+
+
+def test_what_is_handed_on_to_the_next_trip(as_exact, arrays, loops_of):
+    """Values of the trip before, and values that several of one trip read."""
+    rewards, values, at = arrays("float32", (2000,), (2000,), (2000,))
+
+    def function(rewards, values, at):
+        def step(state, x):
+            advantage, following = state
+            reward, value, at = x
+            goes_on = 1 - (at > 1)
+            error = reward + 0.99 * following * goes_on - value
+            advantage = error + 0.94 * goes_on * advantage
+            return (advantage, value), advantage
+
+        start = jnp.zeros_like(values[0]), values[-1]
+        return lax.scan(step, start, (rewards, values, at), reverse=True)
+
+    assert loops_of(function, rewards, values, at) == (0, 1)
+    as_exact(function, rewards, values, at)

@@ -63,12 +63,12 @@ class _Refused(Exception):
 @dataclass(frozen=True, slots=True)
 class _State:
     """A buffer that every trip makes from what the trip before has left of it: at the same place,
-    or one place further on."""
+    or one place further on.  Without a combiner, it only hands on a value of its term."""
 
     assign: Assign
     position: int  # in the order of the body
     old: Load
-    combiner: Combiner
+    combiner: Combiner | None
     terms: tuple[Expr, ...]
     initial: tuple[Expr, ...]
 
@@ -97,8 +97,8 @@ class _Trips:
         if loop.trip_count is None or loop.trip_count < LONG:
             return None
         try:
-            states, others = _parted(_assigns(loop), loop.counter)
-            if not states or not (limits.keeps_factors or all(map(_lasts, states.values()))):
+            states, others = _parted(_inlined(_assigns(loop), loop.counter), loop.counter)
+            if not (limits.keeps_factors or all(map(_lasts, states.values()))):
                 return None
             return _Trips(loop, live, states, others).steps()
         except _Refused:
@@ -134,6 +134,8 @@ class _Trips:
         if not read or self.loop.counter not in _free(assign.indices):
             return None
         state = self.states[read[0].source]
+        if state.combiner is None:
+            return None
         same = all(r.indices == state.assign.indices for r in read) and position > state.position
         return state if same and {r.source for r in read} == {read[0].source} else None
 
@@ -143,7 +145,7 @@ class _Trips:
         """What the scan of a state stores; notes where others find its values."""
         buffer, trip = state.assign.buffer, self.loop.counter
         now = load(buffer, state.assign.indices)
-        value = {now: _scanned(state)}
+        value = {now: state.terms[0] if state.combiner is None else _accumulators(state)[-1]}
         stores = [replace(a, value=_with(a.value, value)) for a in beside]
         if state.moves:
             self.kept[buffer] = state.old, now
@@ -169,6 +171,8 @@ class _Trips:
         """The scan of a state, and what it begins with where it writes what that is read from."""
         if not stores:
             return []
+        if state.combiner is None:
+            return [self._apart(state.position, store) for store in stores]
         buffer, before = state.assign.buffer, []
         initial = state.initial
         if state.moves:
@@ -239,11 +243,7 @@ class _Trips:
 
 def _lasts(state: _State) -> bool:
     """Whether products of its factors neither vanish nor overflow, however many these are."""
-    return lasting(state.terms) is None
-
-
-def _scanned(state: _State) -> Var:
-    return _accumulators(state)[-1]
+    return state.combiner is None or lasting(state.terms) is None
 
 
 def _accumulators(state: _State) -> tuple[Var, ...]:
@@ -294,6 +294,22 @@ def _assigns(loop: Loop) -> list[Assign]:
     return found
 
 
+def _inlined(body: list[Assign], trip: Var) -> list[Assign]:
+    """The body with what a trip computes for itself, of what comes from outside, where it is read:
+    only there it shows what a factor may be."""
+    written = {a.buffer for a in body}
+    values: dict[Expr, Expr] = {}
+    found: list[Assign] = []
+    for assign in body:
+        before = _sources(*(a.value for a in found))
+        found.append(replace(assign, value=_with(assign.value, values)))
+        value = found[-1].value
+        outside = written.isdisjoint(_sources(value)) and assign.buffer not in before
+        if outside and trip not in _free(assign.indices):
+            values[load(assign.buffer, assign.indices)] = value
+    return found
+
+
 def _parted(body: list[Assign], trip: Var) -> tuple[dict[Buffer, _State], list[tuple[int, Assign]]]:
     """The recurrences of a body, and what else it stores, with its places there.
 
@@ -301,6 +317,7 @@ def _parted(body: list[Assign], trip: Var) -> tuple[dict[Buffer, _State], list[t
     or of the one before, and each trip stores at a place of its own, or all at one.
     """
     written = {a.buffer for a in body}
+    read = _sources(*(a.value for a in body))
     if len(written) < len(body):
         raise _Refused
     states: dict[Buffer, _State] = {}
@@ -312,12 +329,17 @@ def _parted(body: list[Assign], trip: Var) -> tuple[dict[Buffer, _State], list[t
             raise _Refused
         if assign.buffer in _sources(assign.value):
             states[assign.buffer] = _state(assign, position, trip)
+        elif assign.buffer in read and trip not in _free(assign.indices):
+            old = load(assign.buffer, assign.indices)
+            states[assign.buffer] = _State(assign, position, old, None, (assign.value,), ())
         else:
             others.append((position, assign))
     for position, assign in enumerate(body):
         for access in loads(assign.value):
             if access.source in written and not _is_known(access, position, states):
                 raise _Refused
+    if all(state.combiner is None for state in states.values()):
+        raise _Refused
     return states, others
 
 
