@@ -21,7 +21,6 @@ from hlo_mlc.templates.scan_loops import BLOCK, Layout, strips
 from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
-from hlo_mlc.tensor.recurrence import lasting
 
 # Vectors of lanes that keep two cores busy; with fewer, scans this long are cut into chunks.
 FEW_STRIPS = 4
@@ -95,6 +94,6 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
 
 
 def _fewest(stage: Stage) -> int:
-    """The fewest chunks over which factors of a recurrence last."""
-    steps, extent = lasting(stage.terms) if stage.scan.trips else None, stage.scan.axis.extent
-    return 1 if steps is None else min(-(-extent // (steps // BLOCK * BLOCK)), extent // BLOCK)
+    """The fewest chunks that are no longer than those of what was a loop may be."""
+    longest, extent = stage.scan.trips // BLOCK * BLOCK, stage.scan.axis.extent
+    return min(-(-extent // longest), extent // BLOCK) if longest else 1

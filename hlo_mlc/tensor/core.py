@@ -54,11 +54,12 @@ def buffer_of(access: Load | Assign) -> Buffer:
 @dataclass(frozen=True, slots=True)
 class ScanAxis:
     """Fold along an axis with all results on the way, from its low end or from its high one; what
-    were `trips` of a loop is folded term by term, and rounds as it did there."""
+    were trips of a loop is folded term by term, and rounds as it did there, but for parts of at
+    most so many `trips` that begin with a fold of those before."""
 
     axis: Var
     reverse: bool = False
-    trips: bool = False
+    trips: int = 0
 
 
 @dataclass(frozen=True, slots=True)

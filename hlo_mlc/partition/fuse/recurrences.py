@@ -173,31 +173,33 @@ class _Trips:
             return []
         if state.combiner is None:
             return [self._apart(state.position, store) for store in stores]
-        buffer, before = state.assign.buffer, []
+        trip, buffer, before = self.loop.counter, state.assign.buffer, []
         initial = state.initial
         if state.moves:
             first = Buffer(f"{buffer.name}_first", buffer.dtype, ())
-            old = substitute(state.old, {self.loop.counter: index.constant(0)})
+            old = substitute(state.old, {trip: index.constant(0)})
             before.append(_alone(Assign(first, (), old)))
             initial = tuple(_with(e, {state.old: load(first, ())}) for e in initial)
         stage = Stage(
             f"{buffer.name}_scan",
-            (self.loop.counter,),
+            (trip,),
             tuple(stores),
             (),
             state.combiner,
             tuple(self._read(e, state.position) for e in state.terms),
             initial,
             _accumulators(state),
-            scan=ScanAxis(self.loop.counter, trips=True),
+            scan=ScanAxis(trip, trips=lasting(state.terms) or trip.extent),
         )
         stage = self._in_order(stage)
-        *factors, added = stage.terms
-        if len(loads(added)) > 1 or cost(added) > _CHEAP:
-            term = Buffer(f"{buffer.name}_term", buffer.dtype, (self.loop.trip_count,))
-            before.append(Nest((_map(Assign(term, stage.axes, added), *stage.axes),), 1))
-            stage = replace(stage, terms=(*factors, load(term, stage.axes)))
-        return [*before, Nest((stage,), 1)]
+        terms = []
+        for number, e in enumerate(stage.terms):
+            if not _is_at_hand(e, trip):
+                term = Buffer(f"{buffer.name}_term{number}", e.dtype, (trip.extent,))
+                before.append(Nest((_map(Assign(term, stage.axes, e), *stage.axes),), 1))
+                e = load(term, stage.axes)
+            terms.append(e)
+        return [*before, Nest((replace(stage, terms=tuple(terms)),), 1)]
 
     def _in_order(self, stage: Stage) -> Stage:
         """The stage along its memory, which is against the order of the trips where most of it
@@ -239,6 +241,18 @@ class _Trips:
                 continue
             found[access] = after if position > state.position else before
         return _with(e, found)
+
+
+def _is_at_hand(term: Expr, trip: Var) -> bool:
+    """Whether a term takes next to nothing where lanes have trips that are far apart: they are
+    transposed in registers."""
+    read = loads(term)
+    return not read or (
+        len(read) == 1
+        and stride(read[0], trip) in (1, -1)
+        and read[0].source.dtype is term.dtype
+        and cost(term) <= _CHEAP
+    )
 
 
 def _lasts(state: _State) -> bool:
