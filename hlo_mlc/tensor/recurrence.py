@@ -5,7 +5,8 @@
 A scan of pairs has the lanes of a vector run through parts of the steps, each as the loop would,
 and needs the product of a part's factors for what lies before it.  So that it neither
 vanishes nor overflows, which would make NaNs of infinities and zeros of what is small, factors of
-floats have to be known not to exceed one, and parts are no longer than their least one allows.
+floats must not exceed one, and parts are no longer than the least of them allows. Of factors that
+nobody knows, it has to be asked whether they keep to that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hlo_mlc.tensor.combine import combiner_variables, named_combiner
 
 # Ops that combine exactly, in any order, beside sums.  Products of floats may overflow on the way.
 _EXACT = ("max", "min", "and", "or", "xor")
-_LEAST_PART = 16  # steps of one part at least: a block of templates/scan_loops.py
+LEAST_PART = 16  # steps of one part at least: a block of templates/scan_loops.py
 _MOST_VALUES = 8  # that a factor may have: masks and choices of constants have two to four
 
 
@@ -38,16 +39,17 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
         if len(rest) != 1 or old not in value.args:
             return None
         return named_combiner(value.op, dtype), (rest[0],), (old,)
-    if not (dtype.is_float or dtype.is_integer):
+    if not (dtype.is_integer or (dtype.is_float and dtype.bits > 8)):
         return None
     found = linear(value, old)
     if found is None:
         return None
     factor, rest = found
-    rest = const(0, dtype) if rest is None else rest
+    if rest is None:
+        rest = const(-0.0 if dtype.is_float else 0, dtype)  # which changes not even a zero
     if factor is const(1, dtype):
         return named_combiner("add", dtype), (rest,), (old,)
-    if lasting((factor, rest)) == 0:
+    if lasting((factor, rest)) == 0 and few_values(factor) is not None:
         return None
     return pairs(dtype), (factor, rest), (const(1, dtype), old)
 
@@ -141,4 +143,12 @@ def lasting(terms: Sequence[Expr]) -> int | None:
     if least == 1:
         return None
     steps = int(ml_dtypes.finfo(factor.dtype.numpy).minexp / math.log2(least))
-    return steps if steps >= _LEAST_PART else 0
+    return steps if steps >= LEAST_PART else 0
+
+
+def keeps_to(factor: Expr) -> Expr:
+    """Whether products of so many factors as a part has at least neither vanish nor overflow."""
+    zero, one, size = const(0, factor.dtype), const(1, factor.dtype), apply("abs", factor)
+    halvings = -ml_dtypes.finfo(factor.dtype.numpy).minexp // LEAST_PART
+    least = const(2.0**-halvings, factor.dtype)
+    return apply("eq", factor, zero) | (apply("ge", size, least) & apply("le", size, one))

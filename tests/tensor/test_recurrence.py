@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from hlo_mlc.expr.build import apply, const, convert, load, select
+from hlo_mlc.expr.build import FALSE, TRUE, apply, const, convert, load, select
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I32
-from hlo_mlc.tensor.recurrence import few_values, lasting, linear, pairs, step_of
+from hlo_mlc.tensor.recurrence import few_values, keeps_to, lasting, linear, pairs, step_of
 
 
 def _scalar(name, dtype=F32):
@@ -94,10 +95,26 @@ def test_what_combines_exactly(op):
     assert (terms, initial) == ((term,), (x,))
 
 
-def test_products_of_floats_are_no_scans():
-    """They may overflow on the way where the loop's do not; those of integers wrap."""
-    assert step_of(X * A, X) is None
-    assert step_of(N * M, N)[0] is not None
+def test_factors_that_are_known_to_be_out_of_range_are_refused():
+    assert step_of(X * const(1.5, F32) + B, X) is None
+    assert step_of(X * A, X)[1] == (A, const(-0.0, F32))
+    assert step_of(N * M, N)[1] == (M, const(0, I32))
+
+
+@pytest.mark.parametrize(
+    ("factor", "kept"),
+    [
+        (0, True),
+        (1, True),
+        (-1, True),
+        (2**-7, True),
+        (2**-8, False),
+        (1.5, False),
+        (np.nan, False),
+    ],
+)
+def test_what_is_asked_of_factors_that_nobody_knows(factor, kept):
+    assert keeps_to(const(factor, F32)) is (TRUE if kept else FALSE)
 
 
 def test_pairs_are_associative():

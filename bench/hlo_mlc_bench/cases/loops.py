@@ -221,6 +221,20 @@ def smoothed(inputs: Inputs, *, steps: int) -> Workload:
     return function, (inputs.normal(steps),)
 
 
+def gated(inputs: Inputs, *, steps: int) -> Workload:
+    """A memory that keeps as much of what it has as a gate says."""
+
+    def function(given: jax.Array, gates: jax.Array) -> jax.Array:
+        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+            x, gate = at
+            state = gate * state + (1 - gate) * x
+            return state, state
+
+        return jax.lax.scan(step, jnp.zeros_like(given[0]), (given, jax.nn.sigmoid(gates)))[1]
+
+    return function, (inputs.normal(steps), inputs.normal(steps))
+
+
 def spikes(inputs: Inputs, *, steps: int) -> Workload:
     """A neuron that leaks, adds up what comes, and is discharged when that is enough."""
 
@@ -314,5 +328,6 @@ CASES = (
         "advantages", advantages, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256
     ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
     _case("smoothed", smoothed, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256),
+    _case("gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
     _case("spikes", spikes, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
 )

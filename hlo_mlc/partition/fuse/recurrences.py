@@ -15,16 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute, transform
+from hlo_mlc.expr.build import all_of, load, substitute, transform
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.templates.scan import LONG
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import accesses
+from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, ScanAxis, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads
-from hlo_mlc.tensor.recurrence import lasting, step_of
+from hlo_mlc.tensor.recurrence import LEAST_PART, keeps_to, lasting, step_of
 from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
 # Simple operations of a term that are done twice, in lanes that are far apart, rather than once and
@@ -100,7 +102,8 @@ class _Trips:
             states, others = _parted(_inlined(_assigns(loop), loop.counter), loop.counter)
             if not (limits.keeps_factors or all(map(_lasts, states.values()))):
                 return None
-            return _Trips(loop, live, states, others).steps()
+            trips = _Trips(loop, live, states, others)
+            return trips.asked(trips.steps())
         except _Refused:
             return None
 
@@ -127,6 +130,28 @@ class _Trips:
             for buffer in ready:
                 scans += self._scan(waiting.pop(buffer), stores[buffer])
         return [*self.begin, *scans, *(self._apart(*one) for one in apart), *self._last()]
+
+    def asked(self, steps: list[Step]) -> list[Step]:
+        """The steps, or the loop where the data are not such that these are as exact."""
+        scans = [s for s in self.states.values() if s.combiner is not None]
+        unknown = [s.terms[0] for s in scans if lasting(s.terms) == 0]
+        if not unknown:
+            return steps
+        if not self.states.keys().isdisjoint(_sources(*unknown)):
+            raise _Refused
+        (buffer, *_), every = self.states, named_combiner("and", BOOL)
+        verdict, found = Buffer(f"{buffer.name}_asked", BOOL, ()), Var("asked", BOOL)
+        stage = Stage(
+            verdict.name,
+            (),
+            (Assign(verdict, (), found),),
+            (self.loop.counter,),
+            every,
+            (all_of(*map(keeps_to, unknown)),),
+            every.identity,
+            (found,),
+        )
+        return [Nest((stage,), 0), Branch(load(verdict, ()), tuple(steps), (self.loop,))]
 
     def _sole_state(self, position: int, assign: Assign) -> _State | None:
         """The state of the same trip, if it is all of what the loop carries that is stored."""
@@ -189,7 +214,7 @@ class _Trips:
             tuple(self._read(e, state.position) for e in state.terms),
             initial,
             _accumulators(state),
-            scan=ScanAxis(trip, trips=lasting(state.terms) or trip.extent),
+            scan=ScanAxis(trip, trips=self._in_a_part(state)),
         )
         stage = self._in_order(stage)
         terms = []
@@ -200,6 +225,11 @@ class _Trips:
                 e = load(term, stage.axes)
             terms.append(e)
         return [*before, Nest((replace(stage, terms=tuple(terms)),), 1)]
+
+    def _in_a_part(self, state: _State) -> int:
+        """How many trips a part of a scan may have."""
+        steps = lasting(state.terms)
+        return self.loop.trip_count if steps is None else steps or LEAST_PART
 
     def _in_order(self, stage: Stage) -> Stage:
         """The stage along its memory, which is against the order of the trips where most of it
@@ -247,11 +277,8 @@ def _is_at_hand(term: Expr, trip: Var) -> bool:
     """Whether a term takes next to nothing where lanes have trips that are far apart: they are
     transposed in registers."""
     read = loads(term)
-    return not read or (
-        len(read) == 1
-        and stride(read[0], trip) in (1, -1)
-        and read[0].source.dtype is term.dtype
-        and cost(term) <= _CHEAP
+    return cost(term) <= _CHEAP and all(
+        len(read) == 1 and stride(r, trip) in (1, -1) and r.source.dtype is term.dtype for r in read
     )
 
 
