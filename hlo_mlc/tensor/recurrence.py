@@ -22,10 +22,9 @@ from hlo_mlc.expr.build import FALSE, TRUE, apply, const, rebuild
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, loads
 from hlo_mlc.expr.dtypes import BOOL, DType
+from hlo_mlc.expr.ops import OPS, Accuracy, identity
 from hlo_mlc.tensor.combine import combiner_variables, named_combiner
 
-# Ops that combine exactly, in any order, beside sums.  Products of floats may overflow on the way.
-_EXACT = ("max", "min", "and", "or", "xor")
 LEAST_PART = 16  # steps of one part at least: a block of templates/scan_loops.py
 _MOST_VALUES = 8  # that a factor may have: masks and choices of constants have two to four
 
@@ -34,7 +33,7 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
     """The combiner and the terms of a scan whose last value is `value` where the one before is
     `old`, and its initial values; None where it is not known to be as exact as the loop."""
     dtype = value.dtype
-    if isinstance(value, Apply) and value.op in _EXACT:
+    if isinstance(value, Apply) and _is_exact(value):
         rest = [e for e in value.args if old not in loads(e)]
         if len(rest) != 1 or old not in value.args:
             return None
@@ -52,6 +51,13 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
     if lasting((factor, rest)) == 0 and few_values(factor) is not None:
         return None
     return pairs(dtype), (factor, rest), (const(1, dtype), old)
+
+
+def _is_exact(value: Apply) -> bool:
+    """Whether it combines two values of its type, in any order, without rounding."""
+    op = OPS[value.op]
+    exact = op.accuracy is Accuracy.EXACT and op.commutative
+    return exact and identity(value.op, value.dtype) is not None
 
 
 def pairs(dtype: DType) -> Combiner:
