@@ -48,7 +48,8 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
         rest = const(-0.0 if dtype.is_float else 0, dtype)  # which changes not even a zero
     if factor is const(1, dtype):
         return named_combiner("add", dtype), (rest,), (old,)
-    if lasting((factor, rest)) == 0 and few_values(factor) is not None:
+    known = few_values(factor) is not None
+    if lasting((factor, rest)) == 0 and (known or not _halvings(dtype)):
         return None
     return pairs(dtype), (factor, rest), (const(1, dtype), old)
 
@@ -155,6 +156,10 @@ def lasting(terms: Sequence[Expr]) -> int | None:
 def keeps_to(factor: Expr) -> Expr:
     """Whether products of so many factors as a part has at least neither vanish nor overflow."""
     zero, one, size = const(0, factor.dtype), const(1, factor.dtype), apply("abs", factor)
-    halvings = -ml_dtypes.finfo(factor.dtype.numpy).minexp // LEAST_PART
-    least = const(2.0**-halvings, factor.dtype)
+    least = const(2.0 ** -_halvings(factor.dtype), factor.dtype)
     return apply("eq", factor, zero) | (apply("ge", size, least) & apply("le", size, one))
+
+
+def _halvings(dtype: DType) -> int:
+    """How often each of so many factors as a part has at least may halve a number."""
+    return -ml_dtypes.finfo(dtype.numpy).minexp // LEAST_PART

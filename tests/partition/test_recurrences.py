@@ -239,6 +239,38 @@ def test_factors_that_another_state_makes_stay_in_a_loop(check, arrays, loops_of
     check(function, x, ulps=64)
 
 
+def test_what_is_left_of_a_sum_is_a_fold(as_exact, arrays, take_apart):
+    x, y = arrays("float32", (3000,), (3000,))
+
+    def function(x, y):
+        def step(t, state):
+            return state[0] + x[t] * y[t], jnp.maximum(state[1], x[t])
+
+        return lax.fori_loop(0, 3000, step, (x[0], x[0]))
+
+    (program,) = take_apart(function, x, y).programs
+    every = [stage for step in program.steps for stage in stages(step)]
+    assert sum(bool(stage.reduce_axes) for stage in every) == 2
+    assert all(buffer.size == 1 for buffer in program.temporaries)
+    as_exact(function, x, y)
+
+
+def test_nothing_is_kept_of_each_trip_where_nothing_is_there(run, take_apart):
+    """A loop over next to nothing needs no more memory, however long it is."""
+
+    def summed(x):
+        return lax.fori_loop(0, 100_000, lambda t, s: s + 1 / (x + t.astype(jnp.float32)) ** 2, x)
+
+    def random(x):
+        return lax.fori_loop(0, 100_000, lambda _, s: s * 1_664_525 + 1_013_904_223, x)
+
+    for function, x in ((summed, jnp.float32(1)), (random, jnp.uint32(1))):
+        (program,) = take_apart(function, x).programs
+        assert all(buffer.size == 1 for buffer in program.temporaries)
+        (ours,) = run(function, x)
+        np.testing.assert_allclose(ours, np.asarray(jax.jit(function)(x)), rtol=1e-3)
+
+
 @pytest.mark.parametrize("length", [0, 1, 7, 1023])
 def test_short_loops_stay(length, check, arrays, loops_of):
     (x,) = arrays("float32", (length,))

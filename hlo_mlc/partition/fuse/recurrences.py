@@ -6,7 +6,8 @@
 
 A loop takes what a multiply-add takes to be done for each of its trips; scans have 16 parts of them
 side by side in the lanes of a vector, and threads.  All else that a trip does is done for all trips
-at once.  States may be read by others, of the same trip or of the one before.
+at once.  States may be read by others, of the same trip or of the one before.  A sum or an extreme
+of which nobody reads more than what is left of it is a fold.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, load, substitute, transform
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads, loads_in
-from hlo_mlc.expr.dtypes import BOOL
+from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.templates.scan import LONG
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, ScanAxis, Stage, Step
-from hlo_mlc.tensor.liveness import step_reads
+from hlo_mlc.tensor.liveness import step_reads, step_writes
 from hlo_mlc.tensor.recurrence import LEAST_PART, keeps_to, lasting, step_of
 from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
@@ -180,14 +181,14 @@ class _Trips:
         read = [place for place, e in readers if buffer in _sources(e)]
         plain = next((a for a in beside if a.value is now), None)
         if any(place < state.position for place in read):
-            kept = Buffer(f"{buffer.name}_kept", buffer.dtype, (trip.extent + 1,))
+            kept = self._of_trips(f"{buffer.name}_kept", buffer.dtype, 1)
             self.begin.append(_alone(Assign(kept, (index.constant(0),), now)))
             self.kept[buffer] = load(kept, (trip,)), load(kept, (trip + 1,))
             return [Assign(kept, (trip + 1,), value[now]), *stores]
         if plain is not None:
             self.kept[buffer] = None, load(plain.buffer, plain.indices)
-        elif read or buffer in self.live:
-            kept = Buffer(f"{buffer.name}_kept", buffer.dtype, (trip.extent,))
+        elif read or (buffer in self.live and (stores or not _is_fold(state))):
+            kept = self._of_trips(f"{buffer.name}_kept", buffer.dtype)
             self.kept[buffer] = None, load(kept, (trip,))
             stores.append(Assign(kept, (trip,), value[now]))
         return stores
@@ -195,7 +196,7 @@ class _Trips:
     def _scan(self, state: _State, stores: list[Assign]) -> list[Step]:
         """The scan of a state, and what it begins with where it writes what that is read from."""
         if not stores:
-            return []
+            return self._fold(state) if state.assign.buffer in self.live else []
         if state.combiner is None:
             return [self._apart(state.position, store) for store in stores]
         trip, buffer, before = self.loop.counter, state.assign.buffer, []
@@ -220,11 +221,38 @@ class _Trips:
         terms = []
         for number, e in enumerate(stage.terms):
             if not _is_at_hand(e, trip):
-                term = Buffer(f"{buffer.name}_term{number}", e.dtype, (trip.extent,))
+                term = self._of_trips(f"{buffer.name}_term{number}", e.dtype)
                 before.append(Nest((_map(Assign(term, stage.axes, e), *stage.axes),), 1))
                 e = load(term, stage.axes)
             terms.append(e)
         return [*before, Nest((replace(stage, terms=tuple(terms)),), 1)]
+
+    def _fold(self, state: _State) -> list[Step]:
+        """The last value of a state of which nothing else is read."""
+        buffer = state.assign.buffer
+        first = Buffer(f"{buffer.name}_first", buffer.dtype, ())
+        (found,) = _accumulators(state)
+        stage = Stage(
+            f"{buffer.name}_fold",
+            (),
+            (replace(state.assign, value=found),),
+            (self.loop.counter,),
+            state.combiner,
+            tuple(self._read(e, state.position) for e in state.terms),
+            (load(first, ()),),
+            (found,),
+        )
+        return [_alone(Assign(first, (), state.old)), Nest((stage,), 0)]
+
+    def _of_trips(self, name: str, dtype: DType, more: int = 0) -> Buffer:
+        """A buffer for a value of every trip.
+
+        Raises: _Refused where the loop itself has nothing so large.
+        """
+        trips = self.loop.trip_count
+        if all(b.size < trips for b in (*step_reads(self.loop), *step_writes(self.loop))):
+            raise _Refused
+        return Buffer(name, dtype, (trips + more,))
 
     def _in_a_part(self, state: _State) -> int:
         """How many trips a part of a scan may have."""
@@ -253,7 +281,7 @@ class _Trips:
         return [
             _alone(replace(state.assign, value=self._in_last(self.kept[buffer][1])))
             for buffer, state in self.states.items()
-            if not state.moves and buffer in self.live
+            if not state.moves and buffer in self.live and buffer in self.kept
         ]
 
     def _in_last(self, e: Expr) -> Expr:
@@ -280,6 +308,11 @@ def _is_at_hand(term: Expr, trip: Var) -> bool:
     return cost(term) <= _CHEAP and all(
         len(read) == 1 and stride(r, trip) in (1, -1) and r.source.dtype is term.dtype for r in read
     )
+
+
+def _is_fold(state: _State) -> bool:
+    """Whether its combiner takes values in any order."""
+    return state.combiner is not None and len(state.terms) == 1
 
 
 def _lasts(state: _State) -> bool:
