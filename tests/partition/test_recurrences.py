@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Branch, Loop
+from making.verified import unproven
 
 LENGTHS = (1024, 1500, 20_001)
 
@@ -269,6 +271,23 @@ def test_nothing_is_kept_of_each_trip_where_nothing_is_there(run, take_apart):
         assert all(buffer.size == 1 for buffer in program.temporaries)
         (ours,) = run(function, x)
         np.testing.assert_allclose(ours, np.asarray(jax.jit(function)(x)), rtol=1e-3)
+
+
+@pytest.mark.parametrize("chunks", [1, 4, 16, 64])
+@pytest.mark.parametrize("factor", [2.0**-7, 0.9, -0.999])
+def test_no_part_is_longer_than_factors_last(chunks, factor, take_apart):
+    """Whatever is tried: an infinity in the first trips is there in the last ones."""
+    x = np.zeros(3001, np.float32)
+    x[5] = np.inf
+    function = scanned(lambda s, x: both(x + factor * s))
+    (program,) = take_apart(function, x).programs
+    (scan,) = (
+        n for n, step in enumerate(program.steps) if any(s.scan is not None for s in stages(step))
+    )
+    loops, _ = schedule_program(program, named("x86-64-v4"), {scan: ("scan", {"chunks": chunks})})
+    assert unproven(loops) == ()
+    for ours, theirs in zip(interpret(loops, [x]), jax.jit(function)(x), strict=True):
+        np.testing.assert_array_equal(ours, np.asarray(theirs))
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 1023])
