@@ -95,5 +95,5 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
 
 def _fewest(stage: Stage) -> int:
     """The fewest chunks that are no longer than those of what was a loop may be."""
-    longest, extent = stage.scan.trips // BLOCK * BLOCK, stage.scan.axis.extent
+    longest, extent = stage.trips // BLOCK * BLOCK, stage.scan.axis.extent
     return min(-(-extent // longest), extent // BLOCK) if longest else 1

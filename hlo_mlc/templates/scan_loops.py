@@ -174,7 +174,7 @@ class _Strip:
     @property
     def _is_inexact(self) -> bool:
         """Whether blocks are folded by themselves first."""
-        return not self.stage.scan.trips and _is_inexact(self.stage.combiner)
+        return not self.stage.trips and _is_inexact(self.stage.combiner)
 
     @property
     def _axis(self) -> str:

@@ -15,7 +15,7 @@ from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
-from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.core import Assign, ScanAxis, Stage
 
 
 def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffer, ...]]:
@@ -113,7 +113,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
             axes=own,
             initial=initial,
             terms=tuple(map(moved, stage.terms)),
-            scan=replace(stage.scan, axis=scanned),
+            scan=ScanAxis(scanned, reverse),
             assigns=tuple(
                 Assign(a.buffer, tuple(map(moved, a.indices)), moved(a.value))
                 for a in stage.assigns
@@ -144,7 +144,8 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         tuple(load(b, place(chunk)) for b in parts),
         stage.initial,
         stage.accumulators,
-        scan=replace(stage.scan, axis=chunk),
+        scan=ScanAxis(chunk, reverse),
+        trips=stage.trips,
     )
     scans = [
         through,

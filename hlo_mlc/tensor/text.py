@@ -60,8 +60,9 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
     if stage.combiner is not None:
         over = "over " + ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         if stage.scan is not None:
-            over = f"in parts of {stage.scan.trips} trips " if stage.scan.trips else ""
-            over += f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
+            over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
+        if stage.trips:
+            over = f"in parts of {stage.trips} trips {over}"
         for accumulator, term, initial in zip(
             stage.accumulators, stage.terms, stage.initial, strict=True
         ):

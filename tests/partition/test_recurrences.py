@@ -97,7 +97,7 @@ def loops_of(take_apart):
     def loops_of(function, *args):
         programs = take_apart(function, *args).programs
         every = [stage for program in programs for step in program.steps for stage in stages(step)]
-        found = [s for s in every if s.scan is not None and s.scan.trips]
+        found = [s for s in every if s.scan is not None and s.trips]
         loops = [step for program in programs for step in program.steps if isinstance(step, Loop)]
         return len(loops), len(found)
 

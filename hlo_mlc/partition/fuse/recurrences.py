@@ -215,7 +215,8 @@ class _Trips:
             tuple(self._read(e, state.position) for e in state.terms),
             initial,
             _accumulators(state),
-            scan=ScanAxis(trip, trips=self._in_a_part(state)),
+            scan=ScanAxis(trip),
+            trips=self._in_a_part(state),
         )
         stage = self._in_order(stage)
         terms = []
@@ -241,6 +242,7 @@ class _Trips:
             tuple(self._read(e, state.position) for e in state.terms),
             (load(first, ()),),
             (found,),
+            trips=self.loop.trip_count,
         )
         return [_alone(Assign(first, (), state.old)), Nest((stage,), 0)]
 
@@ -267,7 +269,7 @@ class _Trips:
         if sum((s > 0) - (s < 0) for s in strides) >= 0:
             return stage
         turned = map_expressions(stage, lambda e: substitute(e, {trip: trip.extent - 1 - trip}))
-        return replace(turned, scan=stage.scan and replace(stage.scan, reverse=True))
+        return replace(turned, scan=stage.scan and ScanAxis(trip, reverse=True))
 
     def _apart(self, position: int, assign: Assign) -> Step:
         """What a trip stores, of every trip or, where it is at the same place, of the last one."""
