@@ -222,15 +222,17 @@ def smoothed(inputs: Inputs, *, steps: int) -> Workload:
 
 
 def gated(inputs: Inputs, *, steps: int) -> Workload:
-    """A memory that keeps as much of what it has as a gate says."""
+    """A memory that keeps as much of what it has as a gate says, and the most that it had."""
 
-    def function(given: jax.Array, gates: jax.Array) -> jax.Array:
-        def step(state: jax.Array, at: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+    def function(given: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(state: tuple[jax.Array, jax.Array], at: tuple[jax.Array, ...]) -> tuple:
             x, gate = at
-            state = gate * state + (1 - gate) * x
-            return state, state
+            kept = gate * state[0] + (1 - gate) * x
+            return (kept, jnp.maximum(state[1], kept)), kept
 
-        return jax.lax.scan(step, jnp.zeros_like(given[0]), (given, jax.nn.sigmoid(gates)))[1]
+        zero = jnp.zeros_like(given[0])
+        (_, most), kept = jax.lax.scan(step, (zero, zero), (given, jax.nn.sigmoid(gates)))
+        return most, kept
 
     return function, (inputs.normal(steps), inputs.normal(steps))
 
