@@ -520,7 +520,8 @@ def _reported(issues: Results) -> list[str]:
 _ELSEWHERE = (
     "What was reported of single versions is seen there: element_by_element takes jax.jit 236 ms "
     "with JAX 0.11.1, 10,000 times as long as hlo_mlc, and 0.083 with 0.12.0.1. Its steps wait for "
-    "each other: hlo_mlc takes 1 ns for each, the latency of a multiplication and an addition."
+    "each other, 1 ns each, the latency of a multiplication and an addition; hlo_mlc has parts of "
+    "them side by side, each beginning with what those before it come to."
 )
 
 

@@ -13,6 +13,7 @@ from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.fuse.donation import in_place
 from hlo_mlc.partition.fuse.groups import Group, finished
 from hlo_mlc.partition.fuse.limits import FusionLimits
+from hlo_mlc.partition.fuse.recurrences import as_scans
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.layouts import lay_out
 from hlo_mlc.partition.lower.packing import pack
@@ -158,9 +159,8 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
             if laid.orders.get(r) == laid.orders.get(o)
         ],
     )
-    steps = without_dead(
-        merge_copies(steps, outputs, (b for pair in aliases for b in pair)), outputs
-    )
+    steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
+    steps = without_dead(as_scans(steps, outputs, around.limits), outputs)
     tables = {
         b: makers[values[b]].literal
         for b in operands

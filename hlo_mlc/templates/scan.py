@@ -67,6 +67,8 @@ class ScanTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
         chunks, vectors = parameters["chunks"], parameters["vectors"]
+        if chunks > 1:
+            chunks = max(chunks, _fewest(stage))
         if chunks <= 1 or stage.scan.axis.extent < chunks * BLOCK:
             return Scheduled(strips(stage, target, vectors), ())
         cut = scan_in_chunks(stage, chunks, BLOCK)
@@ -88,4 +90,10 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
         if count * others >= FEW_STRIPS or count * others * steps * layout.width < SERIAL_WORK:
             return 1
         chunks = BLOCK
-    return max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK)
+    return max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK, _fewest(stage))
+
+
+def _fewest(stage: Stage) -> int:
+    """The fewest chunks that are no longer than those of what was a loop may be."""
+    longest, extent = stage.trips // BLOCK * BLOCK, stage.scan.axis.extent
+    return min(-(-extent // longest), extent // BLOCK) if longest else 1

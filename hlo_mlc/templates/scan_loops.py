@@ -127,7 +127,7 @@ class _Strip:
         """Levels of carries around the blocks, then what is left of the axis."""
         blocks, rest = divmod(self.stage.scan.axis.extent, self.layout.block)
         neutral = self.stage.combiner.identity
-        inexact = _is_inexact(self.stage.combiner)
+        inexact = self._is_inexact
         chained = inexact and blocks > CHAIN
         levels = self._levels(inexact, chained)
         carry, first = levels[-1], levels[0]
@@ -170,6 +170,11 @@ class _Strip:
         given = inexact and any(loads(e) for e in self.stage.initial)
         names = ("given",) * given + ("total",) * chained + ("carry",)
         return tuple(map(self._buffers, names))
+
+    @property
+    def _is_inexact(self) -> bool:
+        """Whether blocks are folded by themselves first."""
+        return not self.stage.trips and _is_inexact(self.stage.combiner)
 
     @property
     def _axis(self) -> str:
@@ -238,7 +243,7 @@ class _Strip:
         """Some steps of one vector of lanes."""
         stage, width = self.stage, self.layout.width
         carry = levels[-1]
-        inexact = _is_inexact(stage.combiner)
+        inexact = self._is_inexact
         prefix = self._registers("prefix") if inexact else ()
         base = self._registers("base") if inexact else ()
         result = self._registers("result") if inexact and stage.assigns else ()

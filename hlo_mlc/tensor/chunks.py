@@ -145,6 +145,7 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         stage.initial,
         stage.accumulators,
         scan=ScanAxis(chunk, reverse),
+        trips=stage.trips,
     )
     scans = [
         through,

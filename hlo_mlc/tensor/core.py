@@ -90,6 +90,9 @@ class Stage:
     With a `procedure`, that is what is done at every point, on arrays that each point has of its
     own; then `along` is stored at every point of the reduce axes.  Its combiner folds nothing.
 
+    What were trips of a loop is folded, or scanned in parts of at most so many `trips`: each goes
+    term by term, and rounds as the loop did.
+
     `overwrites` are operands whose memory its outputs take over: each point reads of them what it
     is about to replace, so that no point may be computed twice.
     """
@@ -107,6 +110,7 @@ class Stage:
     sort: Sort | None = None
     procedure: Procedure | None = None
     overwrites: tuple[Buffer, ...] = ()
+    trips: int = 0
     _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -30,16 +30,17 @@ def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
     for i in assign.indices:
         terms, offset = index.affine(i)
         reach = 1
-        for v, factor in sorted(terms.items(), key=lambda term: term[1]):
+        for v, factor in sorted(terms.items(), key=lambda term: abs(term[1])):
             if (
                 not isinstance(v, Var)
                 or v in used
                 or v not in axes
-                or (factor != reach and v.extent > 1)
+                or (abs(factor) != reach and v.extent > 1)
             ):
                 return None
             used.add(v)
             reach *= v.extent
+            offset += min(0, factor) * (v.extent - 1)
         box.append((offset, offset + reach - 1))
     return tuple(box)
 

@@ -61,6 +61,8 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
         over = "over " + ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         if stage.scan is not None:
             over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
+        if stage.trips:
+            over = f"in parts of {stage.trips} trips {over}"
         for accumulator, term, initial in zip(
             stage.accumulators, stage.terms, stage.initial, strict=True
         ):

@@ -11,6 +11,7 @@ import pytest
 
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import clusters_of
+from hlo_mlc.partition.fuse import recurrences
 from hlo_mlc.partition.lower import storing
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
@@ -28,6 +29,7 @@ from hlo_mlc_bench.cases import BY_NAME
         (reduction, "_finishes_late", "squashed_lengths", "x86-64-v4"),
         (window, "_are_rows", "packed_flags", "x86-64-v4"),
         (program, "_falls_asleep", "deposits", "x86-64-v4"),
+        (recurrences, "_is_fold", "gated", "x86-64-v4"),
         (columns, "_has_long_rows_in_l2", "vector_matrix", "x86-64-v3"),
     ],
 )

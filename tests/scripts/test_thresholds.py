@@ -32,6 +32,7 @@ SHOWING = (
     "slogdet_4x4",
     "small_carry",
     "small_volume",
+    "smoothed",
     "solve_16x16",
     "solve_8x8",
     "spreads",

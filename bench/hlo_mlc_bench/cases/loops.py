@@ -186,6 +186,71 @@ def deposits(inputs: Inputs, *, cells: int, particles: int, steps: int) -> Workl
     )
 
 
+def advantages(inputs: Inputs, *, steps: int) -> Workload:
+    """Generalized advantage estimates of a policy, back from the end of each episode."""
+
+    def function(rewards: jax.Array, values: jax.Array, done: jax.Array) -> jax.Array:
+        def step(state: tuple[jax.Array, ...], at: tuple[jax.Array, ...]) -> tuple:
+            advantage, following = state
+            reward, value, done = at
+            goes_on = 1 - done
+            error = reward + 0.99 * following * goes_on - value
+            advantage = error + 0.99 * 0.95 * goes_on * advantage
+            return (advantage, value), advantage
+
+        start = jnp.zeros_like(values[0]), values[-1]
+        return jax.lax.scan(step, start, (rewards, values, done), reverse=True)[1]
+
+    return function, (
+        inputs.normal(steps),
+        inputs.normal(steps),
+        inputs.uniform(steps, low=0.0, high=1.0) < 0.01,
+    )
+
+
+def smoothed(inputs: Inputs, *, steps: int) -> Workload:
+    """A signal by its moving average and variance, both of which forget."""
+
+    def function(signal: jax.Array) -> jax.Array:
+        def step(state: tuple[jax.Array, jax.Array], x: jax.Array) -> tuple:
+            mean, square = 0.98 * state[0] + 0.02 * x, 0.98 * state[1] + 0.02 * (x * x)
+            return (mean, square), (x - mean) / jnp.sqrt(square - mean * mean + 1e-3)
+
+        return jax.lax.scan(step, (signal[0], signal[0] * signal[0]), signal)[1]
+
+    return function, (inputs.normal(steps),)
+
+
+def gated(inputs: Inputs, *, steps: int) -> Workload:
+    """A memory that keeps as much of what it has as a gate says, and the most that it had."""
+
+    def function(given: jax.Array, gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(state: tuple[jax.Array, jax.Array], at: tuple[jax.Array, ...]) -> tuple:
+            x, gate = at
+            kept = gate * state[0] + (1 - gate) * x
+            return (kept, jnp.maximum(state[1], kept)), kept
+
+        zero = jnp.zeros_like(given[0])
+        (_, most), kept = jax.lax.scan(step, (zero, zero), (given, jax.nn.sigmoid(gates)))
+        return most, kept
+
+    return function, (inputs.normal(steps), inputs.normal(steps))
+
+
+def spikes(inputs: Inputs, *, steps: int) -> Workload:
+    """A neuron that leaks, adds up what comes, and is discharged when that is enough."""
+
+    def function(current: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(charge: jax.Array, now: jax.Array) -> tuple[jax.Array, jax.Array]:
+            charge = 0.9 * charge + now
+            fires = charge > 1
+            return jnp.where(fires, 0, charge), fires
+
+        return jax.lax.scan(step, jnp.zeros_like(current[0]), current)
+
+    return function, (inputs.normal(steps),)
+
+
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
@@ -261,4 +326,10 @@ CASES = (
         tiny={"size": 7, "steps": 3},
         tolerance=64,
     ),
+    _case(
+        "advantages", advantages, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256, figure=2.0
+    ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
+    _case("smoothed", smoothed, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256, figure=2.5),
+    _case("gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64, figure=2.0),
+    _case("spikes", spikes, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
 )

@@ -179,6 +179,12 @@ def _nest(nest: Nest, target: CudaTarget) -> _Part:
     rate = target.memory_bytes_per_us
     products = sum(Work.of(stage).products for stage in nest.stages)
     common = KERNEL_US + max(moved / rate, products / (PRODUCTS * target.multiprocessors))
+    if any(stage.trips for stage in nest.stages):
+        return _Part(
+            "a recurrence",
+            KERNEL_US + common + _serial_us(nest, target),
+            sum(points(stage) * ROUND_US for stage in nest.stages),
+        )
     if any(stage.scan is not None for stage in nest.stages):
         # In chunks, ours are two kernels.
         return _Part(

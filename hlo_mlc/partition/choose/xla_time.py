@@ -154,6 +154,9 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
             + thread_figure("matrix_operation_ns", rates) * operations
         )
         return XlaTime("small matrices", max(matrices * each / 1e3, memory))
+    if stage.trips:
+        us = points(stage) * thread_figure("recurrence_ns", rates) / 1e3
+        return XlaTime("recurrence", us + _terms_us(stage, ours, target, around))
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = thread_figure("scan_narrow_ns", rates) if narrow else thread_figure("scan_ns", rates)
