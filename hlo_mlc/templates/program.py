@@ -33,6 +33,7 @@ from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.templates.registry import TEMPLATES
 from hlo_mlc.templates.short import MOST_POINTS
+from hlo_mlc.templates.update import is_by_elements
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
@@ -312,7 +313,7 @@ def is_short(loop: Loop, target: CpuTarget) -> bool:
 def _vector_operations(nest: Nest, target: CpuTarget) -> int:
     total = 0
     for stage in nest.stages:
-        one_by_one = stage.scan is not None or stage.sort is not None
+        one_by_one = stage.scan is not None or stage.sort is not None or is_by_elements(stage)
         lanes = 1 if one_by_one else lanes_of((stage,), target)
         each = (
             1

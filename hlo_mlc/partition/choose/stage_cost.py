@@ -24,7 +24,7 @@ from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.stepwise import blocks
-from hlo_mlc.templates.update import is_in_rows, shared_axis
+from hlo_mlc.templates.update import chunks, is_in_rows, shared_axis
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram
@@ -199,8 +199,9 @@ def _part(
     one_by_one = template == "plain"
     cores = 1 if one_by_one or alone else target.cores
     if template == "update":
-        merged = coalesce(stage)
-        one_by_one, cores = not is_in_rows(merged), cores if shared_axis(merged) else 1
+        merged, tasks = coalesce(stage), chunks(Nest((stage,), len(stage.axes)))
+        one_by_one = not is_in_rows(merged)
+        cores = cores if shared_axis(merged) else min(cores, tasks)
     if one_by_one:
         threads = max(1, min(cores, steps // SERIAL_WORK))
         ours = rows = OurTime(
