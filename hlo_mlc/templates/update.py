@@ -23,10 +23,11 @@ The cut depends on the shape only, never on the threads.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Load, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -176,16 +177,16 @@ def is_by_elements(stage: Stage) -> bool:
 
 def may_come_in_any_order(stage: Stage) -> bool:
     """Whether all that is done to elements is to add to them, or the like."""
-    return all(map(_adds, stage.assigns))
+    return all(_adds(assign, {*stage.outputs}) for assign in stage.assigns)
 
 
-def _adds(assign: Assign) -> bool:
+def _adds(assign: Assign, written: Set[Buffer]) -> bool:
     update = update_of(assign.value, Load(assign.buffer, assign.indices))
     return (
         update is not None
         and bool(assign.buffer.shape)
         and (update[0].name in _IN_ANY_ORDER or not assign.buffer.dtype.is_float)
-        and all(read.source is not assign.buffer for read in loads(update[1]))
+        and written.isdisjoint(read.source for read in loads(update[1]))
     )
 
 
