@@ -47,6 +47,8 @@ REPEATS = 3  # nests that differ in their buffers only and become calls of one p
 # out that waking them pays for: 500 trips of a loop, 200,000 of 350,000 shared, took 15.8 ms, and
 # 2.4 on one thread.
 ASLEEP, WORTH_WAKING = 20_000, 1_000_000
+# What an operation of updates that come one by one counts there: eight of vectors.
+ONE_BY_ONE = 8
 # Vector operations of a trip, about six a nanosecond, from which on several threads pay off: what
 # they hand to each other in every trip comes from another core's cache, 15 ns a line on some
 # machines.  Products of 128 x 64 x 64 and a tanh took 6.6 us on one thread, and 7 to 20 on two;
@@ -294,11 +296,12 @@ def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
         return False
     shared = wakes = alone = 0
     for step, statements in (*parts, *parts):  # a trip comes after another one
+        amount = work(step) * (ONE_BY_ONE if any(map(is_by_elements, step.stages)) else 1)
         if any(isinstance(s, For) and s.kind is LoopKind.PARALLEL for s in walk(statements)):
             wakes += alone >= ASLEEP
-            shared, alone = shared + work(step), 0
+            shared, alone = shared + amount, 0
         else:
-            alone += work(step)
+            alone += amount
     return wakes > 0 and shared < WORTH_WAKING * wakes
 
 

@@ -438,3 +438,23 @@ def test_any_number_of_copies_and_of_updates_at_a_time(
     tuned = {names.index("update"): ("update", {"unroll": unroll, "chunks": chunks})}
     (actual,) = parts.run([*args], machine_code.executing(tuned=tuned, threads=2))
     np.testing.assert_array_equal(actual, jax.jit(added)(*args))
+
+
+def test_copies_in_every_trip_of_a_loop(check, arrays, take_apart):
+    """Whose other parts are shared out, too."""
+    x, y = arrays("int32", (9,), (MANY,))
+
+    def function(x, y, places):
+        def step(_, state):
+            x, y = state
+            return x.at[places].add(y), y * 5 + 1
+
+        return lax.fori_loop(0, 3, step, (x, y))
+
+    places = np.resize(PLACES, MANY)
+    check(function, x, y, places, ulps=0)
+    *_, program = take_apart(function, x, y, places).programs
+    assert re.search(
+        r"for n0 in 0..3:\n(.*\n)* *for .* parallel:\n.*\n.*unroll:\n *\w+_part\[i",
+        program_text(schedule_program(program, TARGET)[0]),
+    )
