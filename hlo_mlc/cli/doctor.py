@@ -143,7 +143,8 @@ def _rates(options: Options, refresh: bool) -> Facts:
         "calls",
         (
             f"{rates.call_us:.2f} us for a kernel in a program, {rates.dispatch_us:.1f} us "
-            f"for a program, {rates.fork_us:.1f} us for waking threads"
+            f"for a program, {rates.fork_us:.1f} us for waking threads, {rates.sleeping_us:.1f} us "
+            f"until the one runs that XLA hands a program to"
         ),
     )
     yield (

@@ -109,7 +109,10 @@ def _calls(target: CpuTarget, rates: Rates) -> Iterator[Found]:
     tiny = _compare(lambda x: x + 1, _values(8))
     yield {"dispatch_us": tiny.xla.best_us}
     little = _compare(lambda x: x * 2 + 1, _values(64, 64))
-    yield {"start_us": max(little.xla.best_us - little.ours.best_us, _LEAST_US)}
+    yield {
+        "start_us": max(little.xla.best_us - little.ours.best_us, _LEAST_US),
+        "sleeping_us": little.xla.waking_us,
+    }
 
 
 def _arithmetic(target: CpuTarget, rates: Rates) -> Iterator[Found]:

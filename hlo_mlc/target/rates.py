@@ -38,10 +38,12 @@ class Rates:
     # What a thread does for one element after the other, by us or by XLA, takes so many times as
     # long as where that was measured (xla_figures.json, expr/ops.py).
     one_by_one: float = 1.0
-    # JAX calling any program; XLA handing a larger one to another thread; waking the other threads
-    # for the first parallel loop, which both sides do in their own way.
+    # JAX calling any program; XLA handing a larger one to another thread, and how long that mostly
+    # sleeps on; waking the other threads for the first parallel loop, which both sides do in their
+    # own way.
     dispatch_us: float = 5.0
     start_us: float = 5.0
+    sleeping_us: float = 5.0
     fork_us: float = 5.0
     xla_fork_us: float = 15.0
     # XLA's time / ours for arithmetic on vectors, exponentials, passes over memory, sums of rows,

@@ -33,6 +33,7 @@ from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.templates.registry import TEMPLATES
 from hlo_mlc.templates.short import MOST_POINTS
+from hlo_mlc.templates.update import is_by_elements
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
@@ -47,6 +48,8 @@ REPEATS = 3  # nests that differ in their buffers only and become calls of one p
 # out that waking them pays for: 500 trips of a loop, 200,000 of 350,000 shared, took 15.8 ms, and
 # 2.4 on one thread.
 ASLEEP, WORTH_WAKING = 20_000, 1_000_000
+# What an operation of updates that come one by one counts there: eight of vectors.
+ONE_BY_ONE = 8
 # Vector operations of a trip, about six a nanosecond, from which on several threads pay off: what
 # they hand to each other in every trip comes from another core's cache, 15 ns a line on some
 # machines.  Products of 128 x 64 x 64 and a tanh took 6.6 us on one thread, and 7 to 20 on two;
@@ -296,11 +299,12 @@ def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
         return False
     shared = wakes = alone = 0
     for step, statements in (*parts, *parts):  # a trip comes after another one
+        amount = work(step) * (ONE_BY_ONE if any(map(is_by_elements, step.stages)) else 1)
         if any(isinstance(s, For) and s.kind is LoopKind.PARALLEL for s in walk(statements)):
             wakes += alone >= ASLEEP
-            shared, alone = shared + work(step), 0
+            shared, alone = shared + amount, 0
         else:
-            alone += work(step)
+            alone += amount
     return wakes > 0 and shared < WORTH_WAKING * wakes
 
 
@@ -315,7 +319,7 @@ def is_short(loop: Loop, target: CpuTarget) -> bool:
 def _vector_operations(nest: Nest, target: CpuTarget) -> int:
     total = 0
     for stage in nest.stages:
-        one_by_one = stage.scan is not None or stage.sort is not None
+        one_by_one = stage.scan is not None or stage.sort is not None or is_by_elements(stage)
         lanes = 1 if one_by_one else lanes_of((stage,), target)
         each = (
             1

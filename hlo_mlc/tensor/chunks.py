@@ -1,9 +1,10 @@
-"""Folds and scans cut into chunks along their axis, so that tasks can share one.
+"""Folds, scans and updates cut into chunks along an axis, so that tasks can share one.
 
     y[i] = fold over k of t[k, i]   ->   part[c, i] = fold over the k of chunk c;
                                          y[i] = fold over c of part[c, i]
 
-A scan has the totals of its chunks scanned, and each chunk begins with what lies before it.
+A scan has the totals of its chunks scanned, and each chunk begins with what lies before it.  Of
+updates each chunk begins with neutral elements, and what comes out updates the target.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
+from hlo_mlc.tensor.combine import update_of
 from hlo_mlc.tensor.core import Assign, ScanAxis, Stage
 
 
@@ -162,3 +165,41 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         tuple(scans),
         (*parts, *offsets),
     )
+
+
+def updates_in_chunks(
+    stage: Stage, axis: Var, size: int
+) -> tuple[tuple[Stage, ...], Stage, tuple[Stage, ...], tuple[Buffer, ...]]:
+    """The stages of updates in any order, of which each run of `size` along an axis has a copy of
+    the target: neutral elements; the updates; all copies, one after the other, as updates.
+
+        y[p[k]] = y[p[k]] + t[k]   ->   part[c, i] = 0
+                                        part[k // size, p[k]] = part[k // size, p[k]] + t[k]
+                                        y[i] = y[i] + part[0, i] + part[1, i] + …
+    """
+    chunks = -(-axis.extent // size)
+    chunk = Var(f"{axis.name}_c", INDEX, chunks)
+    number = index.floordiv(axis, size)
+    fills, updates, merges, copies = [], [], [], []
+    for a in stage.assigns:
+        combiner, term = update_of(a.value, Load(a.buffer, a.indices))
+        copy = Buffer(
+            f"{stage.name}_{a.buffer.name}_part", a.buffer.dtype, (chunks, *a.buffer.shape)
+        )
+        place = tuple(Var(f"{copy.name}{k}", INDEX, n) for k, n in enumerate(a.buffer.shape))
+        own = (number, *a.indices)
+        total = load(a.buffer, place)
+        for c in range(chunks):
+            total = _combined(combiner, total, load(copy, (index.constant(c), *place)))
+        fill = Assign(copy, (chunk, *place), combiner.identity[0])
+        fills.append(Stage(f"{copy.name}_begin", (chunk, *place), (fill,)))
+        updates.append(Assign(copy, own, _combined(combiner, load(copy, own), term), a.guard))
+        merges.append(Stage(f"{copy.name}_end", place, (Assign(a.buffer, place, total),)))
+        copies.append(copy)
+    inside = replace(stage, assigns=tuple(updates), overwrites=())
+    return tuple(fills), inside, tuple(merges), tuple(copies)
+
+
+def _combined(combiner: Combiner, x: Expr, y: Expr) -> Expr:
+    """Two values as one."""
+    return substitute(combiner.results[0], {combiner.lhs[0]: x, combiner.rhs[0]: y})

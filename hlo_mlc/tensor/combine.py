@@ -36,6 +36,8 @@ def update_of(value: Expr, element: Load) -> tuple[Combiner, Expr] | None:
         return None
     if value.op == "fma" and value.args[2] is element:
         return named_combiner("add", value.dtype), apply("mul", *value.args[:2])
+    if value.op == "sub" and value.args[0] is element:
+        return named_combiner("add", value.dtype), apply("neg", value.args[1])
     if element not in value.args or identity(value.op, value.dtype) is None:
         return None
     one, other = value.args

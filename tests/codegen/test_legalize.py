@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -326,3 +327,39 @@ def test_functions_take_the_operations_that_the_table_says(op: ScalarOp, dtype: 
     )
     if op.name != "rsqrt":
         assert operation_count(found, dtype) == pytest.approx(op.operations[dtype is F64], rel=0.15)
+
+
+@pytest.mark.parametrize("dtype", [t for t in INTEGERS if not t.is_packed], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 5, 100])
+def test_one_of_the_first_is_one_comparison(dtype, count):
+    """Wherever the two conditions stand among others."""
+    number, other = Var("number", dtype), Var("other", dtypes.BOOL)
+    place = apply("convert", number, dtype=INDEX)
+    low, high = (
+        Apply(op, (place, const(n, INDEX)), dtypes.BOOL) for op, n in (("ge", 0), ("lt", count))
+    )
+    info = np.iinfo(dtype.numpy)
+    near = [n for n in (*range(-3, 7), 99, 100, 101) if info.min <= n <= info.max]
+    values = np.array([*near, info.min, info.max], dtype.numpy)
+    for conditions in ((low, high), (high, low), (low, other, high), (other, high, low)):
+        asked = functools.reduce(lambda x, y: Apply("and", (x, y), dtypes.BOOL), conditions)
+        legal = legalize(asked)
+        comparisons = [e for e in walk(legal) if isinstance(e, Apply) and e.op in ("lt", "ge")]
+        assert len(comparisons) == (1 if dtype.is_signed else 2)
+        for known in (True, False):
+            given = {number: values, other: np.full(values.shape, known)}
+            np.testing.assert_array_equal(evaluate(legal, given), evaluate(asked, given))
+
+
+@pytest.mark.parametrize(("low", "op", "high"), [(1, "lt", 5), (0, "le", 5), (0, "lt", 1 << 31)])
+def test_other_ranges_are_two_comparisons(low, op, high):
+    place = apply("convert", Var("number", I32), dtype=INDEX)
+    asked = Apply(
+        "and",
+        (
+            Apply("ge", (place, const(low, INDEX)), dtypes.BOOL),
+            Apply(op, (place, const(high, INDEX)), dtypes.BOOL),
+        ),
+        dtypes.BOOL,
+    )
+    assert legalize(asked) is asked

@@ -228,7 +228,8 @@ def test_rows_that_lie_in_pieces_are_stored_before_they_are_added_up(check, arra
 
 
 def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
-    """Places of single elements, and windows whose rows overlap each other in a row's direction."""
+    """Places of single elements, and windows whose rows overlap each other in a row's direction:
+    some are written out."""
     x, y = arrays("float32", (9, 20), (10,))
 
     def function(x, y, places):
@@ -239,8 +240,13 @@ def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
         d
         for program in take_apart(function, x, y, PLACES).programs
         for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
     ]
-    assert "update" not in [d.template.name for d in decisions]
+    for decision in decisions:
+        (schedule,) = decision.schedules
+        kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+        assert kinds == [LoopKind.SERIAL, LoopKind.UNROLL, LoopKind.SERIAL]
+    assert len(decisions) == 2
 
 
 def loop_kinds(programs):
@@ -332,3 +338,123 @@ def test_windows_that_begin_elsewhere_are_not_shared_out(check, arrays, take_apa
     assert LoopKind.PARALLEL not in [
         s.kind for s in walk(schedule.program.body) if isinstance(s, For)
     ]
+
+
+def updates_of(programs):
+    """The one update among programs: its parameters, and its loops."""
+    (decision,) = [
+        d
+        for program in programs
+        for d in schedule_program(program, TARGET)[1]
+        if d.template.name == "update"
+    ]
+    return decision.parameters, [s.program for s in decision.schedules]
+
+
+def added(x, y, places):
+    return x.at[places].add(y)
+
+
+MANY = 70_001
+
+
+@pytest.mark.parametrize("method", ["add", "subtract", "max", "min"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("row", [(), (130,), (2, 3)])
+def test_many_updates_of_few_elements_are_of_copies(check, arrays, take_apart, method, dtype, row):
+    """Whose order does not matter: tasks have some, and the target takes them up at the end."""
+    x, y = arrays(dtype, (9, *row), (MANY, *row))
+    x, y = np.round(x), np.round(y)  # sums of whole numbers are exact in any order
+    places = np.resize(PLACES, MANY)
+
+    def function(x, y, places):
+        return getattr(x.at[places], method)(y)
+
+    check(function, x, y, places, ulps=0)
+    parameters, (_, inside, end) = updates_of(take_apart(function, x, y, places).programs)
+    assert parameters["chunks"] > 1
+    assert LoopKind.PARALLEL in [s.kind for s in walk(inside.body) if isinstance(s, For)]
+    assert [b.shape[0] for b in inside.results] == [parameters["chunks"]]
+    assert [b.shape for b in end.results] == [(9, *row)]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("method", ["add", "max", "min"])
+def test_copies_hand_on_what_is_no_number(check, arrays, value, method):
+    x, y = arrays("float32", (9,), (MANY,))
+    x, y = np.round(x), np.round(y)
+    x[2], x[7], y[[5, 40_000]] = -0.0, value, value  # of which nothing updates the first
+
+    def function(x, y, places):
+        return jnp.copysign(1.0, x.at[places].add(y))[2], getattr(x.at[places], method)(y)
+
+    check(function, x, y, np.resize(PLACES, MANY), ulps=0)
+
+
+def test_updates_of_two_indices_are_of_copies(check, arrays, take_apart):
+    x, y = arrays("float32", (9, 6), (MANY,))
+    places = np.resize(PLACES, MANY)
+
+    def function(x, y, places):
+        return x.at[places, places[::-1] + 1].add(y)
+
+    check(function, np.round(x), np.round(y), places, ulps=0)
+    assert updates_of(take_apart(function, x, y, places).programs)[0]["chunks"] > 1
+
+
+@pytest.mark.parametrize(
+    ("function", "elements", "updates"),
+    [
+        (lambda x, y, places: x.at[places].set(y), 9, MANY),  # the last one counts
+        (lambda x, y, places: x.at[places].multiply(y), 9, MANY),  # overflows in another order
+        (added, 9, 7000),
+        (added, MANY, MANY),  # as many copied elements as updates
+    ],
+    ids=["set", "product", "few", "large"],
+)
+def test_updates_of_which_there_are_no_copies(
+    check, arrays, take_apart, function, elements, updates
+):
+    x, y = arrays("float32", (elements,), (updates,))
+    y, places = np.sign(y), np.resize(PLACES, updates)
+    check(function, np.round(x), y, places, ulps=0)
+    parameters, (loops,) = updates_of(take_apart(function, x, y, places).programs)
+    assert parameters["chunks"] == 1
+    assert LoopKind.PARALLEL not in [s.kind for s in walk(loops.body) if isinstance(s, For)]
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("unroll", [1, 2, 4])
+@pytest.mark.parametrize("updates", [17, 1000])
+def test_any_number_of_copies_and_of_updates_at_a_time(
+    machine_code, arrays, take_apart, chunks, unroll, updates
+):
+    """Chunks may be short, or have nothing in them."""
+    x, y = arrays("float32", (9,), (updates,))
+    args = np.round(x), np.round(y), np.resize(PLACES, updates)
+    parts = take_apart(added, *args)
+    (program,) = parts.programs
+    names = [decision.template.name for decision in schedule_program(program, TARGET)[1]]
+    tuned = {names.index("update"): ("update", {"unroll": unroll, "chunks": chunks})}
+    (actual,) = parts.run([*args], machine_code.executing(tuned=tuned, threads=2))
+    np.testing.assert_array_equal(actual, jax.jit(added)(*args))
+
+
+def test_copies_in_every_trip_of_a_loop(check, arrays, take_apart):
+    """Whose other parts are shared out, too."""
+    x, y = arrays("int32", (9,), (MANY,))
+
+    def function(x, y, places):
+        def step(_, state):
+            x, y = state
+            return x.at[places].add(y), y * 5 + 1
+
+        return lax.fori_loop(0, 3, step, (x, y))
+
+    places = np.resize(PLACES, MANY)
+    check(function, x, y, places, ulps=0)
+    *_, program = take_apart(function, x, y, places).programs
+    assert re.search(
+        r"for n0 in 0..3:\n(.*\n)* *for .* parallel:\n.*\n.*unroll:\n *\w+_part\[i",
+        program_text(schedule_program(program, TARGET)[0]),
+    )

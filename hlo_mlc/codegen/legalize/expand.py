@@ -144,6 +144,8 @@ def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: Abilities) -> 
     if narrow.concerns(args, dtype):
         return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, target))
     operand = args[0].dtype
+    if operand is BOOL:
+        return integer.both(*args) if op == "and" else None
     if operand.is_float:
         if op in _FLOAT_BY_PICK and target.has_pick and operand is F32:
             return _FLOAT_BY_PICK[op](*args)

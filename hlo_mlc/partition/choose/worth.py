@@ -12,7 +12,7 @@ from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.predictions import lost_us
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_came import came_us
-from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations, starting_us
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import MARGIN
 from hlo_mlc.partition.plan import Plan
@@ -130,4 +130,4 @@ def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[C
             more += lost_us(cluster, verdict)
         else:
             return ()
-    return tuple(clusters) if spare > 0 and more < target.rates.start_us else ()
+    return tuple(clusters) if spare > 0 and more < starting_us(target.rates) else ()

@@ -37,6 +37,13 @@ def xla_waking_us(forks: bool, nodes: Iterable[Node], rates: Rates) -> float:
     return (rates.start_us if starts else 0.0) + waking
 
 
+def starting_us(rates: Rates) -> float:
+    """What a call mostly pays for the thread that XLA hands a program to: called again and again,
+    that is awake, and the best calls of edge_sums showed 5 us of the 35 that half of them took.
+    """
+    return rates.start_us + rates.sleeping_us
+
+
 def counted_operations(nodes: Iterable[Node]) -> int:
     """How many operations XLA finds in them."""
     return sum(_counted(node) for node in nodes)

@@ -176,7 +176,7 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
                 * thread_figure("scatter_place_ns", rates)
                 / 1e3
             )
-            return XlaTime("scatter", work * figure("scatter") + joined)
+            return XlaTime("scatter", ours.scalar_us * figure("scatter") + joined)
         return XlaTime("scatter", max(work, memory) * figure("scatter_rows"))
     if ours.is_serial:
         return XlaTime("serial", ours.alone_us * figure("serial"))

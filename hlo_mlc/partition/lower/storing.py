@@ -52,10 +52,13 @@ FOUND_AGAIN, FOUND_BY_PRODUCT = 1.5, 8
 # 0.1 to 0.6 of the time where up to 16 rows met them (scaled_weights, encoder_captured).  The rates
 # of passes over memory say 3 in place of 8 for 512 KiB on AVX2: 1.3 times the time.
 TILE_ROWS, TILE_COLUMNS, TILE_COST = 8, 32, 8
-# Rows that are scattered are stored first where fewer neighbours than that lie side by side in what
-# they are transposed of: 2,000 rows of 64 x 8 took 0.74 of the time so (scattered_columns); and so
-# many have to lie side by side in rows that are looked up (depthwise_signals).
+# So many elements have to lie side by side in rows that are looked up (depthwise_signals), and that
+# rows are of which scatters add short pieces.
 PIECE = 16
+# Rows that are scattered are stored first where fewer bytes than that lie side by side in what they
+# are transposed of: 2,000 rows of 128 x 4 f32 took 0.75 to 0.95 of the time so, of 64 x 8 f32 and
+# of 64 x 4 f64 1.06 to 1.7, more rows up to 10 (scattered_columns).
+PIECE_BYTES = 32
 # Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
 # that a few dozen rotations in a row would be written out for thousands of places (mass_matrix).
 PARTS_LIMIT = 32
@@ -283,7 +286,10 @@ def _is_scattered_in_pieces(node: Node, uses: Mapping[Value, tuple[Node, ...]]) 
     result, order = node.results[0], node.attributes["permutation"]
     shape = result.type.shape
     in_place = next((n for n, d in enumerate(reversed(order)) if d != len(order) - 1 - n), None)
-    if in_place is None or math.prod(shape[len(shape) - in_place :]) >= PIECE:
+    if in_place is None:
+        return False
+    piece = math.prod(shape[len(shape) - in_place :]) * result.type.dtype.bytes
+    if piece >= PIECE_BYTES:
         return False
     return any(
         user.op == "stablehlo.scatter"
