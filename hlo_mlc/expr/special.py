@@ -49,7 +49,7 @@ def lgamma(x: Array) -> Array:
 
 
 def digamma(x: Array) -> Array:
-    """The derivative of lgamma: -infinity at 0, NaN at the negative integers.
+    """The derivative of lgamma: NaN at 0 and the negative integers.
 
     By the asymptotic series after a recurrence to 16 and beyond, and by reflection.
     """
@@ -66,8 +66,7 @@ def digamma(x: Array) -> Array:
     turn = np.pi * (a - np.rint(a))
     value = np.where(wide > 0, positive, positive + 1 / a + np.pi / np.tan(turn))
     pole = (wide <= 0) & (wide == np.floor(wide))
-    at_pole = np.where(wide == 0, -np.inf, np.nan)
-    return np.where(pole, at_pole, value).astype(x.dtype)
+    return np.where(pole, np.nan, value).astype(x.dtype)
 
 
 def bessel_i1e(x: Array) -> Array:

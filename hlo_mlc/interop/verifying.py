@@ -230,7 +230,7 @@ def accuracy(results: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> Accu
             finite = np.isfinite(wide) & np.isfinite(rounded)
             same = (wide == rounded) | (np.isnan(wide) & np.isnan(rounded))
             specials += int(np.sum(~finite & ~same))
-            distances = np.abs(wide - other)[finite] / ulp(other[finite], one.dtype)
+            distances = np.abs(wide[finite] - other[finite]) / ulp(other[finite], one.dtype)
             ulps.append(float(np.max(distances, initial=0.0)))
             errors.append(largest_error(np.where(finite, one, zero), np.where(finite, other, 0.0)))
     return Accuracy(max(ulps, default=None), max(errors, default=None), specials, differing)

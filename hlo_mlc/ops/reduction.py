@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
+from math import prod
 
 import numpy as np
 
 from hlo_mlc.expr.build import FALSE, TRUE, apply
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.expr.index import constant
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
-from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read, Scan
+from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Pointwise, Read, Scan
 from hlo_mlc.ops.regions import combiner_of
 from hlo_mlc.tensor.access import at_axes, conjunction, masked, undilated
 from hlo_mlc.tensor.combine import (
@@ -148,19 +152,36 @@ def _fold_reference(
     )
 
 
-def _reduce(node: Node, reads: Sequence[Read]) -> Fold:
+def _reduce(node: Node, reads: Sequence[Read]) -> Fold | Pointwise:
+    """A single element is its own fold, as XLA has it: the specification says of initial values
+    that any number of them is folded, none as well."""
     axes = sorted(node.attributes["dimensions"])
     shape = node.operands[0].type.shape
+    extents = tuple(shape[d] for d in axes)
+    if prod(extents) == 1:
+        first = tuple(constant(0) for _ in axes)
+
+        def single(read: Read, dtype: DType, indices: Indices) -> Expr:
+            return apply("convert", read(at_axes(axes, first, indices)), dtype=dtype)
+
+        return Pointwise(
+            tuple(
+                partial(single, read, value.type.dtype)
+                for read, value in zip(_halves(reads)[0], node.results, strict=True)
+            )
+        )
     return _fold(
-        node,
-        reads,
-        tuple(shape[d] for d in axes),
-        lambda indices, reduced: (at_axes(axes, reduced, indices), TRUE),
+        node, reads, extents, lambda indices, reduced: (at_axes(axes, reduced, indices), TRUE)
     )
 
 
 def _reduce_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     axes = sorted(node.attributes["dimensions"])
+    if prod(node.operands[0].type.shape[d] for d in axes) == 1:
+        return tuple(
+            np.reshape(tensor, v.type.shape).astype(v.type.dtype.numpy)
+            for tensor, v in zip(_halves(operands)[0], node.results, strict=True)
+        )
 
     def rows(tensor: np.ndarray) -> np.ndarray:
         moved = np.moveaxis(tensor, axes, range(len(axes)))

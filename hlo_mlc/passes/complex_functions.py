@@ -82,7 +82,7 @@ def _direction(part: Real) -> Real:
 def exponential(z: Complex) -> Complex:
     a, b = z
     size = a.exp()
-    on_axis, vanishes = b.equals(0.0), size.equals(0.0)
+    on_axis, vanishes = b.equals(0.0), a.equals(-math.inf)
     turn = vanishes.choose(_finite(b), b)  # nothing, whatever the angle is
     re, im = _times_exp(turn.cos(), a), _times_exp(turn.sin(), a)
     return on_axis.choose(size, re), on_axis.choose(b, im)
@@ -185,7 +185,7 @@ def sqrt(z: Complex) -> Complex:
 
 
 def rsqrt(z: Complex) -> Complex:
-    """The conjugate of the root, divided by |z|."""
+    """The conjugate of the root, divided by |z|; of zero infinite, with no direction."""
     re, im = sqrt(z)
     scale = _scale(z)
     size, end = length((z[0] * scale, z[1] * scale)), _is_infinite(z)
@@ -193,7 +193,7 @@ def rsqrt(z: Complex) -> Complex:
     def part(of_root: Real) -> Real:
         return end.choose(of_root.like(0.0).with_sign_of(of_root), of_root * scale / size)
 
-    return part(re), part(-im)
+    return size.equals(0.0).choose(re.like(math.inf), part(re)), part(-im)
 
 
 def _scale(z: Complex) -> Real:
@@ -244,7 +244,7 @@ def tanh(z: Complex) -> Complex:
     far = b.sin() * b.cos() * 4.0 * (-2.0 * abs(a)).exp()
     end = abs(a).equals(math.inf)
     far = end.choose(b.like(0.0).with_sign_of(b.is_finite().choose(far, b)), far)
-    re = flat.choose(re.like(1.0).with_sign_of(a), re)
+    re = (flat & (end | b.is_finite())).choose(re.like(1.0).with_sign_of(a), re)
     on_axis = b.equals(0.0)
     re = on_axis.choose(a.apply("tanh"), a.equals(0.0).choose(a, re))
     return re, on_axis.choose(b, flat.choose(far, im))

@@ -249,7 +249,7 @@ def _multiply(node: Node, s: Splitter) -> Parts:
 def _square(node: Node, s: Splitter) -> Parts:
     a, b = _reals(s, node.operands[0])
     product = a * b
-    return _values((a * a - b * b, product + product))
+    return _values(((a - b) * (a + b), product + product))
 
 
 def _divide(node: Node, s: Splitter) -> Parts:

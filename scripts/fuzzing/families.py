@@ -113,7 +113,7 @@ FAMILIES: Mapping[str, Family] = {
     "sorted_in_loop": Family(together.sorted_in_loop, 2, results=2),
     "keys_in_loop": Family(together.keys_in_loop, 1),
     "placed": Family(transformed.placed, 4),
-    "function": Family(functions.function, 4),
+    "function": Family(functions.function, 8),
     "gathered": Family(general.gathered, 4),
     "put": Family(general.put, 4),
     "general_product": Family(general.general_product, 4),
@@ -123,7 +123,8 @@ FAMILIES: Mapping[str, Family] = {
     "deep": Family(control.deep, 4),
     "lax_function": Family(seldom.lax_function, 8),
     "lax_image": Family(seldom.lax_image, 2),
-    "lax_matrix": Family(seldom.lax_matrix, 1),
+    "lax_matrix": Family(seldom.lax_matrix, 2),
+    "foreign_function": Family(seldom.foreign_function, 3),
 }
 CONTROL = frozenset(
     (

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from fuzzing.data import table
+from fuzzing.foreign import foreign
 from fuzzing.modes import build_text
 from fuzzing.ways import ahead_of_time, in_place_of_jit, through_file, through_module
 
@@ -112,6 +113,7 @@ NAMESPACE = {
     "lax": lax,
     "np": np,
     "table": table,
+    "foreign": foreign,
     "through_module": through_module,
     "ahead_of_time": ahead_of_time,
     "through_file": through_file,

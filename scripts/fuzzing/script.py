@@ -7,7 +7,7 @@ from types import ModuleType
 
 import jax
 
-from fuzzing import data, refusing, ways
+from fuzzing import data, foreign, refusing, ways
 from fuzzing.families import text_of
 from fuzzing.ledger import Setting
 from fuzzing.modes import WAYS
@@ -35,6 +35,7 @@ def script(program: Program, outcome: Outcome | None, setting: Setting) -> str:
                 x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target
             ),
             _code(_PRINTED[program.mode]) + "\n\n" if program.mode in _PRINTED else "",
+            _code(foreign) + "\n\n" if "foreign(" in text else "",
             text,
             _TAIL.format(
                 kind=program.data,

@@ -96,6 +96,21 @@ OF_MATRICES = (
     "jax.scipy.linalg.expm({m} / {n})",
     "jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor({m}[{first}]), {m}[{first}][0])",
     "lax.linalg.lu_pivots_to_permutation(lax.linalg.lu({m})[1], {n})",
+    "(lambda h, scales: lax.linalg.ormqr(h.mT, scales, {m}))(*jnp.linalg.qr({m}, mode='raw'))",
+)
+# Of others than JAX: functions of one and of two floats, and small matrices.
+OF_OTHERS = (
+    "foreign('chlo.is_inf', {x})",
+    "foreign('chlo.is_pos_inf', {x} / {y})",
+    "foreign('chlo.is_neg_inf', {x} / {y})",
+    "foreign('chlo.tan', {x})",
+    "foreign('stablehlo.logistic', {x})",
+    "foreign('stablehlo.map', {x}, {y})",
+    "foreign('stablehlo.get_dimension_size', {x}) * {y}",
+)
+OF_OTHERS_MATRICES = (
+    "jnp.tril(foreign('stablehlo.cholesky', {m}))",
+    "foreign('stablehlo.triangular_solve', {m}, jnp.cos({m}))",
 )
 
 
@@ -134,7 +149,13 @@ def lax_matrix(draw: Draws) -> str:
     rows = x.shape[-1]
     one = f"{2 * rows} * jnp.eye({rows}, dtype={x.dtype!r})"
     positive = f"jnp.einsum('...ji,...jk->...ik', t, t) + {one}"
-    text = draw.among(OF_MATRICES).format(
+    text = draw.among(OF_MATRICES + OF_OTHERS_MATRICES).format(
         m="m", n=rows, first=", ".join("0" * (x.rank - 2)) or "..."
     )
     return f"(lambda t: (lambda m: {text})({positive}))(jnp.tanh({x}))"
+
+
+def foreign_function(draw: Draws) -> str:
+    """An op that JAX has no function for."""
+    x = draw.value("f", rank=1)
+    return draw.among(OF_OTHERS).format(x=x, y=draw.same(x))

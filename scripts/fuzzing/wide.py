@@ -114,11 +114,14 @@ LIBRARY = frozenset(
         "eigh",
         "geqrf",
         "householder_product",
+        "ormqr",
         "svd",
         "symmetric_product",
         "cholesky_update",
         "tridiagonal_solve",
         "fft",
+        "stablehlo.cholesky",
+        "stablehlo.triangular_solve",
     )
 )
 """Their error is that of operands which differ a little."""
@@ -160,7 +163,7 @@ BASIC = frozenset(
 EXACT_OF_COMPLEX = frozenset(
     ("add", "sub", "mul", "add_any", "square", "convert_element_type", *SUMS, *MULTIPLIED)
 )
-SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
+SATURATING = frozenset(("tanh", "erf", "erfc", "logistic", "stablehlo.logistic"))
 """In f64 too, their results for finite operands may be their limits, which are not exact."""
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
 """Noise in units in the last place: of what rounds once; of functions, which the project promises

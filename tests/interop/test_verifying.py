@@ -53,6 +53,14 @@ def test_types_for_arguments() -> None:
     assert "on made-up operands" in str(found)
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinities_and_nan_are_compared_without_a_warning() -> None:
+    x = X.copy()
+    x[3, 5], x[4, 4], x[5, 5] = np.nan, np.inf, -np.inf
+    found = mlc_jit(lambda x: (x * 2, jnp.exp(x).sum(1)), choose="ours").verify(x)
+    assert found.is_right and found.kernels
+
+
 def test_loops_that_end_when_data_says_so() -> None:
     def halving(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda v: jnp.any(jnp.abs(v) > 1), lambda v: v / 2, x)

@@ -200,3 +200,24 @@ def test_convolutions(check, size, channels, filter_size):
         k,
         kernels=None,
     )
+
+
+@pytest.mark.parametrize("initial", [0.0, 2.0])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((3,), ()), ((), ()), ((1, 3), (0,)), ((3, 1, 1), (1,)), ((1, 1), (0, 1))]
+)
+def test_a_single_element_is_its_own_fold(check, shape, axes, initial):
+    """Whatever the fold begins with, as in XLA; also a zero with a sign."""
+    x = np.where(values(*shape) > 0.5, np.float32(-0.0), values(*shape))
+    for op in (lax.add, lax.max, lambda a, b: 2 * a + b):
+        check(lambda x, op=op: lax.reduce(x, np.float32(initial), op, axes), x, kernels=None)
+    check(
+        lambda x: lax.reduce(
+            (x, x + 1),
+            (np.float32(initial), np.float32(3)),
+            lambda a, b: (a[0] + b[0], lax.max(a[1], b[1])),
+            axes,
+        ),
+        x,
+        kernels=None,
+    )

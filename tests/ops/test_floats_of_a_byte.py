@@ -262,11 +262,20 @@ def test_types_are_those_of_ml_dtypes() -> None:
 def test_every_pair_of_powers(name: str) -> None:
     x, y = (np.ascontiguousarray(a).ravel() for a in np.meshgrid(*[every(F8E8M0FNU)] * 2))
     (found,) = run(op(name, *["65536xf8E8M0FNU"] * 3), x, y)
-    smallest = (x.view(np.uint8) == 0) | (y.view(np.uint8) == 0)  # as f32 it is subnormal
     with np.errstate(all="ignore"):
         wide = BINARY[name](x.astype(np.float32), y.astype(np.float32))
-    smallest |= (wide < np.finfo(np.float32).tiny) & ~np.isnan(wide)
-    assert_same(found[~smallest], wide.astype(F8E8M0FNU.numpy)[~smallest])
+    assert_same(found, wide.astype(F8E8M0FNU.numpy))  # also the least, as f32 a subnormal number
+
+
+def test_the_least_power_is_no_zero_in_f64() -> None:
+    x = every(F8E8M0FNU)
+    (wide,) = run(op("convert", "256xf8E8M0FNU", "256xf64"), x)
+    np.testing.assert_array_equal(wide, x.astype(np.float64))
+    near = np.array([2.0**-127, 2.0**-126, 1.4 * 2.0**-127, 1.5 * 2.0**-127, 2.0**-140, 2.0**-149])
+    near = np.concatenate([near, [0, -1, np.inf, np.nan, 3, 2.0**127, 2.0**128]])
+    (found,) = run(op("convert", "13xf64", "13xf8E8M0FNU"), near)
+    with np.errstate(over="ignore"):
+        assert_same(found, near.astype(np.float32).astype(F8E8M0FNU.numpy))
 
 
 POWERS: dict[str, Callable] = {

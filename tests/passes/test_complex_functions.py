@@ -152,7 +152,7 @@ def test_double_numbers_agree_with_numpy(op: str) -> None:
         assert np.max(errors(compiled(op, z), function(z), NUMBER)) <= bound + 8
 
 
-SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan])
+SPECIAL = np.array([0, -0.0, 1, -2.5, 200, -200, np.inf, -np.inf, np.nan])
 # What C leaves open, or JAX has otherwise: NaN of these are not compared with those of NumPy.
 OTHERWISE = {
     "stablehlo.exponential_minus_one": "NumPy has NaN at infinity on the real axis",
@@ -187,12 +187,19 @@ def test_zeros_infinities_and_branch_cuts(op: str, dtype: str) -> None:
 
 def test_infinite_numbers_have_a_small_inverse_root_and_no_direction() -> None:
     z = np.array([np.inf, -np.inf, 1j * np.inf, np.inf + 1j * np.inf, 0, 4], np.complex64)
-    np.testing.assert_array_equal(
-        compiled("stablehlo.rsqrt", z)[[0, 1, 2, 3, 5]], [0, 0, 0, 0, 0.5]
-    )
+    found = compiled("stablehlo.rsqrt", z)
+    np.testing.assert_array_equal(found[[0, 1, 2, 3, 5]], [0, 0, 0, 0, 0.5])
+    assert found[4].real == np.inf
     signs = compiled("stablehlo.sign", z)
     assert np.isnan(signs[:4]).all()
     np.testing.assert_array_equal(signs[4:], [0, 1])
+
+
+def test_there_is_no_angle_at_infinity() -> None:
+    """Nor does a number that is too small to be one hide that, as XLA has it."""
+    z = np.array([complex(a, b) for a in (200, 1e20) for b in (np.inf, -np.inf, np.nan)])
+    for op, of in (("exponential", -z), ("logistic", z), ("logistic", -z), ("tanh", z)):
+        assert np.isnan(compiled(f"stablehlo.{op}", of.astype(np.complex64)).real).all()
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ FUNCTIONS = {
     "product": (lambda x, y: x * y * 1.5, X, Y),
     "quotient": (lambda x, y: x / y, X, Y),
     "by a real number": (lambda x, y: x / 3 - y / 2.5, X, Y),
-    "square": (lambda x: jnp.square(x) - x**2, X),
+    "square": (lambda x: jnp.square(x) + x**3, X),
     "length": (lambda x: jnp.abs(x), X),
     "exponential": (lambda x: jnp.exp(x * 2j), X),
     "phase": (lambda r: jnp.exp(1j * r), REAL),
@@ -292,6 +292,13 @@ def test_large_and_small_numbers() -> None:
     x = np.array([1e38 + 1e38j, 1e-30 + 1e-30j, 1e38 + 1e-30j], np.complex64)
     y = np.array([1e38 - 2e38j, 1e-30 - 3e-30j, 1e38 + 1e38j], np.complex64)
     check(lambda x, y: (x / y, jnp.abs(x / 2), jnp.abs(y)), x, y, ulps=4)
+
+
+def test_large_numbers_have_squares_with_a_direction() -> None:
+    z = np.array([1e20 + 1e20j, complex(np.inf, 1e20), complex(-np.inf, 1e20)], np.complex64)
+    found = mlc_jit(jnp.square, choose="ours")(z)
+    np.testing.assert_array_equal(found.real, [0, np.inf, np.inf])
+    np.testing.assert_array_equal(found.imag, [np.inf, np.inf, -np.inf])
 
 
 def test_donated_numbers() -> None:

@@ -21,6 +21,7 @@ import planted
 import pytest
 from fuzzing import ways
 from fuzzing.families import FAMILIES, text_of
+from fuzzing.foreign import foreign
 from fuzzing.generator import generate
 from fuzzing.judge import judge
 from fuzzing.ledger import JUDGED, Entry, Ledger, Setting
@@ -30,7 +31,7 @@ from fuzzing.program import Operand, Program, Step, identity, load, source
 from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
-from fuzzing.seldom import OF_COMPLEX
+from fuzzing.seldom import OF_COMPLEX, OF_OTHERS, OF_OTHERS_MATRICES
 from fuzzing.shrinker import candidates, fits, shrink, without_unread
 from fuzzing.vocabulary import ops_of, programs_with
 from fuzzing.worker import Outcome, are_same, arguments, outcome_of
@@ -871,6 +872,22 @@ def test_functions_of_complex_numbers_are_known(text: str) -> None:
     program = eval(f"lambda x, y: {text.format(x='x', y='y', a=0)}", {"lax": lax})
     rng = np.random.default_rng(0)
     args = [(rng.normal(size=7) + 1j * rng.normal(size=7)).astype("complex64") for _ in "xy"]
+    (exact,) = Oracle(program, args, False, False).run(0, 0).exact
+    np.testing.assert_allclose(jax.jit(program)(*args), exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", (*OF_OTHERS, *OF_OTHERS_MATRICES))
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["alone", "mapped"])
+def test_ops_that_jax_has_no_function_for_are_known(text: str, is_mapped: bool) -> None:
+    program = eval(
+        f"lambda x, y: {text.format(x='x', y='y', m='x')}", {"foreign": foreign, "jnp": jnp}
+    )
+    if is_mapped:
+        program = jax.vmap(program)
+    x = np.random.default_rng(0).normal(size=(3, 4, 4)).astype("float32") + 8 * np.eye(
+        4, dtype="f4"
+    )
+    args = [(x + x.mT) / 2, np.where(x > 0, x, 0)]
     (exact,) = Oracle(program, args, False, False).run(0, 0).exact
     np.testing.assert_allclose(jax.jit(program)(*args), exact, rtol=1e-4, atol=1e-5)
 

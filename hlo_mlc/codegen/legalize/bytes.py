@@ -7,6 +7,7 @@ powers of two, the OCP specification of microscaling formats, 2023.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,14 +24,18 @@ from hlo_mlc.expr.dtypes import (
     F8E5M2FNUZ,
     F8E8M0FNU,
     F32,
+    F64,
+    I32,
     U8,
     U32,
+    U64,
     DType,
 )
 
 _FRACTION_BITS, _BIAS, _INFINITY = 23, 127, 0x7F800000  # of f32
 _SIGN = 0x80
 _NO_POWER = 0xFF  # what stands for none among powers of two
+_SMALLEST_F32 = -22  # the biased exponent of the smallest number that is not zero
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,40 @@ def _power_narrowed(raw: Expr) -> Expr:
     found = select(is_least, const(0, U32), rounded)
     has_none = compare("eq", raw, 0) | compare("ge", raw, _INFINITY)  # a sign is the highest bit
     return select(has_none, const(_NO_POWER, U32), found)
+
+
+def power_in_f64(x: Expr) -> Expr:
+    """A power of two as an f64, of which the least is no subnormal number that may be flushed."""
+    raw = apply("convert", apply("bitcast", x, dtype=U8), dtype=U64)
+    found = (raw + (1023 - _BIAS)) << const(52, U64)
+    nan = const(math.nan, F64)
+    return select(compare("eq", raw, _NO_POWER), nan, apply("bitcast", found, dtype=F64))
+
+
+def power_of_f64(x: Expr) -> Expr:
+    """The power of two that is next to an f32 of this number, which may be subnormal."""
+    usual = narrowed(apply("convert", x, dtype=F32), F8E8M0FNU)
+    least = select(compare("gt", x, 2.0**-_BIAS), const(1, U8), const(0, U8))
+    is_small = compare("lt", x, 2.0 ** (1 - _BIAS)) & compare("ge", x, 2.0**-149)
+    return select(is_small, apply("bitcast", least, dtype=F8E8M0FNU), usual)
+
+
+def of_two_powers(op: str, x: Expr, y: Expr) -> Expr:
+    """`mul`, `div`, `max` or `min` by the exponents; the least power stands for what f32 has below
+    it."""
+    a, b = (apply("convert", apply("bitcast", p, dtype=U8), dtype=I32) for p in (x, y))
+    has_none = compare("eq", a, _NO_POWER) | compare("eq", b, _NO_POWER)
+    match op:
+        case "mul":
+            exponent = a + b - _BIAS
+        case "div":
+            exponent = a - b + _BIAS
+        case _:
+            exponent = apply(op, a, b)
+    has_none = has_none | compare("ge", exponent, _NO_POWER)
+    has_none = has_none | compare("lt", exponent, _SMALLEST_F32)
+    found = select(has_none, const(_NO_POWER, I32), apply("max", exponent, const(0, I32)))
+    return apply("bitcast", apply("convert", found, dtype=U8), dtype=F8E8M0FNU)
 
 
 def _bits(x: Expr) -> Expr:

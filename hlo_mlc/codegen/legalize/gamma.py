@@ -108,7 +108,7 @@ def lgamma(x: Expr, has_fma: bool) -> Expr:
 
 @_in_f64
 def digamma(x: Expr, has_fma: bool) -> Expr:
-    """The derivative of lgamma; -infinity at 0 and NaN at the negative integers, as in XLA.
+    """The derivative of lgamma; NaN at 0 and the negative integers, as in XLA.
 
     Near the zeros between negative integers the error is small against 1, not against the result.
     """
@@ -138,8 +138,7 @@ def digamma(x: Expr, has_fma: bool) -> Expr:
     cotangent, rest = _cotangent((sine, sine_low), cosine, has_fma)
     rest = rest + 1.0 / a
     reflected = select(large, logarithm, near) + cotangent + select(large, rest - series, rest)
-    pole = select(compare("eq", a, 0.0), const(-math.inf, F64), math.nan)
-    reflected = select(compare("eq", sine, 0.0), pole, reflected)
+    reflected = select(compare("eq", sine, 0.0), math.nan, reflected)
     return unlikely(~compare("gt", x, 0.0), reflected, positive)
 
 

@@ -1,5 +1,5 @@
 """Floats of fewer bits than f32: computed in f32, and rounded after every op as StableHLO and XLA
-do.
+do.  Powers of two, the least of which is subnormal, are computed by their exponents.
 
 Of the conversions only those between f16 or bf16 and f32 remain; others go through f32, so f64 is
 rounded twice, as XLA does.
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from hlo_mlc.codegen.legalize import bytes as of_a_byte
 from hlo_mlc.expr.build import apply, convert
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import BOOL, F32, FLOATS_OF_A_BYTE, U8, U16, DType
+from hlo_mlc.expr.dtypes import BOOL, F8E8M0FNU, F32, F64, FLOATS_OF_A_BYTE, U8, U16, DType
 
 
 def concerns(args: tuple[Expr, ...], dtype: DType) -> bool:
@@ -36,6 +36,8 @@ def expand(
             return _on_bits(lambda x, sign: x ^ sign, args[0])
         case "abs" if _changes_sign_in_bits(dtype):
             return _on_bits(lambda x, sign: x & (sign - 1), args[0])
+        case "mul" | "div" | "max" | "min" if dtype is F8E8M0FNU:
+            return of_a_byte.of_two_powers(op, *args)
     result = in_f32(*(_widened(a) for a in args))
     return result if dtype is BOOL else _narrowed(result, dtype)
 
@@ -65,6 +67,10 @@ def _convert(op: str, x: Expr, dtype: DType) -> Expr | None:
         return None
     if dtype is F32 and op == "convert" and x.dtype not in FLOATS_OF_A_BYTE:
         return None
+    if (x.dtype, dtype) == (F8E8M0FNU, F64):
+        return of_a_byte.power_in_f64(x)
+    if (x.dtype, dtype) == (F64, F8E8M0FNU):
+        return of_a_byte.power_of_f64(x)
     wide = _widened(x)
     if dtype is F32:
         return wide
