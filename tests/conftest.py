@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
@@ -226,10 +229,34 @@ def _is_tangled(module: ir.Module) -> bool:
     return most > _MOST_EVALUATIONS
 
 
+class _Contexts(threading.local):
+    """MLIR's contexts of a thread, each given ten times, as JAX 0.12 does: to make one takes as long
+    as lowering a small program in it."""
+
+    def __init__(self, make: Callable[[], ir.Context]) -> None:
+        made = (itertools.repeat(make(), 10) for _ in itertools.count())
+        self.following = itertools.chain.from_iterable(made)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_contexts() -> Iterator[None]:
+    """Few of MLIR's contexts are made, whatever JAX's version."""
+    contexts = _Contexts(mlir.make_ir_context)
+    with pytest.MonkeyPatch.context() as patch:
+        if jax.__version_info__ < (0, 12):
+            patch.setattr(mlir, "make_ir_context", lambda: next(contexts.following))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _first_seen() -> None:
     """No function was compiled before: tests change what compiles those of their modules."""
     forget()
+
+
+def pytest_sessionfinish() -> None:
+    """Nobody looks for cycles among what the process ends with."""
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
