@@ -163,6 +163,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        # Nor after every few objects of those that JAX keeps: that took a twentieth of the time.
+        gc.set_threshold(10 * gc.get_threshold()[0])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -240,11 +242,21 @@ class _Contexts(threading.local):
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_contexts() -> Iterator[None]:
-    """Few of MLIR's contexts are made, whatever JAX's version."""
-    contexts = _Contexts(mlir.make_ir_context)
+    """Few of MLIR's contexts are made, whatever JAX's version; what is lowered while something else
+    is has one of its own, since modules there become parts of each other."""
+    make = mlir.make_ir_context
+    contexts = _Contexts(make)
+
+    def given() -> ir.Context:
+        try:
+            ir.Context.current  # noqa: B018
+        except ValueError:
+            return next(contexts.following)
+        return make()
+
     with pytest.MonkeyPatch.context() as patch:
         if jax.__version_info__ < (0, 12):
-            patch.setattr(mlir, "make_ir_context", lambda: next(contexts.following))
+            patch.setattr(mlir, "make_ir_context", given)
         yield
 
 
