@@ -599,7 +599,6 @@ class MachineCode:
         """`check(program, operands, results)` looks at all that is run."""
         self._fences, self._check = fences, check
         self.target = target_of(Options.from_environment())  # --target, else this machine
-        self._compiled: dict[tuple, KernelCode] = {}
 
     def code(
         self, program: TensorProgram, tuned: Tuned | None = None, target: CpuTarget | None = None
