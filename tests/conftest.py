@@ -248,11 +248,7 @@ def _few_contexts() -> Iterator[None]:
     contexts = _Contexts(make)
 
     def given() -> ir.Context:
-        try:
-            ir.Context.current  # noqa: B018
-        except ValueError:
-            return next(contexts.following)
-        return make()
+        return next(contexts.following) if ir.Context.current is None else make()
 
     with pytest.MonkeyPatch.context() as patch:
         if jax.__version_info__ < (0, 12):
