@@ -232,8 +232,8 @@ def _is_tangled(module: ir.Module) -> bool:
 
 
 class _Contexts(threading.local):
-    """MLIR's contexts of a thread, each given ten times, as JAX 0.12 does: to make one takes as long
-    as lowering a small program in it."""
+    """MLIR's contexts of a thread, each given ten times, as JAX 0.12 does: to make one takes longer
+    than to lower a small program in it."""
 
     def __init__(self, make: Callable[[], ir.Context]) -> None:
         made = (itertools.repeat(make(), 10) for _ in itertools.count())

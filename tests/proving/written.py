@@ -285,8 +285,8 @@ def of_sorted(op: str) -> Iterator[Program]:
         # All pairs of bools of one row stand for all rows: each of them is sorted by itself.
         shape = [2, 3] if kind != "i1" else [3, 1] if axis == 0 else [1, 3]
         rows = "x".join(map(str, shape))
-        t, u, r = f"tensor<{rows}x{kind}>", f"tensor<{rows}xi1>", f"tensor<{shape[1 - folded]}x{kind}>"
-        s = f"tensor<{kind}>"
+        t, u, s = f"tensor<{rows}x{kind}>", f"tensor<{rows}xi1>", f"tensor<{kind}>"
+        r = f"tensor<{shape[1 - folded]}x{kind}>"
         number = "dense<true>" if kind == "i1" else "dense<4>" if kind == "i32" else "dense<4.0>"
         zero = "dense<false>" if kind == "i1" else "dense<0>" if kind == "i32" else "dense<0.0>"
         yield Program(
