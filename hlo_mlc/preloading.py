@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 from pathlib import Path
 
 from hlo_mlc.runtime.notes import read_note, write_note
@@ -31,7 +32,17 @@ _MOST_COMMANDS = 256  # that are remembered: the newest
 def preload_compiler(cache_dir: Path) -> None:
     """Loads the compiler, once, unless this process is expected to find its programs, and hashes
     the sources, by which programs and kernels are kept.  What cannot be loaded is asked for again
-    by the call that needs it, which tells of it."""
+    by the call that needs it, which tells of it.
+
+    In a thread of its own: Optuna keeps the exceptions of its imports that fail, and these all
+    frames around them, which would be the caller's, with the function that is made.
+    """
+    thread = threading.Thread(target=_load, args=(cache_dir,), name="hlo_mlc loads")
+    thread.start()
+    thread.join()
+
+
+def _load(cache_dir: Path) -> None:
     with contextlib.suppress(Exception):
         if _command() not in _remembered(cache_dir):
             load_within(_COMPILER)

@@ -7,11 +7,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax._src import compiler
+from jax._src.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
@@ -160,6 +163,8 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+        # Nor after every few objects of those that JAX keeps: that took a twentieth of the time.
+        gc.set_threshold(10 * gc.get_threshold()[0])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -226,10 +231,40 @@ def _is_tangled(module: ir.Module) -> bool:
     return most > _MOST_EVALUATIONS
 
 
+class _Contexts(threading.local):
+    """MLIR's contexts of a thread, each given ten times, as JAX 0.12 does: to make one takes longer
+    than to lower a small program in it."""
+
+    def __init__(self, make: Callable[[], ir.Context]) -> None:
+        made = (itertools.repeat(make(), 10) for _ in itertools.count())
+        self.following = itertools.chain.from_iterable(made)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_contexts() -> Iterator[None]:
+    """Few of MLIR's contexts are made, whatever JAX's version; what is lowered while something else
+    is has one of its own, since modules there become parts of each other."""
+    make = mlir.make_ir_context
+    contexts = _Contexts(make)
+
+    def given() -> ir.Context:
+        return next(contexts.following) if ir.Context.current is None else make()
+
+    with pytest.MonkeyPatch.context() as patch:
+        if jax.__version_info__ < (0, 12):
+            patch.setattr(mlir, "make_ir_context", given)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _first_seen() -> None:
     """No function was compiled before: tests change what compiles those of their modules."""
     forget()
+
+
+def pytest_sessionfinish() -> None:
+    """Nobody looks for cycles among what the process ends with."""
+    gc.freeze()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -560,7 +595,6 @@ class MachineCode:
         """`check(program, operands, results)` looks at all that is run."""
         self._fences, self._check = fences, check
         self.target = target_of(Options.from_environment())  # --target, else this machine
-        self._compiled: dict[tuple, KernelCode] = {}
 
     def code(
         self, program: TensorProgram, tuned: Tuned | None = None, target: CpuTarget | None = None

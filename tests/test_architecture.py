@@ -74,17 +74,18 @@ MODULES = {module_of(path): path for path in FILES}
 @dataclass(frozen=True, slots=True)
 class File:
     """What the rules ask of a file: where it imports what of our own, anywhere and inside of
-    functions, and where it lists which ops."""
+    functions, where it lists which ops, and what it calls by a name."""
 
     imports: list[tuple[int, str]]
     hidden: list[tuple[int, str]]
     listings: list[tuple[int, list[str]]]
+    called: set[str]
 
 
 @cache
 def read(module: str) -> File:
     """Read once for all rules."""
-    imports, hidden, listings = [], [], []
+    imports, hidden, listings, called = [], [], [], set()
     tree = ast.parse(MODULES[module].read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
@@ -98,7 +99,9 @@ def read(module: str) -> File:
                 if isinstance(e, ast.Constant) and isinstance(e.value, str)
             } & OP_NAMES
             listings.append((node.lineno, sorted(listed)))
-    return File(imports, hidden, listings)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.add(node.func.id)
+    return File(imports, hidden, listings, called)
 
 
 def own_imports(node: ast.AST) -> list[tuple[int, str]]:
@@ -191,12 +194,7 @@ LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), *LOOPS}
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_construct_no_loops(name: str) -> None:
-    tree = ast.parse(MODULES[f"hlo_mlc.templates.{name}"].read_text())
-    built = {
-        node.func.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    } & LOOP_BUILDERS
+    built = read(f"hlo_mlc.templates.{name}").called & LOOP_BUILDERS
     assert not built, f"templates/{name}.py builds {sorted(built)}: what schedule/ is for"
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import CodeType
 
 import numpy as np
 
@@ -84,7 +86,7 @@ class Compiler:
             results.insert(0, self._place(buffer, parts, where))
         lines.append(f"return ({', '.join(results)},)")
         source = "\n  ".join(["def function(frame):", *lines])
-        exec(compile(source, "<loops>", "exec"), self._names)
+        exec(_code(source), self._names)
         return self._names["function"]
 
     def _emit(
@@ -184,6 +186,12 @@ class Compiler:
             if node.dtype in (F32, F64) and dtype in (F32, F64):
                 return f"{self._bind(node.dtype.numpy.type)}({args[0]})"
         return f"{self._bind(_general(node))}({', '.join(args)})"
+
+
+@lru_cache(maxsize=1024)
+def _code(source: str) -> CodeType:
+    """Python's code of a function: loops have many that differ in what names stand for only."""
+    return compile(source, "<loops>", "exec")
 
 
 def _general(node: Apply) -> Callable[..., object]:

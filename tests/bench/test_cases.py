@@ -16,12 +16,15 @@ from hlo_mlc_bench.cases import BY_NAME, CASES, DEMO, GROUPS
 _LARGEST_TINY = 2000  # elements of one argument
 
 
-@pytest.mark.parametrize("case", BY_NAME.values(), ids=BY_NAME)
-def test_runs_under_plain_jax_within_its_tolerance(case: Case) -> None:
+@pytest.mark.parametrize("name", [name for name, case in BY_NAME.items() if case.view == "plain"])
+def test_runs_under_plain_jax_within_its_tolerance(name: str) -> None:
+    """Cases in another view have the results of the plain ones, as shown below."""
+    case = BY_NAME[name]
     function, args = case_at_tiny_size(case)
     with case.in_its_mode():
         results = compiled(case, function)(*args)
-    assert all(np.isfinite(np.asarray(leaf, np.float64)).all() for leaf in jax.tree.leaves(results))
+    for leaf in map(np.asarray, jax.tree.leaves(results)):
+        assert np.isfinite(leaf.astype(np.result_type(leaf, np.float64))).all()
     expected = check.reference(function, args, xla_errs=case.xla_errs)
     assert check.error(results, expected) <= check.bound(case, xla_error=0.0)
 

@@ -16,6 +16,11 @@ from proving.program import Arrays
 
 def every(graph: Graph) -> Iterator[Arrays]:
     """Every place, number of trips or branch, and bool; elements that are all different."""
+    values = [*graph.parameters, *(v for node in graph.nodes for v in node.results)]
+    # One before the first and one behind the last of any axis, or of two branches: what is further
+    # outside is as if it were there.
+    last = max([2, *(n for v in values for n in v.type.shape)])
+    places = range(-1, min(last, 4) + 1)
     start, choices = 1, []
     for tensor in (v.type for v in graph.parameters):
         dtype = tensor.dtype.numpy
@@ -27,7 +32,7 @@ def every(graph: Graph) -> Iterator[Arrays]:
                 ]
             )
         elif tensor.dtype.is_integer and not tensor.shape:
-            choices.append([np.asarray(n, dtype) for n in range(-1, 5)])
+            choices.append([np.asarray(n, dtype) for n in places])
         else:
             choices.append(
                 [np.arange(start, start + tensor.size).astype(dtype).reshape(tensor.shape)]

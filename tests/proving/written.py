@@ -9,6 +9,8 @@ from functools import cache
 import jax
 import numpy as np
 from jax import lax
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
@@ -18,11 +20,17 @@ from proving.program import Program
 
 
 @cache
+def _context() -> ir.Context:
+    """In which all of them are read: it takes longer to make than to read one."""
+    return mlir.make_ir_context()
+
+
+@cache
 def written(arguments: str, result: str, body: str) -> Graph:
     """A function whose last value is %r, or what `body` returns; read once for all rules."""
     end = "" if "func.return" in body else f"\nfunc.return %r : {result}"
     return import_function(
-        parse_module(f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}")
+        parse_module(f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}", _context())
     )
 
 
@@ -274,8 +282,11 @@ def of_sorted(op: str) -> Iterator[Program]:
     ):
         if (fold == "add") == (kind == "i1"):
             continue
-        t, u, r = f"tensor<2x3x{kind}>", "tensor<2x3xi1>", f"tensor<{(3, 2)[folded]}x{kind}>"
-        s = f"tensor<{kind}>"
+        # All pairs of bools of one row stand for all rows: each of them is sorted by itself.
+        shape = [2, 3] if kind != "i1" else [3, 1] if axis == 0 else [1, 3]
+        rows = "x".join(map(str, shape))
+        t, u, s = f"tensor<{rows}x{kind}>", f"tensor<{rows}xi1>", f"tensor<{kind}>"
+        r = f"tensor<{shape[1 - folded]}x{kind}>"
         number = "dense<true>" if kind == "i1" else "dense<4>" if kind == "i32" else "dense<4.0>"
         zero = "dense<false>" if kind == "i1" else "dense<0>" if kind == "i32" else "dense<0.0>"
         yield Program(
