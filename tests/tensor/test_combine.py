@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr.build import apply, const, variable
-from hlo_mlc.expr.core import Var
+from hlo_mlc.expr.core import Buffer, Load, Var
 from hlo_mlc.expr.dtypes import ALL, BF16, BOOL, F8E8M0FNU, F16, F32, I32, Kind
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.tensor.combine import (
@@ -14,6 +14,7 @@ from hlo_mlc.tensor.combine import (
     combiner_variables,
     merging,
     named_combiner,
+    update_of,
     widened,
     with_identity,
 )
@@ -143,3 +144,11 @@ def test_order_is_kept_where_nothing_tells_it() -> None:
     combiner, (value, position), axis = argmax()
     assert merging(combiner, (value, position), (variable("other", 3), axis)) is None
     assert merging(combiner, (value, Var("data", I32)), (axis,)) is None
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, I32], ids=str)
+def test_what_is_subtracted_is_added_with_another_sign(dtype) -> None:
+    element, term = Load(Buffer("y", dtype, ()), ()), Var("x", dtype)
+    combiner, added = update_of(apply("sub", element, term), element)
+    assert (combiner.name, added) == ("add", apply("neg", term))
+    assert update_of(apply("sub", term, element), element) is None
