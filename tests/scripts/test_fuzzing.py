@@ -266,8 +266,10 @@ def test_nothing_is_lost_when_a_run_is_killed(tmp_path) -> None:
 
 def test_what_is_measured_is_judged_too() -> None:
     kernel = partial(hlo_mlc.mlc_jit, choose="measure")
-    small = [s for s in SEEDS if len(generate(s).steps) in (1, 2, 3)][:4]
-    found = Counter(outcome_of(generate(s), kernel, lambda stage: None).kind for s in small)
+    # What is measured is not deterministic, which is said.
+    programs = (p for p in map(generate, SEEDS) if p.mode != "deterministic")
+    small = [p for p in programs if len(p.steps) in (1, 2, 3)][:4]
+    found = Counter(outcome_of(p, kernel, lambda stage: None).kind for p in small)
     assert found["right"] >= 2 and not found.keys() - {"right", "void", "shared"}
 
 
