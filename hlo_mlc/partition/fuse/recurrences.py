@@ -373,16 +373,16 @@ def _assigns(loop: Loop) -> list[Assign]:
 def _inlined(body: list[Assign], trip: Var) -> list[Assign]:
     """The body with what a trip computes for itself, of what comes from outside, where it is read:
     only there it shows what a factor may be."""
-    written = {a.buffer for a in body}
+    written, read = {a.buffer for a in body}, set[Buffer]()
     values: dict[Expr, Expr] = {}
     found: list[Assign] = []
     for assign in body:
-        before = _sources(*(a.value for a in found))
-        found.append(replace(assign, value=_with(assign.value, values)))
-        value = found[-1].value
-        outside = written.isdisjoint(_sources(value)) and assign.buffer not in before
+        value = _with(assign.value, values)
+        found.append(replace(assign, value=value))
+        outside = written.isdisjoint(_sources(value)) and assign.buffer not in read
         if outside and trip not in _free(assign.indices):
             values[load(assign.buffer, assign.indices)] = value
+        read |= _sources(value)
     return found
 
 
