@@ -7,13 +7,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import itertools
 import mmap
 import os
 import shutil
 import subprocess
 import tempfile
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,28 +229,18 @@ def _is_tangled(module: ir.Module) -> bool:
     return most > _MOST_EVALUATIONS
 
 
-class _Contexts(threading.local):
-    """MLIR's contexts of a thread, each given ten times, as JAX 0.12 does: to make one takes longer
-    than to lower a small program in it."""
-
-    def __init__(self, make: Callable[[], ir.Context]) -> None:
-        made = (itertools.repeat(make(), 10) for _ in itertools.count())
-        self.following = itertools.chain.from_iterable(made)
-
-
 @pytest.fixture(scope="session", autouse=True)
-def _few_contexts() -> Iterator[None]:
-    """Few of MLIR's contexts are made, whatever JAX's version; what is lowered while something else
-    is has one of its own, since modules there become parts of each other."""
-    make = mlir.make_ir_context
-    contexts = _Contexts(make)
-
-    def given() -> ir.Context:
-        return next(contexts.following) if ir.Context.current is None else make()
-
+def _few_dialects() -> Iterator[None]:
+    """With JAX 0.10 and 0.11, which make a context of MLIR for each program, a context has the
+    dialects that JAX lowers to, and others when a program has them: to load all takes longer than
+    to lower a small program."""
     with pytest.MonkeyPatch.context() as patch:
         if jax.__version_info__ < (0, 12):
-            patch.setattr(mlir, "make_ir_context", given)
+            patch.setattr(
+                mlir.JaxIrContext,
+                "load_all_available_dialects",
+                lambda context: context.dialects["func"],
+            )
         yield
 
 
