@@ -95,14 +95,11 @@ class _Nest:
     def _numbered(self) -> _Nest:
         """The same with one loop over `high * size + low` for two, as often as that takes no
         division that there was not."""
-        divisions = -1
-        for high, low in self._pairs():
-            one = self._in_one(high, low)
-            if divisions < 0:
-                divisions = len(self._divisions())
-            if len(one._divisions()) <= divisions:
-                return one._numbered()
-        return self
+        pairs = self._pairs()
+        most = len(self._divisions()) if pairs else 0
+        merged = (self._in_one(high, low) for high, low in pairs)
+        found = next((nest for nest in merged if len(nest._divisions()) <= most), None)
+        return self if found is None else found._numbered()
 
     def _pairs(self) -> Mapping[tuple[Var, Var], None]:
         """The variables of loops that conditions or divisions have as `high * size + low`."""
@@ -113,14 +110,14 @@ class _Nest:
             for low, high in itertools.permutations(terms, 2)
             if low in self.extents
             and high in self.extents
-            and not self.extents[high].free
+            and isinstance(self.extents[high], Const)
             and terms[high] == terms[low] * (self._size(low) or 0)
         }
 
     def _in_one(self, high: Var, low: Var) -> _Nest:
         """The same with one loop for two, which a condition on its variable alone cuts short."""
         size, facts = self._size(low), (*self.facts, *self._limits(low))
-        count = size * index.bounds(self.extents[high])[1]
+        count = size * self.extents[high].value
         left = []
         for fact in facts:
             terms, offset = index.affine(fact)
@@ -128,7 +125,7 @@ class _Nest:
                 count = min(count, -offset // terms[low] + 1)
             else:
                 left.append(fact)
-        count = max(0, int(count))
+        count = max(0, count)
         number = Var(f"{high.name}+{low.name}", INDEX, count)
         place = {high: index.floordiv(number, size), low: index.floormod(number, size)}
         extents = {v: build.substitute(e, place) for v, e in self.extents.items() if v not in place}
@@ -141,16 +138,16 @@ class _Nest:
     def _size(self, v: Var) -> int | None:
         """How many values a variable has at most, if that is known."""
         extent = self.extents[v]
-        return v.extent if extent.free else int(index.bounds(extent)[1])
+        return extent.value if isinstance(extent, Const) else v.extent
 
     def _limits(self, *of: Var) -> list[Expr]:
-        """What extents that depend on other loops say of the variables, or of some of them."""
+        """What extents that are no numbers say of the variables, or of some of them."""
         return [
             below(v, bound)
             for v in of or self.extents
-            if self.extents[v].free
+            if not isinstance(self.extents[v], Const)
             for bound in least(self.extents[v])
-            if bound.free or v.extent is None or index.bounds(bound)[1] < v.extent
+            if not isinstance(bound, Const) or v.extent is None or bound.value < v.extent
         ]
 
     def _divisions(self) -> list[Apply]:

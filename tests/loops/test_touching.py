@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import all_of, apply, const, variable
+from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.expr.dtypes import F32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.accesses import accesses
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Store
@@ -117,6 +117,22 @@ def test_groups_that_another_loop_cuts_short_fill_no_box() -> None:
     assert solid(access) is None and list(gaps(program(loops, result)))
     truth = np.add.outer(np.arange(5), np.arange(32)) < 32
     assert np.array_equal(painted(sides(boxes), result.shape), truth)
+
+
+def test_groups_that_data_cuts_short_fill_nothing_for_certain() -> None:
+    """Tasks in groups of 8, under a condition that has all of them as one number."""
+    where = Buffer("n", INDEX, (1,), "operand")
+    group, task, result = variable("g", 4), variable("t", 8), Buffer("r", F32, (30,), "result")
+    number = index.add(index.multiply(group, 8), task)
+    store = Store(result, (number,), ONE, index.compare("lt", number, index.constant(30)))
+
+    def tasks(trips: Expr) -> LoopProgram:
+        loops = loop(group, For(task, trips, LoopKind.SERIAL, (store,)))
+        return LoopProgram("p", (where,), (result,), (loops,))
+
+    given = load(where, (index.constant(0),))
+    assert [g.certain for g in gaps(tasks(index.minimum(given, 8)))] == [False]
+    assert not list(gaps(tasks(index.constant(8))))
 
 
 def test_a_digit_that_is_used_twice_fills_nothing() -> None:
