@@ -1,11 +1,11 @@
 """Counts how many kernels of the benchmark cases are proved, guarded and refused.
 
-    python scripts/proofs.py [--target LEVEL]... [--every N]
+    python scripts/proofs.py [--target NAME]... [--every N]
 
 Kernels are scheduled and proved (loops/prove.py), not assembled, and nothing runs: for each level
-asked for, by default x86-64-v3 and x86-64-v4 as far as this machine can plan for them.  `--every N`
-takes one case in N, neighbours included.  Ends with status 1 if anything is refused, or less than
-95 % is proved without a guard.
+of CPUs and each GPU architecture asked for, by default x86-64-v3, x86-64-v4 as far as this machine
+can plan for them, and sm_90.  `--every N` takes one case in N, neighbours included.  Ends with
+status 1 if anything is refused, or less than 95 % is proved without a guard.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from hlo_mlc.backends.base import Backend
+from hlo_mlc.backends.cpu import cpu_backend
+from hlo_mlc.backends.cuda import CudaBackend
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.runtime.proofs import OUTCOMES
-from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.support.errors import CodegenError, VerifyError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.levels import planned_for, runnable
-from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.target import cuda
+from hlo_mlc.target.levels import runnable
 from hlo_mlc_bench.cases import BY_NAME
 
-LEVELS = ("x86-64-v3", "x86-64-v4")
+USUAL = ("x86-64-v3", "x86-64-v4", "sm_90")
 LEAST_PROVED = 0.95  # of all kernels, without guards
 
 
@@ -52,23 +54,20 @@ class Finding:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints a table and the reasons; 1 if too little is proved."""
+    known = (*runnable(), *cuda.names())
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--target",
         action="append",
-        choices=runnable(),
-        metavar="LEVEL",
-        help=f"one of {', '.join(runnable())}; may be given several times",
+        choices=known,
+        metavar="NAME",
+        help=f"one of {', '.join(known)}; may be given several times",
     )
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case in N")
     asked = parser.parse_args(arguments)
-    targets = asked.target or [level for level in LEVELS if level in runnable()]
-    if asked.every < 1 or not targets:
-        parser.error(
-            "--every: expected 1 or more"
-            if targets
-            else f"this machine can plan for none of {', '.join(LEVELS)}: name a --target"
-        )
+    targets = asked.target or [name for name in USUAL if name in known]
+    if asked.every < 1:
+        parser.error("--every: expected 1 or more")
     cases = list(BY_NAME)[:: asked.every]
     processes = multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as empty, processes:  # nothing that was tuned here counts
@@ -96,25 +95,29 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(is_enough(rows) for rows in found.values()) else 1
 
 
-def findings(name: str, level: str, cache_dir: Path) -> list[Finding]:
+def findings(name: str, target: str, cache_dir: Path) -> list[Finding]:
     """What becomes of the kernels of a case."""
     case = BY_NAME[name]
-    options = Options(choose="ours", target=level, cache_dir=cache_dir)
+    options = Options(choose="ours", target=target, cache_dir=cache_dir)
+    for_gpu = target in cuda.names()
+    backend = CudaBackend(cuda.named(target)) if for_gpu else cpu_backend(options)
     with case.in_its_mode():
         function, args = case.make()
-        module = jax.jit(function).lower(*args).compiler_ir("stablehlo")
-        _, plan = clusters_of(module, options)
+        lowered = (
+            jax.jit(function).trace(*args).lower(lowering_platforms=("cuda" if for_gpu else "cpu",))
+        )
+        module = lowered.compiler_ir("stablehlo")
+        _, plan = clusters_of(module, options, backend=backend)
     kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
-    return [finding(case.name, kernel, planned_for(level)) for kernel in kernels.values()]
+    return [finding(case.name, kernel, backend) for kernel in kernels.values()]
 
 
-def finding(case: str, kernel: Kernel, target: CpuTarget) -> Finding:
+def finding(case: str, kernel: Kernel, backend: Backend) -> Finding:
     """What becomes of one kernel."""
     name = kernel.program.name
     try:
-        loops, _ = schedule_program(kernel.program, target)
-        _, proof = prove(loops)
-    except VerifyError as error:
+        _, proof = prove(backend.generator.loops(kernel.program, backend.target, {}))
+    except (CodegenError, VerifyError) as error:
         return Finding(case, name, "refused", (str(error),))
     return Finding(case, name, "guarded" if proof.guarded else "proved", proof.guarded)
 

@@ -305,6 +305,7 @@ class _Question:
         loop, varying = self.loop, self.varying
         (outer,) = learned(loop)
         ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
+        a, b = _without_single(a), _without_single(b)
         if self._in_numbers(a, b, ours, theirs):
             return True
         a, b = _resolved(a, ours), _resolved(b, theirs)
@@ -322,8 +323,11 @@ class _Question:
             return False
         other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
         facts = (*ours, *(build.substitute(f, other) for f in theirs))
+        _, merged = merged_axes(a.buffer.shape, (a.indices, b.indices))
         differences = [
-            i - build.substitute(j, other) for i, j in zip(a.indices, b.indices, strict=True)
+            i - build.substitute(j, other)
+            for places in ((a.indices, b.indices), merged)
+            for i, j in zip(*places, strict=True)
         ]
         here, there = loop.var, other[loop.var]
         return all(
@@ -362,6 +366,13 @@ def _numbered(access: Access, forms: dict[tuple, int]) -> tuple[int, tuple[int, 
     parts = [index.affine(i) for i in access.indices]
     form = access.buffer.shape, *(frozenset(terms.items()) for terms, _ in parts)
     return forms.setdefault(form, len(forms)), tuple([offset for _, offset in parts])
+
+
+def _without_single(access: Access) -> Access:
+    """The same without the variables of loops of one iteration, which would keep quotients that
+    were simplified without them from being joined with remainders."""
+    zero = {v: index.constant(0) for i in access.indices for v in i.free if v.extent == 1}
+    return access.at(tuple(build.substitute(i, zero) for i in access.indices)) if zero else access
 
 
 def _resolved(access: Access, facts: Facts) -> Access:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Apply, Const, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.accesses import Access
 from hlo_mlc.loops.core import For, If, While
-from hlo_mlc.loops.facts import Facts, cases, least, of_condition
+from hlo_mlc.loops.facts import Facts, below, cases, least, of_condition
 from hlo_mlc.loops.regions import (
     Boxes,
     Points,
@@ -45,7 +45,7 @@ def solid(access: Access) -> Box | None:
     if access.guards or any(isinstance(s, If | While) for s, _ in access.path):
         return None
     nest = _Nest.around(access)
-    if any(e.free or index.bounds(e)[0] < 1 for e in nest.extents.values()):
+    if nest.facts or any(e.free or index.bounds(e)[0] < 1 for e in nest.extents.values()):
         return None
     extents = nest.extents
     used: set[Var] = set()
@@ -87,76 +87,113 @@ class _Nest:
 
     @classmethod
     def around(cls, access: Access, facts: Sequence[Expr] = ()) -> _Nest:
-        """The loops of an access, where groups of tasks count as one loop over all tasks."""
-        loops = [s for s, _ in access.path if isinstance(s, For)]
-        nest = cls(access.indices, facts, {s.var: s.extent for s in loops})
-        for group, inner in itertools.pairwise(loops):
-            nest = nest._numbered(group, inner)
-        return nest._taken_apart()
+        """The loops of an access, where those over parts of a number, such as groups of tasks or
+        threads of blocks, count as one loop over all of it."""
+        extents = {s.var: s.extent for s, _ in access.path if isinstance(s, For)}
+        return cls(access.indices, facts, extents)._numbered()._taken_apart()._numbered()
 
-    def _numbered(self, group: For, inner: For) -> _Nest:
-        """The same, `for t in 0..min(size, count - group * size)` and the loop around it being one
-        over `group * size + t`, if that is all that is asked of the two."""
-        size = inner.var.extent
-        if not inner.extent.free or size is None or group.extent.free:
-            return self
-        first = group.var * size
-        bounds = {first + part for part in least(inner.extent)}
-        count = next((b for b in bounds if isinstance(b, Const)), None)
-        if (
-            count is None
-            or bounds != {count, first + size}
-            or -(-count.value // size) > index.bounds(group.extent)[0]
-        ):
-            return self
-        number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
-        place = {inner.var: number - first}
-        extents = {
-            v: build.substitute(e, place)
-            for v, e in self.extents.items()
-            if v not in (group.var, inner.var)
+    def _numbered(self) -> _Nest:
+        """The same with one loop over `high * size + low` for two, as often as that takes no
+        division that there was not."""
+        pairs = self._pairs()
+        most = len(self._divisions()) if pairs else 0
+        merged = (self._in_one(high, low) for high, low in pairs)
+        found = next((nest for nest in merged if len(nest._divisions()) <= most), None)
+        return self if found is None else found._numbered()
+
+    def _pairs(self) -> Mapping[tuple[Var, Var], None]:
+        """The variables of loops that conditions or divisions have as `high * size + low`."""
+        sums = (*self.facts, *self._limits(), *(d.args[0] for d in self._divisions()))
+        return {
+            (high, low): None
+            for terms, _ in map(index.affine, sums)
+            for low, high in itertools.permutations(terms, 2)
+            if low in self.extents
+            and high in self.extents
+            and isinstance(self.extents[high], Const)
+            and terms[high] == terms[low] * (self._size(low) or 0)
         }
-        one = _Nest(
+
+    def _in_one(self, high: Var, low: Var) -> _Nest:
+        """The same with one loop for two, which a condition on its variable alone cuts short."""
+        size, facts = self._size(low), (*self.facts, *self._limits(low))
+        count = size * self.extents[high].value
+        left = []
+        for fact in facts:
+            terms, offset = index.affine(fact)
+            if terms.keys() == {high, low} and terms[high] == terms[low] * size > 0:
+                count = min(count, -offset // terms[low] + 1)
+            else:
+                left.append(fact)
+        count = max(0, count)
+        number = Var(f"{high.name}+{low.name}", INDEX, count)
+        place = {high: index.floordiv(number, size), low: index.floormod(number, size)}
+        extents = {v: build.substitute(e, place) for v, e in self.extents.items() if v not in place}
+        return _Nest(
             [build.substitute(i, place) for i in self.indices],
-            [build.substitute(f, place) for f in self.facts],
-            {**extents, number: count},
+            [build.substitute(f, place) for f in left],
+            {**extents, number: index.constant(count)},
         )
-        left = (*one.indices, *one.facts, *extents.values())
-        return self if any(group.var in e.free for e in left) else one
+
+    def _size(self, v: Var) -> int | None:
+        """How many values a variable has at most, if that is known."""
+        extent = self.extents[v]
+        return extent.value if isinstance(extent, Const) else v.extent
+
+    def _limits(self, *of: Var) -> list[Expr]:
+        """What extents that are no numbers say of the variables, or of some of them."""
+        return [
+            below(v, bound)
+            for v in of or self.extents
+            if not isinstance(self.extents[v], Const)
+            for bound in least(self.extents[v])
+            if not isinstance(bound, Const) or v.extent is None or bound.value < v.extent
+        ]
+
+    def _divisions(self) -> list[Apply]:
+        return [
+            e
+            for e in walk(*self.indices, *self.facts, *self.extents.values())
+            if isinstance(e, Apply) and e.op in ("floordiv", "floormod")
+        ]
 
     def _taken_apart(self) -> _Nest:
-        """The same with loops of their own for the digits of a loop's variable, if indices consist
-        of these in whatever order: `f // 8 % 4`, `f % 8` and `f // 32` of one that ends at 64 are
+        """The same with loops of their own for the digits of a loop's variable, if all consists of
+        these in whatever order: `f // 8 % 4`, `f % 8` and `f // 32` of one that ends at 64 are
         below 4, 8 and 2, each with all values of the others."""
-        forms = [index.affine(i) for i in self.indices]
-        atoms = {atom for terms, _ in forms for atom in terms}
-        digits: dict[Expr, Var] = {}
-        extents = dict(self.extents)
-        for v in {v for atom in atoms for v in atom.free}:
-            found = {atom: part for atom in atoms if (part := _digit(atom, v)) is not None}
-            steps, counts = zip(*sorted(found.values()), strict=True) if found else ((), ())
-            others = (*self.facts, *extents.values(), *(atoms - found.keys()))
-            if (
-                not found
-                or any(v in e.free for e in others)
-                or index.constant(steps[-1] * counts[-1]) != extents.get(v)
-                or steps != (1, *map(operator.mul, steps[:-1], counts[:-1]))
-            ):
-                continue
-            digits |= {
-                atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
-                for atom, (step, count) in found.items()
-            }
-            del extents[v]
-        extents |= {v: index.constant(v.extent) for v in digits.values()}
-        return _Nest(
-            [
-                index.from_affine({digits.get(atom, atom): k for atom, k in terms.items()}, offset)
-                for terms, offset in forms
-            ],
-            self.facts,
-            extents,
+        nest = self
+        for v in self.extents:
+            nest = nest._in_digits(v) or nest
+        return nest
+
+    def _in_digits(self, v: Var) -> _Nest | None:
+        """The same with loops for the digits of a variable; None where something else is asked."""
+        atoms = {atom for i in self.indices for atom in index.affine(i)[0]}
+        found = {atom: part for atom in atoms if (part := _digit(atom, v)) is not None}
+        if not found:
+            return None
+        steps, counts = zip(*sorted(found.values()), strict=True)
+        if index.constant(steps[-1] * counts[-1]) != self.extents[v] or steps != (
+            1,
+            *map(operator.mul, steps[:-1], counts[:-1]),
+        ):
+            return None
+        digits: dict[Expr, Var] = {
+            atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
+            for atom, (step, count) in found.items()
+        }
+
+        def put(e: Expr) -> Expr:
+            return build.replaced(e, frozenset({v}), dict(digits))
+
+        nest = _Nest(
+            [put(i) for i in self.indices],
+            [put(f) for f in self.facts],
+            {w: put(e) for w, e in self.extents.items() if w is not v}
+            | {w: index.constant(w.extent) for w in digits.values()},
         )
+        left = (*nest.indices, *nest.facts, *nest.extents.values())
+        return None if any(v in e.free for e in left) else nest
 
 
 def _digit(atom: Expr, v: Var) -> tuple[int, int] | None:
@@ -333,7 +370,10 @@ class _Sides:
         ranges = self._put_in(walking)
         if not ranges and not self.facts and not any(loads(i) for i in self.indices):
             return box(self._side(axis) for axis in range(len(self.indices)))
-        values = enumerated(ranges)
+        values = {
+            v: x + ranges[v].start
+            for v, x in enumerated({v: len(r) for v, r in ranges.items()}).items()
+        }
         points = Points({**values, **walking}, {})
         exist, lows, highs = np.ones(1, bool), [], []
         for v, x in values.items():
@@ -356,9 +396,10 @@ class _Sides:
             exist = exist & (low <= high)
         return points.where(exist, lows, highs, np.zeros(1, np.int64))
 
-    def _put_in(self, walking: Mapping[Var, np.ndarray]) -> dict[Var, int]:
-        """The other variables that anything depends on, extents included, below their bounds."""
-        found: dict[Var, int] = {}
+    def _put_in(self, walking: Mapping[Var, np.ndarray]) -> dict[Var, range]:
+        """The other variables that anything depends on, extents included, with the values that the
+        conditions on one alone leave it."""
+        found: dict[Var, range] = {}
         left = [v for e in (*self.indices, *self.facts) for v in e.free]
         while left:
             v = left.pop()
@@ -366,9 +407,20 @@ class _Sides:
                 continue
             if v.extent is None or v not in self.extents:
                 raise Unknown
-            found[v] = v.extent
+            found[v] = self._values(v)
             left += self.extents[v].free
         return dict(sorted(found.items(), key=lambda item: item[0].name))
+
+    def _values(self, v: Var) -> range:
+        first, last = 0, v.extent - 1
+        for fact in self.facts:
+            terms, offset = index.affine(fact)
+            if terms.keys() == {v}:
+                if terms[v] > 0:
+                    last = min(last, -offset // terms[v])
+                else:
+                    first = max(first, -(offset // terms[v]))
+        return range(first, last + 1)
 
     def _reach(self, side: Mapping[Var, int]) -> tuple[int, int]:
         """How far the variables of a side go, down and up."""

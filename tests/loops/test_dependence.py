@@ -245,6 +245,53 @@ def test_groups_of_tasks_are_told_apart(last: int, independent: bool) -> None:
     assert (carried(nest, NONE) is None) is independent
 
 
+@pytest.mark.parametrize(("more", "independent"), [(0, True), (1, False)])
+@pytest.mark.parametrize("rows", [101, 30001])
+def test_what_is_behind_the_vectors_of_a_matrix_is_apart(
+    rows: int, more: int, independent: bool
+) -> None:
+    """Rows are no whole vectors: what one thread does behind the last one is told apart from them
+    by the number of an element, however many there are."""
+    columns, threads = 303, 256
+    vectors, rest = divmod(rows * columns, 4)
+    block, thread = variable("b", vectors // (2 * threads) + 1), variable("t", threads)
+    each, lane, behind = (variable(n, e) for n, e in (("u", 2), ("v", 4), ("w", rest)))
+    vector = (block * 2 + each) * threads + thread
+    number = vector * 4 + lane
+    matrix = Buffer("m", F32, (rows, columns), "result")
+    place = number // columns, number % columns
+    last = index.constant(rows - 1), plus(behind, columns - rest)
+    inside = If(
+        apply("lt", vector, index.constant(vectors + more)),
+        (loop(lane, Store(matrix, place, ONE)),),
+    )
+    by_one = If(
+        apply("eq", block, index.constant(block.extent - 1)),
+        (
+            If(
+                apply("eq", thread, index.constant(threads - 1)),
+                (loop(behind, Store(matrix, last, ONE)),),
+            ),
+        ),
+    )
+    assert (carried(loop(thread, loop(each, inside), by_one), NONE) is None) is independent
+
+
+@pytest.mark.parametrize(("rows", "independent"), [(16, True), (17, False)])
+def test_a_loop_of_one_iteration_does_not_hide_what_a_number_is(
+    rows: int, independent: bool
+) -> None:
+    """A quotient that was simplified without its variable, and the remainder that was not."""
+    task, row, single, lane = (
+        variable(n, e) for n, e in (("t", 96), ("r", rows), ("s", 1), ("l", 32))
+    )
+    number = single * 16 + task // 2 * 16 + row
+    place = task // 6, number // 3 % 16, number % 3, task % 2 * 32 + lane
+    wide = Buffer("w", F32, (16, 16, 3, 64), "result")
+    nest = loop(task, loop(lane, loop(single, loop(row, Store(wide, place, ONE)))))
+    assert (carried(nest, NONE) is None) is independent
+
+
 @pytest.mark.parametrize(("turn", "independent"), [(1, True), (3, True), (0, False), (2, False)])
 def test_rooms_that_are_read_and_written_in_turns(turn: int, independent: bool) -> None:
     """Each task reads from anywhere in one room and writes its own part of another."""

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import all_of, apply, const, variable
+from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.expr.dtypes import F32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.accesses import accesses
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Store
@@ -47,6 +47,92 @@ def test_digits_in_any_order_fill_a_buffer(order: tuple[int, ...]) -> None:
     assert not list(gaps(digits_in(order, whole)))
     assert list(gaps(digits_in(order, whole - 1)))
     assert list(gaps(digits_in(order, whole // 2)))
+
+
+@pytest.mark.parametrize("shape", [(2403200,), (40055, 60), (200275, 3, 4), (8015, 100, 3)])
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_vectors_of_threads_of_blocks_fill_what_has_more_elements_than_are_looked_at(
+    shape: tuple[int, ...], left_out: int
+) -> None:
+    """The last block has fewer; with one vector less, its elements are another thread's to do."""
+    size = math.prod(shape)
+    vectors, threads, result = size // 4 - left_out, 256, Buffer("r", F32, shape, "result")
+    block, thread = variable("b", -(-vectors // (2 * threads))), variable("t", threads)
+    each, lane = variable("u", 2), variable("v", 4)
+    vector = index.add(index.multiply(index.add(index.multiply(block, 2), each), threads), thread)
+    number = index.add(index.multiply(vector, 4), lane)
+    steps = [math.prod(shape[n + 1 :]) for n in range(len(shape))]
+    place = [
+        index.floormod(index.floordiv(number, step), extent) if n else index.floordiv(number, step)
+        for n, (step, extent) in enumerate(zip(steps, shape, strict=True))
+    ]
+    inside = index.compare("lt", vector, index.constant(vectors))
+    stores = If(inside, (loop(lane, Store(result, tuple(place), ONE)),), ())
+    rest = variable("w", 4)
+    last = [index.constant(d - 1) for d in shape]
+    last[-1] = index.add(index.constant(shape[-1] - 4), rest)
+    of_last = all_of(
+        apply("eq", block, index.constant(block.extent - 1)),
+        apply("eq", thread, index.constant(threads - 1)),
+    )
+    behind = If(of_last, (loop(rest, Store(result, tuple(last), ONE)),), ())
+
+    def blocks(*body: If | For) -> LoopProgram:
+        return program(loop(block, loop(thread, *body)), result)
+
+    assert (not list(gaps(blocks(loop(each, stores))))) is (not left_out)
+    if shape[-1] % 4 == 0:
+        assert not list(gaps(blocks(loop(each, stores), behind)))
+
+
+@pytest.mark.parametrize("columns", [1003, 1024])
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_parts_of_rows_that_blocks_are_numbered_by_fill_a_buffer(
+    columns: int, left_out: int
+) -> None:
+    """A block is 32 columns of a row, the last one of each row those that are left."""
+    rows, parts = 30001, -(-columns // 32)
+    result = Buffer("r", F32, (rows, columns), "result")
+    block, thread = variable("b", rows * parts), variable("t", 32)
+    first = index.multiply(index.floormod(block, parts), 32)
+    left = index.minimum(
+        index.constant(32), index.subtract(index.constant(columns - left_out), first)
+    )
+    store = Store(result, (index.floordiv(block, parts), index.add(first, thread)), ONE)
+    threads = For(thread, left, LoopKind.THREAD, (store,))
+    assert (not list(gaps(program(loop(block, threads), result)))) is (not left_out)
+
+
+def test_groups_that_another_loop_cuts_short_fill_no_box() -> None:
+    """Tasks in groups of 8, in all one less for each of the rows before."""
+    row, group, task = variable("r", 5), variable("g", 4), variable("t", 8)
+    result = Buffer("r", F32, (5, 32), "result")
+    first = index.multiply(group, 8)
+    left = index.subtract(index.constant(32), index.add(first, row))
+    store = Store(result, (row, index.add(first, task)), ONE)
+    tasks = For(task, index.minimum(index.constant(8), left), LoopKind.SERIAL, (store,))
+    loops = loop(row, loop(group, tasks))
+    (access,) = accesses((loops,))
+    boxes = touched(access)
+    assert solid(access) is None and list(gaps(program(loops, result)))
+    truth = np.add.outer(np.arange(5), np.arange(32)) < 32
+    assert np.array_equal(painted(sides(boxes), result.shape), truth)
+
+
+def test_groups_that_data_cuts_short_fill_nothing_for_certain() -> None:
+    """Tasks in groups of 8, under a condition that has all of them as one number."""
+    where = Buffer("n", INDEX, (1,), "operand")
+    group, task, result = variable("g", 4), variable("t", 8), Buffer("r", F32, (30,), "result")
+    number = index.add(index.multiply(group, 8), task)
+    store = Store(result, (number,), ONE, index.compare("lt", number, index.constant(30)))
+
+    def tasks(trips: Expr) -> LoopProgram:
+        loops = loop(group, For(task, trips, LoopKind.SERIAL, (store,)))
+        return LoopProgram("p", (where,), (result,), (loops,))
+
+    given = load(where, (index.constant(0),))
+    assert [g.certain for g in gaps(tasks(index.minimum(given, 8)))] == [False]
+    assert not list(gaps(tasks(index.constant(8))))
 
 
 def test_a_digit_that_is_used_twice_fills_nothing() -> None:
@@ -132,9 +218,19 @@ def test_a_buffer_that_one_loop_fills_is_few_boxes_where_others_take_turns() -> 
     assert np.count_nonzero(whole) == size * size
 
 
-def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
-    """The digits of a variable; or nearly, or itself."""
-    divisors = [d for d in (2, 3, 4, 6) if v.extent % d == 0]
+def random_numbers(rng: np.random.Generator, variables: list[Var]) -> list[Expr]:
+    """The variables, often two of them as one number, and that as one with the third."""
+    numbers: list[Expr] = [variables[n] for n in rng.permutation(len(variables))]
+    while len(numbers) > 1 and rng.random() < 0.5:
+        high, low, *numbers = numbers
+        size = int(index.bounds(low)[1]) + 1
+        numbers = [index.add(index.multiply(high, index.constant(size)), low), *numbers]
+    return numbers
+
+
+def random_parts(rng: np.random.Generator, v: Expr) -> list[Expr]:
+    """The digits of a number; or nearly, or itself."""
+    divisors = [d for d in (2, 3, 4, 6) if (int(index.bounds(v)[1]) + 1) % d == 0]
     if not divisors or rng.random() < 0.2:
         return [v]
     step = int(rng.choice(divisors))
@@ -154,13 +250,14 @@ def random_condition(rng: np.random.Generator, limited: list[Expr]) -> Expr:
     return apply(
         str(rng.choice(["lt", "lt", "eq", "ne"])),
         limited[int(rng.integers(len(limited)))],
-        index.constant(int(rng.integers(1, 9))),
+        index.constant(int(rng.integers(1, 9)) * int(rng.choice([1, 1, 7]))),
     )
 
 
 def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
     """A store at sums of parts, mostly by steps of what those before reach, often under a guard."""
-    parts = [p for v in variables for p in random_parts(rng, v)]
+    numbers = random_numbers(rng, variables)
+    parts = [p for number in numbers for p in random_parts(rng, number)]
     parts = [parts[n] for n in rng.permutation(len(parts))]
     first, last = sorted(rng.integers(0, len(parts) + 1, 2))
     place = []
@@ -172,9 +269,11 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
             step *= 1 + int(index.bounds(part)[1])
         place.append(index.subtract(sum_, index.constant(int(index.bounds(sum_)[0]))))
     shape = tuple(int(index.bounds(i)[1]) + 1 for i in place)
-    guard = random_condition(rng, [*place, *variables])
+    guard = random_condition(rng, [*place, *variables, *numbers])
     if rng.random() < 0.3:
-        guard = apply("or", guard, apply("not", random_condition(rng, [*place, *variables])))
+        guard = apply(
+            "or", guard, apply("not", random_condition(rng, [*place, *variables, *numbers]))
+        )
     return Store(
         Buffer("r", F32, shape, "result"), tuple(place), ONE, guard if rng.random() < 0.4 else None
     )
@@ -186,15 +285,24 @@ def test_boxes_are_what_is_touched() -> None:
     for _ in range(500):
         variables = [variable(n, int(rng.choice([1, 2, 3, 4, 6, 8, 12]))) for n in "abc"]
         store = random_store(rng, variables)
-        loops = loop(variables[0], loop(variables[1], loop(variables[2], store)))
+        group, task = variables[1:]
+        trips = index.constant(task.extent)
+        if rng.random() < 0.3:  # the last groups have fewer tasks
+            count = index.constant(int(rng.integers(1, group.extent * task.extent + 1)))
+            first = index.multiply(group, trips)
+            trips = index.minimum(trips, index.subtract(count, first))
+        tasks = For(task, trips, LoopKind.SERIAL, (store,))
+        loops = loop(variables[0], loop(group, tasks))
+        guards = [store.guard] if store.guard else []
         points = np.array([*itertools.product(*(range(v.extent) for v in variables))]).T
         env = dict(zip(variables, points, strict=True))
-        place, guard = (
-            [np.broadcast_to(evaluate(e, env), points.shape[1]) for e in group]
-            for group in (store.indices, [store.guard] if store.guard else [])
+        place, conditions = (
+            [np.broadcast_to(evaluate(e, env), points.shape[1]) for e in asked]
+            for asked in (store.indices, [index.compare("lt", task, trips), *guards])
         )
         truth = np.zeros(store.buffer.shape, bool)
-        truth[tuple(i[np.logical_and.reduce(guard)] if guard else i for i in place)] = True
+        happens = np.logical_and.reduce(conditions)
+        truth[tuple(i[happens] for i in place)] = True
         (access,) = (a for a in accesses((loops,)) if a.writes)
         whole, boxes, most = solid(access), touched(access), reached(access)
         if whole is not None:
