@@ -131,8 +131,6 @@ def _on_copies(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
     size = -(-axis.extent // parameters["chunks"])
     begin, inside, end, copies = updates_in_chunks(stage, axis, size)
     schedule = open_schedule(Nest((inside,), len(inside.axes)), lower_stage(inside))
-    if axis is not stage.axes[0]:
-        schedule = schedule.reorder(axis.name, *(v.name for v in stage.axes if v is not axis))
     schedule = schedule.split(axis.name, size, "shorten").parallel(f"{axis.name}.o")
     last = f"{axis.name}.i" if axis is stage.axes[-1] else stage.axes[-1].name
     schedule = _several_at_a_time(schedule, stage, last, target, parameters)
@@ -191,12 +189,10 @@ def _adds(assign: Assign, written: Set[Buffer]) -> bool:
 
 
 def _cut_axis(stage: Stage) -> Var | None:
-    """The axis that chunks are of: the longest that is none of vectors."""
-    return max(
-        stage.axes[: len(stage.axes) - is_in_rows(stage)],
-        key=lambda axis: axis.extent,
-        default=None,
-    )
+    """The axis that chunks are of: the outermost one, if it is none of vectors.  Others change
+    places with it only where sums are exact."""
+    axes = stage.axes[: len(stage.axes) - is_in_rows(stage)]
+    return next((axis for axis in axes if axis.extent > 1), None)
 
 
 def shared_axis(stage: Stage) -> Var | None:
