@@ -153,18 +153,15 @@ def _of_all(stage: Stage, target: CpuTarget) -> Schedule:
 def chunks(nest: Nest) -> int:
     """How many chunks with copies of their own there are by default: 1 is none."""
     stage = coalesce(nest.stages[0])
-    if (
-        shared_axis(stage) is not None
-        or _cut_axis(stage) is None
-        or not may_come_in_any_order(stage)
-    ):
+    cut = _cut_axis(stage)
+    if shared_axis(stage) is not None or cut is None or not may_come_in_any_order(stage):
         return 1
     updates, elements = points(stage), sum(a.buffer.size for a in stage.assigns)
     if is_in_rows(stage):
         tasks, each = work(nest) // CHUNK_WORK, PER_ELEMENT_IN_ROWS
     else:
         tasks, each = updates // CHUNK_ELEMENTS, PER_ELEMENT
-    most = min(CHUNKS, tasks, updates // (each * elements))
+    most = min(CHUNKS, cut.extent, tasks, updates // (each * elements))
     return 1 << most.bit_length() - 1 if most > 1 else 1
 
 
