@@ -40,18 +40,29 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
     """The results that are not known to be written as a whole, and the reads of what nothing has
     written before; `survey` is that of the program, if somebody has it."""
     survey = surveyed(program) if survey is None else survey
+    calls = _summarized(program, survey)
+    if calls == {}:
+        yield from _gaps(program, survey.found, {})
+        return
+    found = [*_gaps(program, survey.own, calls)] if calls is not None else []
+    if calls is None or not all(gap.certain for gap in found):  # either side of a branch may call
+        found = _gaps(program, Survey.of(program).found, {})
+    yield from found
+
+
+def _gaps(
+    program: LoopProgram, accesses: Iterable[Access], calls: Mapping[str, tuple[Shape, bool]]
+) -> Iterator[Gap]:
+    """The gaps of what some accesses write, and calls as a whole."""
     stores: dict[str, _Stores] = {}
     reads: dict[str, dict[tuple, Access]] = {}
     homes: dict[Allocate, str] = {}  # buffers that exist one after the other may share a name
     frames: dict[Path, int] = {}
     numbers: dict[tuple, int] = {}  # of what paths say: cheaper to compare
     order: dict[Access, int] = {}
-    summarized = _summarized(program, survey)
-    if summarized is None:
-        summarized, survey = {}, Survey.of(program)
-    for name, (shape, always) in summarized.items():
+    for name, (shape, always) in calls.items():
         stores[name] = _Stores(shape, filled=True if always else None)
-    for n, access in enumerate(survey.own if summarized else survey.found):
+    for n, access in enumerate(accesses):
         buffer, path = access.buffer, access.path
         if buffer.scope == "operand":
             continue

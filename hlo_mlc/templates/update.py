@@ -131,8 +131,6 @@ def _on_copies(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
     size = -(-axis.extent // parameters["chunks"])
     begin, inside, end, copies = updates_in_chunks(stage, axis, size)
     schedule = open_schedule(Nest((inside,), len(inside.axes)), lower_stage(inside))
-    if axis is not stage.axes[0]:
-        schedule = schedule.reorder(axis.name, *(v.name for v in stage.axes if v is not axis))
     schedule = schedule.split(axis.name, size, "shorten").parallel(f"{axis.name}.o")
     last = f"{axis.name}.i" if axis is stage.axes[-1] else stage.axes[-1].name
     schedule = _several_at_a_time(schedule, stage, last, target, parameters)
@@ -155,18 +153,15 @@ def _of_all(stage: Stage, target: CpuTarget) -> Schedule:
 def chunks(nest: Nest) -> int:
     """How many chunks with copies of their own there are by default: 1 is none."""
     stage = coalesce(nest.stages[0])
-    if (
-        shared_axis(stage) is not None
-        or _cut_axis(stage) is None
-        or not may_come_in_any_order(stage)
-    ):
+    cut = _cut_axis(stage)
+    if shared_axis(stage) is not None or cut is None or not may_come_in_any_order(stage):
         return 1
     updates, elements = points(stage), sum(a.buffer.size for a in stage.assigns)
     if is_in_rows(stage):
         tasks, each = work(nest) // CHUNK_WORK, PER_ELEMENT_IN_ROWS
     else:
         tasks, each = updates // CHUNK_ELEMENTS, PER_ELEMENT
-    most = min(CHUNKS, tasks, updates // (each * elements))
+    most = min(CHUNKS, cut.extent, tasks, updates // (each * elements))
     return 1 << most.bit_length() - 1 if most > 1 else 1
 
 
@@ -191,12 +186,10 @@ def _adds(assign: Assign, written: Set[Buffer]) -> bool:
 
 
 def _cut_axis(stage: Stage) -> Var | None:
-    """The axis that chunks are of: the longest that is none of vectors."""
-    return max(
-        stage.axes[: len(stage.axes) - is_in_rows(stage)],
-        key=lambda axis: axis.extent,
-        default=None,
-    )
+    """The axis that chunks are of: the outermost one, if it is none of vectors.  Others change
+    places with it only where sums are exact."""
+    axes = stage.axes[: len(stage.axes) - is_in_rows(stage)]
+    return next((axis for axis in axes if axis.extent > 1), None)
 
 
 def shared_axis(stage: Stage) -> Var | None:

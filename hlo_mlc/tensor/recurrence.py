@@ -45,7 +45,7 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
         return None
     factor, rest = found
     if rest is None:
-        rest = const(-0.0 if dtype.is_float else 0, dtype)  # which changes not even a zero
+        rest = _nothing(dtype)
     if factor is const(1, dtype):
         return named_combiner("add", dtype), (rest,), (old,)
     known = few_values(factor) is not None
@@ -66,7 +66,12 @@ def pairs(dtype: DType) -> Combiner:
     lhs, rhs = combiner_variables((dtype, dtype))
     (a, b), (c, d) = lhs, rhs
     both = apply("fma", c, b, d) if dtype.is_float and not dtype.is_narrow_float else c * b + d
-    return Combiner(lhs, rhs, (a * c, both), (const(1, dtype), const(0, dtype)))
+    return Combiner(lhs, rhs, (a * c, both), (const(1, dtype), _nothing(dtype)))
+
+
+def _nothing(dtype: DType) -> Const:
+    """What may be added to anything, and changes not even a zero."""
+    return const(-0.0 if dtype.is_float else 0, dtype)
 
 
 @functools.lru_cache(256)

@@ -8,10 +8,11 @@ import pytest
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import const, load, variable
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.expr.dtypes import F32
-from hlo_mlc.loops.core import Accumulate, Call, For, LoopKind, LoopProgram, Store
+from hlo_mlc.expr.dtypes import BOOL, F32
+from hlo_mlc.loops.core import Accumulate, Call, For, If, LoopKind, LoopProgram, Store
 from hlo_mlc.loops.dependence import Memory, accesses, carried, variables
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import inline_calls
 from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.loops.verify import verify
@@ -51,6 +52,21 @@ def test_a_call_works_on_the_buffers_that_it_is_given() -> None:
         "  z[x0] <- add y[x0]",
     ]
     verify(program)
+
+
+@pytest.mark.parametrize("sides", [(True, True), (True, False), (False, True), (False, False)])
+def test_either_side_of_a_branch_may_call_what_fills_a_result(sides) -> None:
+    zero = LoopProgram("clear", (), (Q,), (serial(4, "x0", Store(Q, (AT,), const(0.0, F32))),))
+    flag, k = Buffer("flag", BOOL, (), "operand"), variable("k", 4)
+
+    def filled(calls: bool) -> Call | For:
+        return Call(zero, (Y,)) if calls else serial(4, "k", Store(Y, (k,), const(1.0, F32)))
+
+    then, otherwise = map(filled, sides)
+    both = If(load(flag, ()), (then,), (otherwise,))
+    prove(LoopProgram("either", (flag,), (Y,), (both,)))
+    with pytest.raises(VerifyError, match="every element of y: 4xf32 result is written"):
+        prove(LoopProgram("one", (flag,), (Y,), (If(load(flag, ()), (then,)),)))
 
 
 def test_results_of_a_called_program_may_hold_values_already() -> None:

@@ -331,6 +331,30 @@ def test_states_that_read_each_other_stay(check, arrays, loops_of):
     check(function, x, ulps=64)
 
 
+def test_errors_of_what_a_loop_rounds_stay_in_it(as_exact, arrays, loops_of):
+    """Sums that are compensated by what each of their steps rounds off."""
+    (x,) = arrays("float32", (4099,))
+    x = x + 100
+
+    def function(x):
+        def step(t, state):
+            sums, lost = state
+            lost = lost + (x[t] - ((sums[t] + x[t]) - sums[t]))
+            return sums.at[t + 1].set(sums[t] + x[t]), lost
+
+        sums, lost = lax.fori_loop(0, 4099, step, (jnp.zeros(4100, x.dtype), x[0] * 0))
+        return sums[-1] + lost
+
+    assert loops_of(function, x)[1] == 0
+    as_exact(function, x)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0])
+def test_zeros_keep_their_sign(factor, check):
+    function = scanned(lambda s, x: both(factor * s + x), first=-0.0)
+    check(lambda x: jnp.copysign(1.0, function(x)[1]), -jnp.zeros(5000), ulps=0)
+
+
 def test_in_the_body_of_another_loop(check, arrays):
     """What an inner loop leaves is read by the next trip of the outer one."""
     (x,) = arrays("float32", (1200,))

@@ -402,6 +402,15 @@ def test_updates_of_two_indices_are_of_copies(check, arrays, take_apart):
     assert updates_of(take_apart(function, x, y, places).programs)[0]["chunks"] > 1
 
 
+@pytest.mark.parametrize("shape", [(7, 10_000), (10_000, 7), (3, 40, 600)])
+def test_updates_of_several_axes_are_of_copies(check, arrays, take_apart, shape):
+    """Which keep their order: only the outermost axis is cut."""
+    x, y = arrays("float32", (9,), shape)
+    places = np.resize(PLACES, shape)
+    check(added, np.round(x), np.round(y), places, ulps=0)
+    assert updates_of(take_apart(added, x, y, places).programs)[0]["chunks"] > 1
+
+
 @pytest.mark.parametrize(
     ("function", "elements", "updates"),
     [

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, load, substitute, transform
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads, loads_in
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, loads_in, walk
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.templates.scan import LONG
@@ -414,9 +414,19 @@ def _parted(body: list[Assign], trip: Var) -> tuple[dict[Buffer, _State], list[t
         for access in loads(assign.value):
             if access.source in written and not _is_known(access, position, states):
                 raise _Refused
+    if any(_is_computed_again(state, body) for state in states.values()):
+        raise _Refused
     if all(state.combiner is None for state in states.values()):
         raise _Refused
     return states, others
+
+
+def _is_computed_again(state: _State, body: list[Assign]) -> bool:
+    """Whether others make something of what the loop would have rounded: the error of that, which
+    compensated sums add up, is none of the scan."""
+    value, combiner = state.assign.value, state.combiner
+    rounds = value.dtype.is_float and combiner is not None and combiner.name not in ("max", "min")
+    return rounds and any(value in walk(*a.value.args) for a in body if isinstance(a.value, Apply))
 
 
 def _state(assign: Assign, position: int, trip: Var) -> _State:
