@@ -17,6 +17,7 @@ SHOWING = (
     "elements",
     "encoder_captured",
     "frequencies",
+    "gradients_of_updates",
     "joined_features",
     "logistic_step",
     "looked_up_rows",

@@ -329,7 +329,11 @@ CASES = (
     _case(
         "advantages", advantages, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256, figure=2.0
     ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
-    _case("smoothed", smoothed, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256, figure=2.5),
-    _case("gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64, figure=2.0),
+    _case(
+        "smoothed", smoothed, {"steps": 20_000}, tiny={"steps": 17}, tolerance=256, figure=2.5
+    ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
+    _case(
+        "gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64, figure=2.0
+    ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
     _case("spikes", spikes, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
 )
