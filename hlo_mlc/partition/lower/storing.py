@@ -52,8 +52,8 @@ FOUND_AGAIN, FOUND_BY_PRODUCT = 1.5, 8
 # 0.1 to 0.6 of the time where up to 16 rows met them (scaled_weights, encoder_captured).  The rates
 # of passes over memory say 3 in place of 8 for 512 KiB on AVX2: 1.3 times the time.
 TILE_ROWS, TILE_COLUMNS, TILE_COST = 8, 32, 8
-# So many elements have to lie side by side in rows that are looked up (gradients_of_updates), and in
-# those of which scatters add short pieces.
+# So many elements have to lie side by side in rows that are looked up (gradients_of_updates), and
+# in those of which scatters add short pieces.
 PIECE = 16
 # Rows that are scattered are stored first where fewer bytes than that lie side by side in what they
 # are transposed of: 2,000 rows of 128 x 4 f32 took 0.75 to 0.95 of the time so, of 64 x 8 f32 and
