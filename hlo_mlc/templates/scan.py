@@ -90,7 +90,14 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
         if count * others >= FEW_STRIPS or count * others * steps * layout.width < SERIAL_WORK:
             return 1
         chunks = BLOCK
-    return max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK, _fewest(stage))
+    chunks = max(chunks, -(-steps // CHUNK // BLOCK) * BLOCK, _fewest(stage))
+    more = chunks + max(BLOCK, chunks // FEW_LANES * FEW_LANES // 2)
+    return min(chunks, more, key=lambda count: _one_by_one(steps, count))
+
+
+def _one_by_one(steps: int, chunks: int) -> int:
+    """Steps that no lanes share: one for each chunk, and what is left behind the last one."""
+    return chunks + steps - chunks * (steps // chunks // BLOCK * BLOCK)
 
 
 def _fewest(stage: Stage) -> int:

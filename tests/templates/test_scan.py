@@ -122,6 +122,14 @@ def test_cut_into_chunks(check, arrays, templates, shape):
     check(function, x, ulps=0)
 
 
+@pytest.mark.parametrize(("steps", "chunks"), [(65_536, 64), (20_000, 96), (30_720, 64)])
+def test_chunks_leave_few_steps_behind_the_last(take_apart, steps, chunks):
+    """Those of 64 would leave 544 of 20,000, which no lanes share."""
+    (program,) = take_apart(jnp.cumsum, jnp.ones(steps)).programs
+    (decision,) = schedule_program(program, TARGET)[1]
+    assert decision.parameters["chunks"] == chunks
+
+
 @pytest.mark.parametrize("shape", [(1_000_003,), (40, 33_333), (33_333, 40), (100, 9_999)])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_long_sums_are_as_exact_as_theirs(run, arrays, shape, reverse):
