@@ -22,6 +22,7 @@ from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose import cost, predictions
 from hlo_mlc.partition.choose.cost import choose_all, choose_predicted, estimate
 from hlo_mlc.partition.choose.predictions import by_gain, predict
+from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.surroundings import Surroundings
 from hlo_mlc.partition.choose.worth import (
     completion,
@@ -588,6 +589,24 @@ def test_next_to_nothing_is_not_worth_it() -> None:
     assert worth_it(tuned, TARGET) is tuned
     plan = plan_of(mostly_moves, (4, 4), (MILLION,))
     assert worth_it(plan, TARGET) is plan
+
+
+def test_transforms_of_planes_count_with_both_axes() -> None:
+    """An elementwise kernel beside them saves next to nothing of what the library takes."""
+
+    def beside_transforms(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(16):
+            x = jnp.fft.irfft2(jnp.fft.rfft2(x) * x[0, 0])
+        return x, jnp.tanh(y)
+
+    plan = plan_of(beside_transforms, (256, 256), (40_000,))
+    transforms = [node for node in plan.left if node.op == "stablehlo.fft"]
+    assert len(transforms) == 32 and plan.taken
+    each = 5 / 2 * 256**2 * 16 * figure("row_transform_operation_ns") / 1e3
+    assert least_arithmetic_us(transforms[0], TARGET) == pytest.approx(
+        each * TARGET.rates.one_by_one
+    )
+    assert not worth_it(plan, TARGET).taken
 
 
 def test_long_code_has_to_save_some_of_a_call() -> None:
