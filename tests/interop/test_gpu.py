@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,13 @@ import pytest
 from jax import lax
 
 from emulation.compiler import why_not
-from hlo_mlc import mlc_jit
+from hlo_mlc import kernel_objects, mlc_jit
 from hlo_mlc.codegen.cuda import compile
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat, devices, measuring
+from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.runtime.measure import PairedTimes, Timing
-from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.errors import CodegenError, VerifyError
 from hlo_mlc.target.cuda import names
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
@@ -297,13 +298,23 @@ def test_scans_of_few_elements_are_proved(shape: tuple[int, ...]) -> None:
         assert scan.report().coverage == 1
 
 
-def test_what_is_not_proved_stays_with_xla() -> None:
-    """Rows that are written at a place that is known at run time, whose ends are not of vectors."""
+def test_what_is_not_proved_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(loops: LoopProgram) -> NoReturn:
+        raise VerifyError("could not prove what was planted")
+
+    monkeypatch.setattr(kernel_objects.prove, "prove", refuse)
+    function = mlc_jit(lambda x: jnp.exp(x) * 2, choose="ours")
+    assert not calls(lowered(function, jax.ShapeDtypeStruct((23, 5), jnp.float16)))
+    assert "could not prove what was planted" in function.report().explain()
+
+
+def test_rows_that_are_written_at_a_place_known_at_run_time_are_proved() -> None:
+    """Their ends are not of vectors."""
 
     def update(x: jax.Array, rows: jax.Array, i: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(x, rows[:11], i, 0)
 
     function = mlc_jit(update, choose="ours")
     shapes = [jax.ShapeDtypeStruct((23, 5), jnp.float16)] * 2
-    assert not calls(lowered(function, *shapes, jax.ShapeDtypeStruct((), jnp.int32)))
-    assert "could not prove" in function.report().explain()
+    assert len(calls(lowered(function, *shapes, jax.ShapeDtypeStruct((), jnp.int32)))) == 1
+    assert function.report().coverage == 1
