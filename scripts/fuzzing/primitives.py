@@ -309,6 +309,7 @@ RULES: Mapping[str, Rule] = {
             "erf": special.erf,
             "erfc": special.erfc,
             "erf_inv": special.erfinv,
+            "lgamma": special.gammaln,  # XLA's is not 0 where the logarithm is
             "not": np.invert,
             "square": np.square,
             "is_finite": np.isfinite,

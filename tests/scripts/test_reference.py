@@ -315,6 +315,12 @@ def test_what_scatters_subtract_is_as_uncertain_as_a_sum() -> None:
     assert judge([found], oracle.types, reference).differences
 
 
+def test_the_logarithm_of_one_is_zero() -> None:
+    """As a factorial, where XLA has 9e-16."""
+    (exact,) = Oracle(lambda x: (lax.lgamma(x),), [np.array([1.0, 2])], True, False).run(0, 0).exact
+    assert not exact.any()
+
+
 @pytest.mark.parametrize("text", OF_COMPLEX)
 def test_functions_of_complex_numbers_are_known(text: str) -> None:
     program = eval(f"lambda x, y: {text.format(x='x', y='y', a=0)}", {"lax": lax})
