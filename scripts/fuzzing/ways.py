@@ -76,7 +76,8 @@ def in_place_of_jit(kernel: Callable, function: Callable) -> Callable:
 
 
 def exported(function: Callable, args: Sequence[jax.Array]) -> export.Exported:
-    """With extents that are open, each with a letter of its own, where JAX can trace that."""
+    """With extents that are open, each with a letter of its own, where JAX can trace that, and the
+    program is one of other extents as well."""
     extents = sorted({e for a in args for e in np.shape(a) if e > 1})
     letters = dict(zip(extents, string.ascii_lowercase, strict=False))
     scope = export.SymbolicScope()
@@ -89,6 +90,7 @@ def exported(function: Callable, args: Sequence[jax.Array]) -> export.Exported:
     ]
     traced = export.export(jax.jit(function, keep_unused=True))
     try:
+        jax.eval_shape(function, *_of_other_extents(args))
         return traced(*types)
     except Exception:  # whatever JAX says of extents that it cannot compare
         return traced(*args)

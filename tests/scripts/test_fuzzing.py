@@ -355,6 +355,13 @@ def test_modules_have_open_extents_where_that_goes() -> None:
     assert set(seen) == {True, False}
 
 
+def test_modules_have_no_open_extents_that_others_do_not_fit() -> None:
+    """JAX traces this with a letter, which only 2 may stand for."""
+    x = np.ones((1, 2), np.float32)
+    assert ways.is_open(ways.exported(lambda x: jnp.stack([x, x], 1), [x]))
+    assert not ways.is_open(ways.exported(lambda x: jnp.stack([x, x], 1).reshape(2, 2), [x]))
+
+
 def test_ops_of_programs_are_counted() -> None:
     """Those of what stands inside of others as well, and what a library is called for."""
 
