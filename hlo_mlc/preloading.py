@@ -38,8 +38,12 @@ def preload_compiler(cache_dir: Path) -> None:
     frames around them, which would be the caller's, with the function that is made.
     """
     thread = threading.Thread(target=_load, args=(cache_dir,), name="hlo_mlc loads")
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+    except RuntimeError:  # there is none to be had, as while Python ends
+        _load(cache_dir)
+    else:
+        thread.join()
 
 
 def _load(cache_dir: Path) -> None:

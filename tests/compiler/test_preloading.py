@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_a_command_that_kept_programs_loads_nothing_ahead(
     preloading.preload_compiler(tmp_path)
     assert not loaded
     started_by("b", monkeypatch)
+    preloading.preload_compiler(tmp_path)
+    assert len(loaded) == 1
+
+
+def test_where_no_thread_starts_it_is_loaded_all_the_same(
+    tmp_path: Path, loaded: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     preloading.preload_compiler(tmp_path)
     assert len(loaded) == 1
 
