@@ -7,6 +7,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
 
 from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
@@ -35,77 +36,11 @@ from hlo_mlc.support.errors import ScheduleError
 
 Argument = int | str | tuple[str, ...] | tuple[int, ...]
 
-# Every primitive by the name under which traces record it.
-PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
-    function.__name__: function
-    for function in (
-        splitting.split,
-        splitting.specialize,
-        ranges.cut,
-        ranges.set_apart,
-        loops.fuse,
-        loops.reorder,
-        loops.unswitch,
-        loops.rename,
-        statements.add_unit_loop,
-        statements.add_loops,
-        statements.begin_inside,
-        statements.inline,
-        statements.replicate,
-        branching.branch,
-        branching.version,
-        jamming.jam,
-        kinds.unroll,
-        kinds.write_out,
-        kinds.vectorize,
-        kinds.parallel,
-        kinds.bind,
-        kinds.tensorize,
-        kinds.atomic,
-        reduction.rfactor,
-        privatizing.privatize,
-        privatizing.fold_apart,
-        cascade.cascade,
-        fusion.fuse_loops,
-        fusion.fuse_first,
-        fusion.fuse_last,
-        fission.distribute,
-        fission.sink,
-        storage.contract,
-        storage.expand,
-        storage.promote,
-        storage.hoist,
-        caching.cache_read,
-        caching.cache_write,
-        coalescing.coalesce,
-        layouts.pad,
-        layouts.transform_layout,
-        caching.stream,
-        prefetching.prefetch,
-        prefetching.prefetch_next,
-        pipelining.persist,
-        pipelining.double_buffer,
-    )
-}
-# Those that can be told not to ask whether iterations depend on each other.
-UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
-    function.__name__: functools.partial(function, checked=False)
-    for function in (
-        splitting.split,
-        loops.reorder,
-        kinds.vectorize,
-        kinds.parallel,
-        kinds.bind,
-        jamming.jam,
-        reduction.rfactor,
-        privatizing.fold_apart,
-        fusion.fuse_first,
-        fission.distribute,
-        fission.sink,
-        storage.hoist,
-        coalescing.coalesce,
-    )
-}
+# Every primitive by the name under which traces record it, and those that can be told not to ask
+# whether iterations depend on each other: `_method` fills both.
+PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {}
+UNCHECKED: dict[str, Callable[..., LoopProgram]] = {}
+_P = ParamSpec("_P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +70,36 @@ Trace = tuple[Step, ...]
 """Rewrites in their order: with the program that they began with, all there is to a schedule."""
 
 
+def _method(
+    primitive: Callable[Concatenate[LoopProgram, _P], LoopProgram],
+) -> Callable[Concatenate[Schedule, _P], Schedule]:
+    """A primitive as a method of schedules. It records the arguments, without the last ones that
+    are what they are where nobody says them."""
+    name = primitive.__name__
+    PRIMITIVES[name] = primitive
+    program, *parameters = inspect.signature(primitive).parameters.values()
+    if parameters[-1].name == "checked":
+        UNCHECKED[name] = functools.partial(primitive, checked=False)
+        del parameters[-1]
+    signature = inspect.Signature(parameters)
+
+    @functools.wraps(primitive)
+    def method(schedule: Schedule, /, *args: Any, **kwargs: Any) -> Schedule:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = list(bound.arguments.values())
+        while given and given[-1] == parameters[len(given) - 1].default:
+            del given[-1]
+        return schedule.apply(Step(name, tuple(given)))
+
+    method.__signature__ = inspect.Signature([program, *parameters])
+    return method
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """`program`, reached from `naive` (None: from itself) by `trace`; every method gives a new one.
+    """`program`, reached from `naive` (None: from itself) by `trace`; every primitive is a method,
+    which gives a new one.
 
     Where a template knows that its rewrites keep what is computed, as tests show that replay its
     traces, they need not be `checked` one by one: the loops that come of them are proved anyway.
@@ -150,6 +112,53 @@ class Schedule:
     trace: Trace = ()
     naive: LoopProgram | None = None
     checked: bool = True
+
+    split = _method(splitting.split)
+    specialize = _method(splitting.specialize)
+    cut = _method(ranges.cut)
+    set_apart = _method(ranges.set_apart)
+    _fuse = _method(loops.fuse)
+    _reorder = _method(loops.reorder)
+    unswitch = _method(loops.unswitch)
+    rename = _method(loops.rename)
+    add_unit_loop = _method(statements.add_unit_loop)
+    add_loops = _method(statements.add_loops)
+    begin_inside = _method(statements.begin_inside)
+    inline = _method(statements.inline)
+    replicate = _method(statements.replicate)
+    branch = _method(branching.branch)
+    version = _method(branching.version)
+    jam = _method(jamming.jam)
+    unroll = _method(kinds.unroll)
+    write_out = _method(kinds.write_out)
+    vectorize = _method(kinds.vectorize)
+    parallel = _method(kinds.parallel)
+    bind = _method(kinds.bind)
+    tensorize = _method(kinds.tensorize)
+    atomic = _method(kinds.atomic)
+    rfactor = _method(reduction.rfactor)
+    privatize = _method(privatizing.privatize)
+    fold_apart = _method(privatizing.fold_apart)
+    cascade = _method(cascade.cascade)
+    fuse_loops = _method(fusion.fuse_loops)
+    fuse_first = _method(fusion.fuse_first)
+    fuse_last = _method(fusion.fuse_last)
+    distribute = _method(fission.distribute)
+    sink = _method(fission.sink)
+    contract = _method(storage.contract)
+    expand = _method(storage.expand)
+    promote = _method(storage.promote)
+    hoist = _method(storage.hoist)
+    cache_read = _method(caching.cache_read)
+    cache_write = _method(caching.cache_write)
+    coalesce = _method(coalescing.coalesce)
+    pad = _method(layouts.pad)
+    transform_layout = _method(layouts.transform_layout)
+    stream = _method(caching.stream)
+    prefetch = _method(prefetching.prefetch)
+    prefetch_next = _method(prefetching.prefetch_next)
+    persist = _method(pipelining.persist)
+    double_buffer = _method(pipelining.double_buffer)
 
     def __str__(self) -> str:
         return program_text(self.program)
@@ -189,213 +198,16 @@ class Schedule:
         known = PRIMITIVES[step.name]
         return known if self.checked else UNCHECKED.get(step.name, known)
 
-    def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
-        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`,
-        "early" as well, or in the last block: "shorten", "lengthen", "guard", "mask", "repeat",
-        "shift"."""
-        return self.apply(Step("split", (loop, factor, *_said((tail, "peel")))))
-
-    def specialize(self, loop: str, at: str) -> Schedule:
-        """`loop` -> one for the last iteration of `at`, and one for the others."""
-        return self.apply(Step("specialize", (loop, at)))
-
-    def cut(self, loop: str, at: int) -> Schedule:
-        """`loop` -> `loop.a` over its first `at` iterations and `loop.b` over the rest."""
-        return self.apply(Step("cut", (loop, at)))
-
-    def set_apart(self, loop: str, low: int, high: int) -> Schedule:
-        """`loop` -> one with a body for iterations from `low` up to `high`, and one for others."""
-        return self.apply(Step("set_apart", (loop, low, high)))
-
     def fuse(self, outer: str, *inner: str) -> Schedule:
         """Nested loops -> one called `outer.inner`, and so on."""
         schedule = self
         for name in inner:
-            schedule, outer = schedule.apply(Step("fuse", (outer, name))), f"{outer}.{name}"
+            schedule, outer = schedule._fuse(outer, name), f"{outer}.{name}"
         return schedule
 
     def reorder(self, *names: str) -> Schedule:
         """Nested loops in another order, outermost first."""
-        return self.apply(Step("reorder", (names,)))
-
-    def unswitch(self, loop: str) -> Schedule:
-        """A branch in `loop` that goes one way in all iterations -> around it."""
-        return self.apply(Step("unswitch", (loop,)))
-
-    def branch(self, loop: str) -> Schedule:
-        """What decides whether something is done in `loop` is asked before, around it at most."""
-        return self.apply(Step("branch", (loop,)))
-
-    def version(self, loop: str) -> Schedule:
-        """`loop` -> one for where all holds that it asks, and one, of loops `.e`, for elsewhere."""
-        return self.apply(Step("version", (loop,)))
-
-    def jam(self, loops: tuple[str, ...], inner: str = "", choices: int = 0) -> Schedule:
-        """Iterations of nested `loops` one after the other, those together that ask for the same;
-        loops in them, up to `inner`, as one, for each answer to at most so many `choices`."""
-        return self.apply(Step("jam", (loops, *_said((inner, ""), (choices, 0)))))
-
-    def add_unit_loop(self, loop: str) -> Schedule:
-        """All that is done -> in a loop called `loop`, once."""
-        return self.apply(Step("add_unit_loop", (loop,)))
-
-    def add_loops(self, loops: tuple[str, ...], extents: tuple[int, ...], at: str) -> Schedule:
-        """What is done in `at` outside of loops -> in the first iteration of new nested loops."""
-        return self.apply(Step("add_loops", (loops, extents, at)))
-
-    def begin_inside(self, loop: str) -> Schedule:
-        """What folds begin with, right before `loop` -> stored in its first iteration."""
-        return self.apply(Step("begin_inside", (loop,)))
-
-    def inline(self, buffer: str) -> Schedule:
-        """A private value -> what it is, wherever it is used."""
-        return self.apply(Step("inline", (buffer,)))
-
-    def replicate(self, buffer: str, loops: tuple[str, ...]) -> Schedule:
-        """A private value, computed in the first iteration of loops -> one for each iteration."""
-        return self.apply(Step("replicate", (buffer, loops)))
-
-    def rename(self, loop: str, inner: str, to: str) -> Schedule:
-        """A loop that holds the loop `inner`, or all of a name -> one called `to`."""
-        return self.apply(Step("rename", (loop, inner, to)))
-
-    def unroll(self, loop: str) -> Schedule:
-        """Iterations written out."""
-        return self.apply(Step("unroll", (loop,)))
-
-    def write_out(self, loop: str) -> Schedule:
-        """Iterations one after the other."""
-        return self.apply(Step("write_out", (loop,)))
-
-    def vectorize(self, loop: str) -> Schedule:
-        """Iterations as lanes."""
-        return self.apply(Step("vectorize", (loop,)))
-
-    def parallel(self, loop: str) -> Schedule:
-        """Iterations as tasks."""
-        return self.apply(Step("parallel", (loop,)))
-
-    def bind(self, loop: str | tuple[str, ...], to: str) -> Schedule:
-        """Iterations as the blocks of a grid or the threads of a block; those of several loops as
-        the same threads."""
-        return self.apply(Step("bind", (loop, to)))
-
-    def tensorize(self, loop: str) -> Schedule:
-        """Iterations and the loop in them, where that is a product -> what a lane has of one."""
-        return self.apply(Step("tensorize", (loop,)))
-
-    def atomic(self, buffer: str) -> Schedule:
-        """Stores that update elements of a buffer -> updates that nothing comes between."""
-        return self.apply(Step("atomic", (buffer,)))
-
-    def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
-        """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""
-        return self.apply(Step("rfactor", (loop, lanes, count)))
-
-    def privatize(self, loop: str) -> Schedule:
-        """`loop` outside of a fold, of which each iteration has a part; loops `loop.2` and so on
-        combine these."""
-        return self.apply(Step("privatize", (loop,)))
-
-    def fold_apart(self, loop: str, lanes: str = "") -> Schedule:
-        """`loop` outside of a fold, of which each iteration has a part, and each of `lanes` in it;
-        another loop of that name combines these."""
-        return self.apply(Step("fold_apart", (loop, *_said((lanes, "")))))
-
-    def cascade(self, length: int = cascade.RUN) -> Schedule:
-        """Long sums of floats -> sums of sums of `length` terms: loops `loop.r` over runs."""
-        return self.apply(Step("cascade", (length,)))
-
-    def fuse_loops(self, first: str, second: str) -> Schedule:
-        """Two neighbouring loops -> one called `first`."""
-        return self.apply(Step("fuse_loops", (first, second)))
-
-    def fuse_first(self, first: str, second: str, at: str, least: int = 1) -> Schedule:
-        """A loop before the loop `at` -> one with `second`, in the first iteration of `at`, where
-        loops in it have `least` iterations in all."""
-        return self.apply(Step("fuse_first", (first, second, at, *_said((least, 1)))))
-
-    def fuse_last(self, last: str, at: tuple[str, ...]) -> Schedule:
-        """A loop behind the nested loops `at` -> one in the last iteration of them."""
-        return self.apply(Step("fuse_last", (last, at)))
-
-    def distribute(self, loop: str, inner: str = "", behind: str = "") -> Schedule:
-        """A loop -> one around what is before `inner`, one around that, one around the rest; or one
-        up to there, and one called `behind`; or one around each statement."""
-        return self.apply(Step("distribute", (loop, *_said((inner, ""), (behind, "")))))
-
-    def sink(self, loop: str) -> Schedule:
-        """A loop -> one inside of each of those that it holds, and one around what is between."""
-        return self.apply(Step("sink", (loop,)))
-
-    def contract(self, buffer: str) -> Schedule:
-        """A scratch buffer -> a private one that holds what one iteration needs."""
-        return self.apply(Step("contract", (buffer,)))
-
-    def expand(self, loop: str, scope: str, multiple: int = 1, place: str = "first") -> Schedule:
-        """The private buffers of an iteration of `loop` -> buffers for all iterations."""
-        return self.apply(Step("expand", (loop, scope, multiple, place)))
-
-    def promote(self, loop: str) -> Schedule:
-        """What `loop` adds to an element of a private buffer is added up in a register."""
-        return self.apply(Step("promote", (loop,)))
-
-    def hoist(self, loop: str, inner: str, multiple: int = 1, kept: str = "value") -> Schedule:
-        """What updates in `loop` combine, the same in all iterations of it and of `inner`, or the
-        "source" of it that is converted, is computed before it: `loop.h`."""
-        return self.apply(Step("hoist", (loop, inner, multiple, *_said((kept, "value")))))
-
-    def cache_read(
-        self, buffer: str, loop: str, layout: str = "rows", same: str = "", along: str = ""
-    ) -> Schedule:
-        """What an iteration of `loop` reads of `buffer`, or what is the `same` in all iterations of
-        a loop in it, or nearest to each other `along` one, is copied to a private tile first."""
-        said = _said((layout, "rows"), (same, ""), (along, ""))
-        return self.apply(Step("cache_read", (buffer, loop, *said)))
-
-    def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
-        """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
-        return self.apply(Step("cache_write", (buffer, loop, layout)))
-
-    def coalesce(self, buffer: str) -> Schedule:
-        """A private buffer -> the part of another one that it is copied to."""
-        return self.apply(Step("coalesce", (buffer,)))
-
-    def pad(self, buffer: str, elements: int, dimension: int = -1) -> Schedule:
-        """Rows of a private buffer -> rows that are longer by so many elements."""
-        return self.apply(Step("pad", (buffer, elements, *_said((dimension, -1)))))
-
-    def transform_layout(
-        self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
-    ) -> Schedule:
-        """The dimensions of a private buffer -> their `parts` in another `order`."""
-        return self.apply(Step("transform_layout", (buffer, parts, order)))
-
-    def stream(self, buffer: str) -> Schedule:
-        """What is stored to a buffer may bypass the caches."""
-        return self.apply(Step("stream", (buffer,)))
-
-    def prefetch(self, buffer: str, loop: str, ahead: int) -> Schedule:
-        """Where vectors in `loop` read a buffer, what lies `ahead` elements behind is fetched."""
-        return self.apply(Step("prefetch", (buffer, loop, ahead)))
-
-    def prefetch_next(self, buffer: str, at: tuple[str, ...], every: str) -> Schedule:
-        """In each iteration of `every` a line that the next iteration of `at` reads is fetched."""
-        return self.apply(Step("prefetch_next", (buffer, at, every)))
-
-    def persist(self, loop: str, blocks: int) -> Schedule:
-        """`loop` over blocks -> `loop.p` over `blocks` blocks, each with rounds `loop.o`."""
-        return self.apply(Step("persist", (loop, blocks)))
-
-    def double_buffer(self, loop: str) -> Schedule:
-        """What an iteration fills first is filled while the one before is at work: `loop.o`."""
-        return self.apply(Step("double_buffer", (loop,)))
-
-
-def _said(*arguments: tuple[Argument, Argument]) -> tuple[Argument, ...]:
-    """Arguments, each beside what it is where nobody says it, without the last ones that are so."""
-    count = max((n for n, (given, usual) in enumerate(arguments, 1) if given != usual), default=0)
-    return tuple(given for given, _ in arguments[:count])
+        return self._reorder(names)
 
 
 def _wrong_argument(primitive: Callable[..., LoopProgram], step: Step) -> ScheduleError | None:
