@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import datetime
 import importlib.util
 import json
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -57,11 +59,25 @@ def test_no_run_is_a_year_older_than_the_newest_results_of_the_bench() -> None:
         assert age < OLDEST, "run python scripts/xla_figures.py --write"
 
 
+def named(node: ast.expr) -> Iterator[str]:
+    """The figures that an argument may be the name of, as patterns."""
+    if isinstance(node, ast.IfExp):
+        yield from (*named(node.body), *named(node.orelse))
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(
+            part.value if isinstance(part, ast.Constant) else r"\d+" for part in node.values
+        )
+    elif isinstance(node, ast.Constant):
+        yield node.value
+
+
 def test_each_figure_is_used_and_each_used_is_there() -> None:
-    text = "".join(path.read_text() for path in SOURCES.glob("*.py"))
     used = [
-        re.sub(r"\\{[^}]*\\}", r"\\d+", re.escape(name))
-        for name in re.findall(r'figure\(\s*f?"([^"]+)"', text)
+        name
+        for path in SOURCES.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("figure", "thread_figure")
+        for name in named(node.args[0])
     ]
     known = read().by_name
     for name in known:

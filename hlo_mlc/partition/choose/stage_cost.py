@@ -193,49 +193,14 @@ def _part(
     alone: bool,
 ) -> Part:
     """`near`: what our code finds in the first cache."""
-    rates = target.rates
-    work = Work.of(stage)
-    vector = lanes((stage,), target)
-    accesses = points(stage) * (1 + len(stage.inputs))
-    steps, each_us = work.operations + accesses, rates.one_by_one / _SCALAR_OPERATIONS
-    scalar_us, apart_ns = steps * each_us, APART_NS * rates.one_by_one
-    one_by_one = template == "plain"
-    cores = 1 if one_by_one or alone else target.cores
-    if template == "update":
-        merged, tasks = coalesce(stage), chunks(Nest((stage,), len(stage.axes)))
-        one_by_one = not is_in_rows(merged)
-        cores = cores if shared_axis(merged) else min(cores, tasks)
-    if one_by_one:
-        share = _share_of_steps(stage, target) if template == "update" else 1.0
-        threads = max(1, min(cores, steps // SERIAL_WORK))
-        ours = rows = OurTime(
-            work,
-            True,
-            max(share * scalar_us, _SERIAL_STAGE_US * rates.one_by_one),
-            threads,
-            scalar_us,
-        )
-    elif template == "stepwise":  # a vector of matrices takes as long as one, their elements do not
-        vectors = blocks(stage, target)
-        threads = min(threads_for(work, cores), vectors)
-        apart_us = apart_ns * sum(buffer.size for buffer in work.moved) / 1e3
-        alone_us = scalar_us * vectors / points(stage) + apart_us
-        ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
-    elif stage.sort is not None:
-        alone_us = vector_us(work, vector, rates)
-        alone_us += sorting_us(stage, target) * rates.one_by_one
-        threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
-        ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
-    else:
-        threads = threads_for(work, cores)
-        along = vector
-        if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
-            along = min(vector, stage.reduce_axes[-1].extent)
-        alone_us = vector_us(work, along, rates) + apart_ns * _scanned_apart(stage) / 1e3
-        rows = OurTime(work, False, alone_us, threads, scalar_us)
-        ours = (
-            replace(rows, alone_us=vector_us(work, vector, rates)) if template in _BESIDE else rows
-        )
+    rates, work = target.rates, Work.of(stage)
+    cores = 1 if template == "plain" or alone else target.cores
+    if template == "update" and not shared_axis(coalesce(stage)):
+        cores = min(cores, chunks(Nest((stage,), len(stage.axes))))
+    rows = _our_time(stage, template, target, cores, alone)
+    ours = rows
+    if template in _BESIDE and stage.sort is None:
+        ours = replace(rows, alone_us=vector_us(work, lanes((stage,), target), rates))
     there = xla_time(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), around.held(far))
@@ -253,9 +218,36 @@ def _part(
         trips * xla,
         trips * work.operations,
         trips * contraction_flops(stage),
-        cores > 1 and (threads > 1 or work.moved_bytes // 4 > SERIAL_WORK),
+        cores > 1 and (rows.threads > 1 or work.moved_bytes // 4 > SERIAL_WORK),
         there.forks,
     )
+
+
+def _our_time(stage: Stage, template: str, target: CpuTarget, cores: int, alone: bool) -> OurTime:
+    """What computing it takes us, where lanes that rows side by side leave empty are empty."""
+    rates, work, vector = target.rates, Work.of(stage), lanes((stage,), target)
+    steps = work.operations + points(stage) * (1 + len(stage.inputs))
+    scalar_us = steps * (rates.one_by_one / _SCALAR_OPERATIONS)
+    apart_ns = APART_NS * rates.one_by_one
+    if template == "plain" or (template == "update" and not is_in_rows(coalesce(stage))):
+        share = _share_of_steps(stage, target) if template == "update" else 1.0
+        threads = max(1, min(cores, steps // SERIAL_WORK))
+        alone_us = max(share * scalar_us, _SERIAL_STAGE_US * rates.one_by_one)
+        return OurTime(work, True, alone_us, threads, scalar_us)
+    threads = threads_for(work, cores)
+    if template == "stepwise":  # a vector of matrices takes as long as one, their elements do not
+        vectors = blocks(stage, target)
+        apart_us = apart_ns * sum(buffer.size for buffer in work.moved) / 1e3
+        alone_us = scalar_us * vectors / points(stage) + apart_us
+        threads = min(threads, vectors)
+    elif stage.sort is not None:
+        alone_us = vector_us(work, vector, rates) + sorting_us(stage, target) * rates.one_by_one
+        threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
+    else:
+        if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
+            vector = min(vector, stage.reduce_axes[-1].extent)
+        alone_us = vector_us(work, vector, rates) + apart_ns * _scanned_apart(stage) / 1e3
+    return OurTime(work, False, alone_us, threads, scalar_us)
 
 
 def _share_of_steps(update: Stage, target: CpuTarget) -> float:

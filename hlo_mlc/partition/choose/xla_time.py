@@ -119,78 +119,32 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
     """What XLA needs for a stage."""
     rates = target.rates
     memory = rates.pass_us(ours.work.walked_bytes, around.held(ours.work.moved))
-    if stage.procedure is not None and stage.procedure.is_side_by_side:
-        # Rows of transforms are shared out among the threads, one is not.
-        rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
-        wide = any(b.dtype is F64 for b in stage.procedure.arrays)
-        each = (
-            thread_figure("row_transform_wide_operation_ns", rates)
-            if wide
-            else thread_figure("row_transform_operation_ns", rates)
-        )
-        each = thread_figure("transform_ns", rates) + operations * each
-        forks = target.cores > 1 and points(stage) > 1
-        return XlaTime("transforms", max(rows * each / 1e3, memory), forks)
-    if around.by_lapack and (stage.procedure is not None or is_written_out(stage, 3)):
-        return XlaTime("small matrices", memory)  # besides what the library takes
-    if stage.procedure is not None:
-        each = thread_figure("matrix_step_ns", rates) * stage.procedure.total(cost)
-        if _goes_round(stage.procedure):
-            each = thread_figure("eigenvector_ns", rates) * max(
-                b.size for b in stage.procedure.arrays
-            )
-        each += thread_figure("matrix_ns", rates)
-        return XlaTime("small matrices", max(points(stage) * each / 1e3, memory))
-    if is_written_out(stage, 3):  # two may be the parts of a complex number
-        operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
-        if _is_polynomial(stage):
-            each = (
-                thread_figure("transform_ns", rates)
-                + thread_figure("transform_operation_ns", rates) * operations
-            )
-            return XlaTime("transforms", max(matrices * each / 1e3, memory), target.cores > 1)
-        each = (
-            thread_figure("matrix_ns", rates)
-            + thread_figure("matrix_operation_ns", rates) * operations
-        )
-        return XlaTime("small matrices", max(matrices * each / 1e3, memory))
+    narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
+    if stage.procedure is not None or is_written_out(stage, 3):  # two may be a complex number's
+        kind, us, forks = _matrices_us(stage, target, around)
+        return XlaTime(kind, max(us, memory), forks)
     if stage.trips:
         us = points(stage) * thread_figure("recurrence_ns", rates) / 1e3
         return XlaTime("recurrence", us + _terms_us(stage, ours, target, around))
     if stage.scan is not None:
-        narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = thread_figure("scan_narrow_ns", rates) if narrow else thread_figure("scan_ns", rates)
+        each = thread_figure("scan_narrow_ns" if narrow else "scan_ns", rates)
         each *= max(1, cost(*stage.combiner.results))
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
         return XlaTime("scan", max(us, memory))
     if stage.sort is not None:
-        return XlaTime(
-            "sort", max(_sort_us(stage, rates) + _terms_us(stage, ours, target, around), memory)
-        )
+        us = _sort_us(stage, rates) + _terms_us(stage, ours, target, around)
+        return XlaTime("sort", max(us, memory))
     if is_map(stage) and not writes_once(stage):
         work, memory = ours.alone_us, memory * min(target.cores, SHARES)  # by one thread
         if ours.is_serial:
-            joined = (
-                points(stage)
-                * _joined_places(stage)
-                * thread_figure("scatter_place_ns", rates)
-                / 1e3
-            )
-            return XlaTime("scatter", ours.scalar_us * figure("scatter") + joined)
+            joined = points(stage) * _joined_places(stage)
+            joined_us = joined * thread_figure("scatter_place_ns", rates) / 1e3
+            return XlaTime("scatter", ours.scalar_us * figure("scatter") + joined_us)
         return XlaTime("scatter", max(work, memory) * figure("scatter_rows"))
     if ours.is_serial:
         return XlaTime("serial", ours.alone_us * figure("serial"))
-    if (
-        stage.combiner is not None
-        and len(stage.accumulators) > 1
-        and not is_several(stage.combiner)
-    ):
-        narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = (
-            thread_figure("several_narrow_ns", rates)
-            if narrow
-            else thread_figure("several_ns", rates)
-        )
+    if len(stage.accumulators) > 1 and not is_several(stage.combiner):
+        each = thread_figure("several_narrow_ns" if narrow else "several_ns", rates)
         us = points(stage) * each / 1e3 + _terms_us(stage, ours, target, around)
         return XlaTime("reduction with several results", max(us, memory))
     threads = _threads(stage, target, around)
@@ -198,6 +152,33 @@ def xla_time(stage: Stage, ours: OurTime, target: CpuTarget, around: Surrounding
         memory *= min(target.cores / threads, SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
     return XlaTime(kind, us + (figure("fork_us") if threads > 1 else 0), threads > 1)
+
+
+def _matrices_us(stage: Stage, target: CpuTarget, around: Surroundings) -> tuple[str, float, bool]:
+    """The kind of what is done with each matrix, or row, of a batch, what computing it takes, and
+    whether several threads share it."""
+    rates, procedure, count = target.rates, stage.procedure, points(stage)
+    if procedure is not None and procedure.is_side_by_side:
+        # Rows of transforms are shared out among the threads, one is not.
+        wide = any(b.dtype is F64 for b in procedure.arrays)
+        each = thread_figure(
+            "row_transform_wide_operation_ns" if wide else "row_transform_operation_ns", rates
+        )
+        each = thread_figure("transform_ns", rates) + procedure.total(cost) * each
+        return "transforms", (count + count % 2) * each / 1e3, target.cores > 1 and count > 1
+    if around.by_lapack:
+        return "small matrices", 0.0, False  # besides what the library takes
+    if procedure is not None:
+        each = thread_figure("matrix_step_ns", rates) * procedure.total(cost)
+        if _goes_round(procedure):
+            each = thread_figure("eigenvector_ns", rates) * max(b.size for b in procedure.arrays)
+        each += thread_figure("matrix_ns", rates)
+        return "small matrices", count * each / 1e3, False
+    is_transform, operations = _is_polynomial(stage), cost(*stage.expressions)
+    each = thread_figure("transform_operation_ns" if is_transform else "matrix_operation_ns", rates)
+    once = thread_figure("transform_ns" if is_transform else "matrix_ns", rates)
+    us = math.prod(v.extent for v in stage.axes) * (once + each * operations) / 1e3
+    return ("transforms", us, target.cores > 1) if is_transform else ("small matrices", us, False)
 
 
 def _joined_places(stage: Stage) -> int:
@@ -248,13 +229,9 @@ def _loop_us(
     terms = window(stage)
     if terms and (slides(stage) or terms <= _WIDEST_WINDOW):
         results = math.prod(v.extent for v in stage.axes)
-        each = (
-            terms * thread_figure("overlap_ns", rates)
-            if slides(stage)
-            else min(
-                terms * thread_figure("window_ns", rates), thread_figure("longest_window_ns", rates)
-            )
-        )
+        each = terms * thread_figure("overlap_ns" if slides(stage) else "window_ns", rates)
+        if not slides(stage):
+            each = min(each, thread_figure("longest_window_ns", rates))
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
@@ -292,18 +269,11 @@ def _sort_us(stage: Stage, rates: Rates) -> float:
         and key.op == "not"
     )  # XLA finds it in sorts, too
     if kept < n and moved[0].dtype is F32 and is_top_k:
-        each = (
-            thread_figure("first_ns", rates)
-            + thread_figure("first_result_ns", rates) * kept / n * doublings
-        )
-        return points(stage) * each / 1e3
+        each = thread_figure("first_result_ns", rates) * kept / n * doublings
+        return points(stage) * (thread_figure("first_ns", rates) + each) / 1e3
     alone = len(moved) == 1 and not moved[0].dtype.is_float
-    each = (
-        thread_figure("sort_integers_ns", rates)
-        if alone
-        else thread_figure("sort_ns", rates)
-        + thread_figure("sort_more_ns", rates) * (len(moved) - 1)
-    )
+    each = thread_figure("sort_integers_ns" if alone else "sort_ns", rates)
+    each += thread_figure("sort_more_ns", rates) * (len(moved) - 1)
     return points(stage) * each * doublings / 1e3
 
 
@@ -328,9 +298,8 @@ def _map_us(
     )
     computing = work * (ratio if moves else computing_ratio(stage, rates))
     if _walks_across(stage):
-        computing = max(
-            computing, points(stage) * thread_figure("across_ns", rates) / threads / 1e3
-        )
+        across = points(stage) * thread_figure("across_ns", rates)
+        computing = max(computing, across / threads / 1e3)
     one_by_one = _one_by_one_us(stage, rates) / threads
     if threads == 2 and _is_masked(stage):
         computing *= figure("masked")
@@ -387,11 +356,8 @@ def _one_by_one_us(stage: Stage, rates: Rates) -> float:
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
     if row and 0 < row[-1].extent < _SHORT_ROW:
-        each += (
-            thread_figure("unrolled_row_ns", rates)
-            if row[-1].extent <= _UNROLLED
-            else thread_figure("short_row_ns", rates)
-        )
+        is_unrolled = row[-1].extent <= _UNROLLED
+        each += thread_figure("unrolled_row_ns" if is_unrolled else "short_row_ns", rates)
     return points(stage) * each / 1e3
 
 
