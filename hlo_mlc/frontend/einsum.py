@@ -243,13 +243,8 @@ def _selected(writer: Writer, operation: ir.Operation) -> ir.Value:
     )
 
 
-_REWRITES: Mapping[str, Rewrite] = {
+REWRITES: Mapping[str, Rewrite] = {
     "stablehlo.einsum": _einsum,
     "stablehlo.unary_einsum": _einsum,
     "stablehlo.torch_index_select": _selected,
 }
-
-
-def rewrite_of(name: str) -> Rewrite | None:
-    """How an operation is written out; None for others."""
-    return _REWRITES.get(name)

@@ -32,7 +32,11 @@ _OLD = frozenset(
     f"stablehlo.{name}" for name in ("broadcast", "create_token", "cross-replica-sum", "dot")
 )
 _RENEW = "builtin.module(func.func(stablehlo-legalize-deprecated-ops{fail-on-unused=false}))"
-_REWRITES = (shape_dialects, implied, run_time_places, einsum, ragged)
+_REWRITES = {
+    name: rewrite
+    for family in (shape_dialects, implied, run_time_places, einsum, ragged)
+    for name, rewrite in family.REWRITES.items()
+}
 _ASSUMING = "shape.assuming"
 # What is rewritten where it is of indices, which others compute with.
 _BESIDE_OTHERS = frozenset(("stablehlo.constant",))
@@ -102,7 +106,10 @@ def _require_tensor(operand: ir.Value) -> None:
 
 
 def _rewrite_of(name: str) -> shape_dialects.Rewrite | None:
-    return next(filter(None, (family.rewrite_of(name) for family in _REWRITES)), None)
+    """How an operation is written as JAX writes it; None for one that is, or is not known."""
+    if name.startswith(implied.BROADCASTING):
+        return implied.broadcasting(name)
+    return _REWRITES.get(name)
 
 
 def _inline(assuming: ir.Operation) -> None:

@@ -16,15 +16,15 @@ from hlo_mlc.frontend.shape_dialects import Rewrite, broadcast_sizes
 from hlo_mlc.frontend.writing import Writer, in_stablehlo
 from hlo_mlc.ops.registry import DEFINITIONS
 
-_BROADCASTING = "chlo.broadcast_"
+BROADCASTING = "chlo.broadcast_"
 _DIMENSIONS = "broadcast_dimensions"
 
 
-def _broadcasting(name: str) -> Rewrite:
+def broadcasting(name: str) -> Rewrite:
     """`chlo.broadcast_add(x, y)` -> `add(broadcast_in_dim(x), broadcast_in_dim(y))`"""
-    op = name.replace(_BROADCASTING, "stablehlo.")
+    op = name.replace(BROADCASTING, "stablehlo.")
     if op not in DEFINITIONS:
-        op = name.replace(_BROADCASTING, "chlo.")
+        op = name.replace(BROADCASTING, "chlo.")
 
     def rewrite(writer: Writer, operation: ir.Operation) -> ir.Value:
         result, attributes = operation.results[0].type, _attributes(operation)
@@ -192,15 +192,10 @@ def _gradient(writer: Writer, operation: ir.Operation) -> Sequence[ir.Value]:
     return norm.results(writer.same("stablehlo.multiply", factor, rest), of_scale, of_offset)
 
 
-_REWRITES: Mapping[str, Rewrite] = {
+REWRITES: Mapping[str, Rewrite] = {
     "chlo.constant": _constant,
     "chlo.constant_like": _constant_like,
     "stablehlo.batch_norm_inference": _inference,
     "stablehlo.batch_norm_training": _training,
     "stablehlo.batch_norm_grad": _gradient,
 }
-
-
-def rewrite_of(name: str) -> Rewrite | None:
-    """How an operation is written out; None for one that says what JAX's do."""
-    return _broadcasting(name) if name.startswith(_BROADCASTING) else _REWRITES.get(name)

@@ -149,9 +149,4 @@ class _Product:
         )
 
 
-_REWRITES: Mapping[str, Rewrite] = {"chlo.ragged_dot": _ragged_dot}
-
-
-def rewrite_of(name: str) -> Rewrite | None:
-    """How an operation is written out; None for others."""
-    return _REWRITES.get(name)
+REWRITES: Mapping[str, Rewrite] = {"chlo.ragged_dot": _ragged_dot}

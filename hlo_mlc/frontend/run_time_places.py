@@ -201,14 +201,9 @@ def _convolved(writer: Writer, operation: ir.Operation) -> ir.Value | None:
     )
 
 
-_REWRITES: Mapping[str, Rewrite] = {
+REWRITES: Mapping[str, Rewrite] = {
     "stablehlo.real_dynamic_slice": _sliced,
     "stablehlo.dynamic_pad": _padded,
     "stablehlo.dynamic_gather": _gathered,
     "stablehlo.dynamic_conv": _convolved,
 }
-
-
-def rewrite_of(name: str) -> Rewrite | None:
-    """How an operation is written with places; None for others."""
-    return _REWRITES.get(name)

@@ -201,7 +201,7 @@ def _recast(writer: Writer, operation: ir.Operation) -> ir.Value:
     return array if array.type == result else writer.reshaped(array, result, writer.sizes(array))
 
 
-_REWRITES: Mapping[str, Rewrite] = {
+REWRITES: Mapping[str, Rewrite] = {
     **dict.fromkeys(("arith.constant", "stablehlo.constant"), _constant),
     "arith.cmpi": _compared,
     "arith.select": _same("stablehlo.select"),
@@ -270,8 +270,3 @@ _REWRITES: Mapping[str, Rewrite] = {
     ),
 }
 # Sizes are not negative: divisions and remainders are the same with and without a sign.
-
-
-def rewrite_of(name: str) -> Rewrite | None:
-    """How an operation is written in StableHLO; None where that is not known."""
-    return _REWRITES.get(name)
