@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +68,15 @@ _SINGLE = Range(float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny
 _DOUBLE = Range(float(np.finfo(np.float64).max), float(np.finfo(np.float64).tiny), 709.0, 27)
 
 
+def _applied(op: str) -> Callable[..., Real]:
+    """A method that applies an op."""
+    return lambda number, *others: number.apply(op, *others)
+
+
+def _compared(direction: str) -> Callable[[Real, Real | float], Real]:
+    return lambda number, other: number.compare(direction, other)
+
+
 @dataclass(frozen=True, slots=True)
 class Real:
     """A real array, or whether something holds in each of its places."""
@@ -104,41 +113,24 @@ class Real:
             return number
         return Real(self.emitter.constant(number, self.value.type), self.emitter)
 
-    def __add__(self, other: Real | float) -> Real:
-        return self.apply("add", other)
+    __add__, __sub__ = _applied("add"), _applied("subtract")
+    __mul__, __truediv__ = _applied("multiply"), _applied("divide")
+    __neg__, __abs__, __and__, __or__ = map(_applied, ("negate", "abs", "and", "or"))
+    __lt__, __le__, __gt__, __ge__ = map(_compared, ("LT", "LE", "GT", "GE"))
+    sqrt, exp, log = _applied("sqrt"), _applied("exponential"), _applied("log")
+    log1p, sin, cos = _applied("log_plus_one"), _applied("sine"), _applied("cosine")
 
     def __radd__(self, other: float) -> Real:
         return self.like(other) + self
 
-    def __sub__(self, other: Real | float) -> Real:
-        return self.apply("subtract", other)
-
     def __rsub__(self, other: float) -> Real:
         return self.like(other) - self
-
-    def __mul__(self, other: Real | float) -> Real:
-        return self.apply("multiply", other)
 
     def __rmul__(self, other: float) -> Real:
         return self.like(other) * self
 
-    def __truediv__(self, other: Real | float) -> Real:
-        return self.apply("divide", other)
-
     def __rtruediv__(self, other: float) -> Real:
         return self.like(other) / self
-
-    def __neg__(self) -> Real:
-        return self.apply("negate")
-
-    def __abs__(self) -> Real:
-        return self.apply("abs")
-
-    def __and__(self, other: Real) -> Real:
-        return self.apply("and", other)
-
-    def __or__(self, other: Real) -> Real:
-        return self.apply("or", other)
 
     def compare(self, direction: str, other: Real | float) -> Real:
         """Whether this is so to the other."""
@@ -149,18 +141,6 @@ class Real:
             BOOL,
             {"comparison_direction": direction, "compare_type": kind},
         )
-
-    def __lt__(self, other: Real | float) -> Real:
-        return self.compare("LT", other)
-
-    def __le__(self, other: Real | float) -> Real:
-        return self.compare("LE", other)
-
-    def __gt__(self, other: Real | float) -> Real:
-        return self.compare("GT", other)
-
-    def __ge__(self, other: Real | float) -> Real:
-        return self.compare("GE", other)
 
     def equals(self, other: Real | float) -> Real:
         """Whether both are the same number; zeros of both signs are."""
@@ -174,24 +154,6 @@ class Real:
             ),
             self.emitter,
         )
-
-    def sqrt(self) -> Real:
-        return self.apply("sqrt")
-
-    def exp(self) -> Real:
-        return self.apply("exponential")
-
-    def log(self) -> Real:
-        return self.apply("log")
-
-    def log1p(self) -> Real:
-        return self.apply("log_plus_one")
-
-    def sin(self) -> Real:
-        return self.apply("sine")
-
-    def cos(self) -> Real:
-        return self.apply("cosine")
 
     def converted(self, dtype: DType) -> Real:
         """As numbers of another type."""

@@ -6,6 +6,7 @@ is one operation unless its docstring says otherwise, so op counts can be read o
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.legalize.formats import format_of
@@ -30,20 +31,9 @@ def pick(x: Expr, table: Sequence[float]) -> Expr:
     return apply("pick", x, *literals(x, *table)[1:])
 
 
-def absolute(x: Expr) -> Expr:
-    return apply("abs", x)
-
-
-def floor(x: Expr) -> Expr:
-    return apply("floor", x)
-
-
-def trunc(x: Expr) -> Expr:
-    return apply("trunc", x)
-
-
-def sqrt(x: Expr) -> Expr:
-    return apply("sqrt", x)
+absolute, floor, trunc, sqrt = (
+    functools.partial(apply, op) for op in ("abs", "floor", "trunc", "sqrt")
+)
 
 
 def unlikely(condition: Expr, slow: Operand, fast: Expr) -> Expr:
