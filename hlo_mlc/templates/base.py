@@ -229,8 +229,15 @@ def in_powers(schedule: Schedule, name: str, most: int) -> Schedule:
 
 def abreast(schedule: Schedule, name: str, width: int) -> Schedule:
     """Vectors of a loop's iterations, written out side by side."""
-    schedule = in_vectors(schedule, name, width)
-    return schedule.unroll(f"{name}.o") if f"{name}.o" in schedule.loop_names else schedule
+    return unroll_any(in_vectors(schedule, name, width), f"{name}.o")
+
+
+def unroll_any(schedule: Schedule, *names: str) -> Schedule:
+    """Those of some loops that there are, written out."""
+    for name in names:
+        if name in schedule.loop_names:
+            schedule = schedule.unroll(name)
+    return schedule
 
 
 def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Schedule:

@@ -40,6 +40,7 @@ from hlo_mlc.templates.base import (
     in_vectors,
     open_stage,
     points,
+    unroll_any,
 )
 from hlo_mlc.templates.left_factor import is_cheap_across, laid_out, pays
 from hlo_mlc.templates.product import (
@@ -404,7 +405,7 @@ class _Tiling:
             for part in (f"{late}.i", f"{late}.t"):
                 if part in schedule.loop_names:
                     schedule = schedule.reorder(f"{self.row}.e", part).vectorize(part)
-            return schedule.unroll(f"{late}.o") if f"{late}.o" in schedule.loop_names else schedule
+            return unroll_any(schedule, f"{late}.o")
         if sum(cost(a.value) for a in self.stage.assigns) <= EPILOGUE_ABREAST:
             return abreast(schedule, late, self.lanes)
         return in_vectors(schedule, late, self.lanes)

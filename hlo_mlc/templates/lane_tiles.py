@@ -28,7 +28,15 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Scheduled, in_tasks, lanes, open_stage, work, worth_a_task
+from hlo_mlc.templates.base import (
+    Scheduled,
+    in_tasks,
+    lanes,
+    open_stage,
+    unroll_any,
+    work,
+    worth_a_task,
+)
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
@@ -118,11 +126,7 @@ def _filled(schedule: Schedule, loops: Loops, width: int) -> Schedule:
     side = _side(loops, width)
     if side < _SMALLEST:
         return schedule
-    schedule = schedule.split(name, side, "early")
-    for part in (f"{name}.i", f"{name}.t"):
-        if part in schedule.loop_names:
-            schedule = schedule.unroll(part)
-    return schedule
+    return unroll_any(schedule.split(name, side, "early"), f"{name}.i", f"{name}.t")
 
 
 def _stored(
@@ -142,9 +146,7 @@ def _stored(
         .reorder(f"{name}.o", own)
         .split(own, side)
     )
-    for part in (f"{own}.i", f"{own}.t"):
-        if part in schedule.loop_names:
-            schedule = schedule.unroll(part)
+    schedule = unroll_any(schedule, f"{own}.i", f"{own}.t")
     for part in (f"{name}.i", f"{name}.t"):
         if part in schedule.loop_names:
             schedule = schedule.vectorize(part)

@@ -39,6 +39,7 @@ from hlo_mlc.templates.base import (
     lanes,
     open_schedule,
     points,
+    unroll_any,
     work,
 )
 from hlo_mlc.templates.elementwise import SHORT, ElementwiseTemplate, share_out, vectorize
@@ -121,8 +122,7 @@ def _several_at_a_time(
         return vectorize(schedule, last, width, unroll, in_pieces=True)
     if unroll > 1:
         schedule = schedule.split(last, unroll)
-    several = f"{last}.i"  # of which short loops have none
-    return schedule.unroll(several) if several in schedule.loop_names else schedule
+    return unroll_any(schedule, f"{last}.i")  # of which short loops have none
 
 
 def _on_copies(stage: Stage, target: CpuTarget, parameters: Parameters) -> Scheduled:

@@ -17,6 +17,7 @@ from hlo_mlc.templates.base import (
     in_vectors,
     lanes,
     open_stage,
+    unroll_any,
     work,
     worth_a_task,
 )
@@ -309,7 +310,7 @@ class WindowLoops:
             schedule = schedule.branch(stored[0])
         if self.reduces_lanes and stored:  # lanes of several results are combined at once
             return schedule.jam(stored)
-        schedule = _unrolled(schedule, stored)
+        schedule = unroll_any(schedule, *stored)
         panels = self.panel if self.begins_early else self.given
         if not panels or self.target.has_masked_bytes:
             return schedule
@@ -357,7 +358,7 @@ class WindowLoops:
             )
         if self.points:
             schedule = schedule.jam(self.points, self._side_by_side(self.points, ""))
-        return _unrolled(schedule, self.tile)
+        return unroll_any(schedule, *self.tile)
 
     def _side_by_side(self, written: Sequence[str], suffix: str) -> str:
         """The innermost loop that all points that are written out share: each term has a factor for
@@ -370,10 +371,3 @@ class WindowLoops:
 def _in_order(schedule: Schedule, wanted: Sequence[str], there: Sequence[str]) -> Schedule:
     """Loops in another order than there is."""
     return schedule if [*wanted] == [*there] else schedule.reorder(*wanted)
-
-
-def _unrolled(schedule: Schedule, names: Sequence[str]) -> Schedule:
-    for name in names:
-        if name in schedule.loop_names:
-            schedule = schedule.unroll(name)
-    return schedule
