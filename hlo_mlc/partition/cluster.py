@@ -10,12 +10,12 @@ from hlo_mlc.graph.core import Node, Value, constant_node
 from hlo_mlc.graph.counting import trips
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.fuse.donation import in_place
+from hlo_mlc.partition.fuse.donation import Aliases, in_place
 from hlo_mlc.partition.fuse.groups import Group, finished
 from hlo_mlc.partition.fuse.limits import FusionLimits
 from hlo_mlc.partition.fuse.recurrences import as_scans
 from hlo_mlc.partition.kernel import Kernel, make_kernel
-from hlo_mlc.partition.lower.layouts import lay_out
+from hlo_mlc.partition.lower.layouts import LaidOut, lay_out
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.naming import kernel_name
 from hlo_mlc.partition.row_blocks import RowBlocks
@@ -141,24 +141,10 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
     makers, orders = around.makers, around.orders
     members = {g.number for g in run}
     steps, operands, outputs = _computed(run, members, around)
-    wanted = _inheritances(operands, outputs, members, around)
-    at = {around.values[o] for o in operands}
-    laid = lay_out(
-        steps,
-        {b: orders[v] for b in (*operands, *outputs) if (v := around.values[b]) in orders},
-        outputs,
-        around.free,
-    )
+    laid, steps, aliases = _in_memory(steps, operands, outputs, members, around)
+    inherited = {around.values[b] for b in operands}
     operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
     values = {**around.values, **{new: around.values[b] for b, new in laid.made.items()}}
-    steps, aliases = in_place(
-        laid.steps,
-        [
-            (laid.made.get(r, r), laid.made.get(o, o))
-            for r, o in wanted
-            if laid.orders.get(r) == laid.orders.get(o)
-        ],
-    )
     steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
     steps = without_dead(as_scans(steps, outputs, around.limits), outputs)
     tables = {
@@ -169,29 +155,25 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
     steps, panels = pack(steps, tables) if around.limits.packs_constants else (steps, {})
     constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
     read = {b for s in steps for b in step_reads(s)}
-    operands = (*(b for b in operands if b in read), *constants)
-    kernel = make_kernel(steps, operands, outputs, aliases)
-    sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
+    given = tuple(b for b in operands if b in read)
+    kernel = make_kernel(steps, (*given, *constants), outputs, aliases)
+    sources = (*(values[b] for b in given), *(node.results[0] for node in constants.values()))
     targets = tuple(values[b] for b in outputs)
-    border = [
-        b
-        for b in operands
-        if b not in constants and values[b] in makers and counts(makers[values[b]])
-    ]
+    border = [b for b in given if values[b] in makers and counts(makers[values[b]])]
     border += [b for b in outputs if values[b] not in around.results]
     moved = dict(aliases)
-    copied = [b for b in outputs if around.heirs.get(values[b]) in at and b not in moved]
+    copied = [b for b in outputs if around.heirs.get(values[b]) in inherited and b not in moved]
     all_nodes = _between(sources, targets, makers)
     nodes = tuple(filter(counts, all_nodes)) or all_nodes
     locations = _locations(kernel, steps, values, makers)
+    name = kernel_name(kernel.program, locations, [node.location for node in nodes])
+    connected = (*given, *outputs)
     return Cluster(
-        replace(
-            kernel, name=kernel_name(kernel.program, locations, [node.location for node in nodes])
-        ),
+        replace(kernel, name=name),
         nodes,
         sources,
         targets,
-        tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
+        tuple((outputs.index(r), given.index(o)) for r, o in aliases),
         sum(b.bytes for b in border),
         sum(b.bytes for b in copied),
         around.is_whole,
@@ -199,21 +181,35 @@ def cluster_of(run: list[Group], around: Context) -> Cluster:
         around.in_branch,
         (*constants.values(), *(n for n in around.own if n.results[0] in sources)),
         locations,
-        orders={
-            values[b]: order
-            for b, order in laid.orders.items()
-            if laid.made[b] in (*operands, *outputs)
-        },
+        orders={values[b]: o for b, o in laid.orders.items() if laid.made[b] in connected},
         transposed=tuple(
-            values[b]
-            for b in (*operands, *outputs)
-            if b not in constants and values[b] in orders and b not in laid.made.values()
+            values[b] for b in connected if values[b] in orders and b not in laid.made.values()
         ),
         trips=_trips(nodes, makers),
         makers=makers,
         all_nodes=all_nodes,
         held_bytes=around.held_bytes,
     )
+
+
+def _in_memory(
+    steps: Sequence[Step],
+    operands: tuple[Buffer, ...],
+    outputs: tuple[Buffer, ...],
+    members: Set[int],
+    around: Context,
+) -> tuple[LaidOut, list[Step], Aliases]:
+    """How what some groups read and give lies in memory; the steps with that, and which results
+    take over the memory of which operands."""
+    orders, values = around.orders, around.values
+    known = {b: orders[values[b]] for b in (*operands, *outputs) if values[b] in orders}
+    laid = lay_out(steps, known, outputs, around.free)
+    wanted = [
+        (laid.made.get(r, r), laid.made.get(o, o))
+        for r, o in _inheritances(operands, outputs, members, around)
+        if laid.orders.get(r) == laid.orders.get(o)
+    ]
+    return laid, *in_place(laid.steps, wanted)
 
 
 def _computed(
@@ -230,9 +226,10 @@ def _computed(
     steps = without_dead(
         [s for group in run for s in finished(group, around.read_by, needed)], needed
     )
-    own = {b for s in steps for b in step_writes(s)}
+    stored = [sorted(step_writes(s), key=lambda b: int(b.name[1:])) for s in steps]
+    own = {b for group in stored for b in group}
     read = (b for s in steps for stage in stages(s) for b in stage.inputs if b not in own)
-    made = (b for s in steps for b in _ordered_writes(s) if b in needed)
+    made = (b for group in stored for b in group if b in needed)
     return steps, tuple(dict.fromkeys(read)), tuple(dict.fromkeys(made))
 
 
@@ -315,10 +312,6 @@ def _between(
         return nodes
     # A loop is needed for one of its results, and others are given: what reads these follows it.
     return operands_first(nodes, within.get)
-
-
-def _ordered_writes(step: Step) -> list[Buffer]:
-    return sorted(step_writes(step), key=lambda b: int(b.name[1:]))
 
 
 def is_table(node: Node) -> bool:

@@ -240,31 +240,19 @@ def _is_read_first(buffer: Buffer, found: Sequence[Access]) -> bool:
 def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
     """The loop, which stores to a buffer at one place, with what its last trips have stored there
     in registers; None where no trip reads it."""
-    if not is_full(loop):
-        return None
     found = accesses((loop,), buffer)
-    if any(map(_is_shared, found)):
-        return None
     write = next(a for a in found if a.writes)
     stmt = write.stmt
     if (
-        not isinstance(stmt, Store)
+        not is_full(loop)
+        or any(map(_is_shared, found))
+        or not isinstance(stmt, Store)
         or stmt.guard is not None
         or any(map(loads, stmt.indices))
         or not all(isinstance(s, Allocate) for s, _ in write.path[1:])
     ):
         return None
-    ago: dict[tuple[Expr, ...], int] = {}
-    for read in found[: found.index(write)]:
-        trips = _apart(read.indices, stmt.indices, loop.var)
-        if (
-            trips is not None
-            and 0 < trips <= min(FARTHEST, loop.var.extent)
-            and read.path
-            and not read.guards
-            and is_always_entered(read.path[1:])
-        ):
-            ago[read.indices] = trips
+    ago = _trips_ago(found[: found.index(write)], stmt, loop)
     if not ago:
         return None
     new, *kept = (
@@ -283,45 +271,50 @@ def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
             return Load(kept[ago[node.indices] - 1], ())
         return None
 
+    def by_registers(one: Stmt) -> Body:
+        return map_expressions((one,), lambda e: build.transform(e, swap, memo))
+
     def rewritten(body: Body) -> Body:
         """The statements up to the store read registers, behind which their values move on."""
-        result: list[Stmt] = []
-        is_behind = False
-        for one in body:
-            if is_behind:
-                result.append(one)
-            elif isinstance(one, Allocate) and any(one is s for s, _ in write.path):
-                result.append(Allocate(one.buffer, rewritten(one.body)))
-                is_behind = True
-            elif one is stmt:
-                is_behind = True
-                result += allocated(
-                    (new,),
-                    (
-                        Store(new, (), build.transform(stmt.value, swap, memo)),
-                        Store(buffer, stmt.indices, Load(new, ()), None, stmt.streaming),
-                        *(
-                            Store(to, (), Load(source, ()))
-                            for to, source in reversed([*zip(kept, (new, *kept), strict=False)])
-                        ),
-                    ),
-                )
-            else:
-                result += map_expressions((one,), lambda e: build.transform(e, swap, memo))
-        return tuple(result)
-
-    first = tuple(
-        Store(
-            own,
-            (),
-            Load(
-                buffer,
-                tuple(build.substitute(i, {loop.var: index.constant(-n)}) for i in stmt.indices),
-            ),
+        at = next(
+            n for n, one in enumerate(body) if one is stmt or any(one is s for s, _ in write.path)
         )
-        for n, own in enumerate(kept, 1)
-    )
-    return kept, first, loop.around(rewritten(loop.body))
+        if body[at] is stmt:
+            value = build.transform(stmt.value, swap, memo)
+            moved = reversed([*zip(kept, (new, *kept), strict=False)])
+            stores = (
+                Store(new, (), value),
+                Store(buffer, stmt.indices, Load(new, ()), None, stmt.streaming),
+                *(Store(to, (), Load(source, ())) for to, source in moved),
+            )
+            here = allocated((new,), stores)
+        else:
+            here = (Allocate(body[at].buffer, rewritten(body[at].body)),)
+        before = (s for one in body[:at] for s in by_registers(one))
+        return (*before, *here, *body[at + 1 :])
+
+    def first(n: int) -> Load:
+        earlier = {loop.var: index.constant(-n)}
+        return Load(buffer, tuple(build.substitute(i, earlier) for i in stmt.indices))
+
+    begin = tuple(Store(own, (), first(n)) for n, own in enumerate(kept, 1))
+    return kept, begin, loop.around(rewritten(loop.body))
+
+
+def _trips_ago(reads: Sequence[Access], store: Store, loop: For) -> dict[tuple[Expr, ...], int]:
+    """Where a loop reads, before it stores, what it has stored a few trips ago, and how many."""
+    ago: dict[tuple[Expr, ...], int] = {}
+    for read in reads:
+        trips = _apart(read.indices, store.indices, loop.var)
+        if (
+            trips is not None
+            and 0 < trips <= min(FARTHEST, loop.var.extent)
+            and read.path
+            and not read.guards
+            and is_always_entered(read.path[1:])
+        ):
+            ago[read.indices] = trips
+    return ago
 
 
 def _apart(read: Sequence[Expr], write: Sequence[Expr], counter: Var) -> int | None:

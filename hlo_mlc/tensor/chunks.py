@@ -9,6 +9,7 @@ updates each chunk begins with neutral elements, and what comes out updates the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
@@ -89,13 +90,9 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         Var(f"{axis.name}_{part}", INDEX, extent)
         for part, extent in (("c", chunks), ("w", size), ("r", rest))
     )
-    start = chunk * size
-    if reverse:  # the rest, which comes last, is at the low end
-        start = start + rest
-    position = stage.axes.index(axis)
 
     def axes(*replacing: Var) -> tuple[Var, ...]:
-        return (*stage.axes[:position], *replacing, *stage.axes[position + 1 :])
+        return tuple(v for own in stage.axes for v in (replacing if own is axis else (own,)))
 
     def place(at: Expr) -> tuple[Expr, ...]:
         return tuple(at if v is axis else v for v in stage.axes)
@@ -106,45 +103,27 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
             Buffer(f"{stage.name}_{v.name}_{suffix}", v.dtype, shape) for v in stage.accumulators
         )
 
-    def at(k: Expr, initial: tuple[Expr, ...], scanned: Var, own: tuple[Var, ...]) -> Stage:
-        def moved(e: Expr) -> Expr:
-            return substitute(e, {axis: k})
+    def loaded(what: Sequence[Buffer], at: Expr) -> tuple[Expr, ...]:
+        return tuple(load(b, place(at)) for b in what)
 
-        return replace(
-            stage,
-            name=f"{stage.name}_{scanned.name}",
-            axes=own,
-            initial=initial,
-            terms=tuple(map(moved, stage.terms)),
-            scan=ScanAxis(scanned, reverse),
-            assigns=tuple(
-                Assign(a.buffer, tuple(map(moved, a.indices)), moved(a.value))
-                for a in stage.assigns
-            ),
-        )
+    def stored(to: Sequence[Buffer], at: Expr, values: Sequence[Expr]) -> tuple[Assign, ...]:
+        return tuple(Assign(b, place(at), value) for b, value in zip(to, values, strict=True))
 
     parts, offsets = buffers("total", chunks), buffers("before", chunks + 1)
-    one, shifted = index.constant(1), start + within
-    totals = at(shifted, stage.combiner.identity, within, axes(chunk, within))
-    last = tuple(Assign(b, place(chunk), v) for b, v in zip(parts, stage.accumulators, strict=True))
-    begin = Stage(
-        f"{stage.name}_begin",
-        axes(),
-        tuple(
-            Assign(b, place(index.constant(chunks if reverse else 0)), e)
-            for b, e in zip(offsets, stage.initial, strict=True)
-        ),
-    )
-    before, after = chunk + one, chunk
-    if not reverse:
-        before, after = after, before
+    first, end = (index.constant(n) for n in ((chunks, 0) if reverse else (0, chunks)))
+    before, after = (chunk + 1, chunk) if reverse else (chunk, chunk + 1)
+    start = chunk * size
+    if reverse:  # the rest, which comes last, is at the low end
+        start = start + rest
+    in_chunk = axes(chunk, within)
+    totals = _scan_of_part(stage, start + within, within, in_chunk, stage.combiner.identity)
     through = Stage(
         f"{stage.name}_through",
         axes(chunk),
-        tuple(Assign(b, place(after), v) for b, v in zip(offsets, stage.accumulators, strict=True)),
+        stored(offsets, after, stage.accumulators),
         (),
         stage.combiner,
-        tuple(load(b, place(chunk)) for b in parts),
+        loaded(parts, chunk),
         stage.initial,
         stage.accumulators,
         scan=ScanAxis(chunk, reverse),
@@ -152,18 +131,38 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     )
     scans = [
         through,
-        at(shifted, tuple(load(b, place(before)) for b in offsets), within, axes(chunk, within)),
+        _scan_of_part(stage, start + within, within, in_chunk, loaded(offsets, before)),
     ]
     if rest:
-        end = index.constant(0 if reverse else chunks)
-        shifted = left if reverse else left + chunks * size
-        scans.append(at(shifted, tuple(load(b, place(end)) for b in offsets), left, axes(left)))
+        at = left if reverse else left + chunks * size
+        scans.append(_scan_of_part(stage, at, left, axes(left), loaded(offsets, end)))
     return Cut(
         replace(totals, name=f"{stage.name}_totals", assigns=()),
-        last,
-        begin,
+        stored(parts, chunk, stage.accumulators),
+        Stage(f"{stage.name}_begin", axes(), stored(offsets, first, stage.initial)),
         tuple(scans),
         (*parts, *offsets),
+    )
+
+
+def _scan_of_part(
+    stage: Stage, at: Expr, along: Var, axes: tuple[Var, ...], initial: tuple[Expr, ...]
+) -> Stage:
+    """The scan of a part of its axis, whose elements are `at` places that `along` goes through."""
+
+    def moved(e: Expr) -> Expr:
+        return substitute(e, {stage.scan.axis: at})
+
+    return replace(
+        stage,
+        name=f"{stage.name}_{along.name}",
+        axes=axes,
+        initial=initial,
+        terms=tuple(map(moved, stage.terms)),
+        scan=ScanAxis(along, stage.scan.reverse),
+        assigns=tuple(
+            Assign(a.buffer, tuple(map(moved, a.indices)), moved(a.value)) for a in stage.assigns
+        ),
     )
 
 
