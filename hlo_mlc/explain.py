@@ -109,13 +109,7 @@ class Explanation:
         return {
             "function": self.name,
             **found,
-            "time": {
-                "ours_us": self.ours_us,
-                "left_us": report.left_us,
-                "ours_share": share,
-                "speedup": report.speedup,
-                "speedup_is_measured": report.is_measured,
-            },
+            "time": {**found["time"], "ours_us": self.ours_us, "ours_share": share},
             "kernels": [
                 {
                     **kernel.as_dict(),
@@ -259,7 +253,7 @@ class Explanation:
         one."""
         parts: dict[tuple[str, str], list[LeftReport]] = {}
         for left in self.report.left:
-            parts.setdefault((_unnumbered(left.part), left.reason), []).append(left)
+            parts.setdefault((_NUMBER.sub("", left.part), left.reason), []).append(left)
         groups = sorted(parts.items(), key=lambda part: -sum(one.us for one in part[1]))
         if not groups:
             return []
@@ -345,12 +339,7 @@ def _renown(op: str) -> int:
     )
 
 
-def _unnumbered(name: str) -> str:
-    """A kernel's name without what tells it from others of the same name."""
-    return _NUMBER.sub("", name)
-
-
-_NUMBER = re.compile(r"#\d+(?=@|$)")
+_NUMBER = re.compile(r"#\d+(?=@|$)")  # of kernels with the same name
 
 
 def _two_lines(reason: str) -> list[str]:

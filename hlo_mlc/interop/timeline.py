@@ -150,7 +150,7 @@ def record_timeline(
         name,
         tuple(end - begin for begin, end in times),
         tuple(_runs(lanes, kernels)),
-        _covered(_within(times, _kernel_spans(lanes))),
+        _covered(_within(times, (s for lane in lanes for s in lane.spans if s.task is None))),
         _covered(_within(times, (op for track in tracks for op in track.operations))),
         len({track.number for track in tracks if track.spans or track.operations}),
         sum(lane.lost for lane in lanes),
@@ -274,14 +274,13 @@ def _events(
     """The events of the file; times are microseconds since the first call."""
     pid, zero = os.getpid(), calls[0][0]
 
+    def said(what: str, about: Mapping[str, object], **where: int) -> JsonEvent:
+        return {"ph": "M", "pid": pid, **where, "name": what, "args": about}
+
     def event(
-        track: _Track,
-        what: str,
-        category: str,
-        begin_ns: int,
-        end_ns: int,
-        about: Mapping[str, object],
+        track: _Track, what: str, category: str, times: Interval, about: Mapping[str, object] = {}
     ) -> JsonEvent:
+        begin_ns, end_ns = times
         return {
             "ph": "X",
             "pid": pid,
@@ -293,47 +292,23 @@ def _events(
             "args": dict(about),
         }
 
-    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    yield said("process_name", {"name": name})
     for position, track in enumerate(tracks):
-        yield {
-            "ph": "M",
-            "pid": pid,
-            "tid": track.number,
-            "name": "thread_name",
-            "args": {"name": track.name},
-        }
-        yield {
-            "ph": "M",
-            "pid": pid,
-            "tid": track.number,
-            "name": "thread_sort_index",
-            "args": {"sort_index": position},
-        }
-    for number, (begin, end) in enumerate(calls, 1):
-        yield event(tracks[0], f"{name}, call {number}", _CALL, begin, end, {})
+        yield said("thread_name", {"name": track.name}, tid=track.number)
+        yield said("thread_sort_index", {"sort_index": position}, tid=track.number)
+    for number, call in enumerate(calls, 1):
+        yield event(tracks[0], f"{name}, call {number}", _CALL, call)
     for track in tracks:
         for span in track.spans:
-            kernel = _kernel_name(span.kernel_id, kernels)
+            kernel, times = _kernel_name(span.kernel_id, kernels), (span.begin_ns, span.end_ns)
             if span.task is None:
-                yield event(
-                    track,
-                    kernel,
-                    _KERNEL,
-                    span.begin_ns,
-                    span.end_ns,
-                    _about(span.kernel_id, kernels),
-                )
+                yield event(track, kernel, _KERNEL, times, _about(span.kernel_id, kernels))
             else:
-                yield event(
-                    track,
-                    f"{kernel} [{span.task}]",
-                    _TASK,
-                    span.begin_ns,
-                    span.end_ns,
-                    {"task": span.task},
-                )
+                what, about = f"{kernel} [{span.task}]", {"task": span.task}
+                yield event(track, what, _TASK, times, about)
         for operation in track.operations:
-            yield event(track, operation.name, _XLA, operation.begin_ns, operation.end_ns, {})
+            times = (operation.begin_ns, operation.end_ns)
+            yield event(track, operation.name, _XLA, times)
 
 
 def _kernel_name(kernel_id: str, kernels: Mapping[str, KernelReport]) -> str:
@@ -379,10 +354,6 @@ def _runs(lanes: Sequence[Lane], kernels: Mapping[str, KernelReport]) -> list[Ke
             )
         )
     return sorted((kernel for kernel in found if kernel.runs), key=lambda kernel: -kernel.ns)
-
-
-def _kernel_spans(lanes: Sequence[Lane]) -> Iterator[Span]:
-    return (span for lane in lanes for span in lane.spans if span.task is None)
 
 
 def _within(calls: Sequence[Interval], spans: Iterable[Span | Operation]) -> list[Interval]:
