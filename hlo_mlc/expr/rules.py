@@ -24,10 +24,6 @@ def _is(e: Expr, value: float) -> bool:
     return not isinstance(value, float) or math.copysign(1, e.value) == math.copysign(1, value)
 
 
-def _is_nan(e: Expr) -> bool:
-    return isinstance(e, Const) and e.value != e.value
-
-
 def _is_op(e: Expr, op: str) -> bool:
     return isinstance(e, Apply) and e.op == op
 
@@ -246,7 +242,7 @@ def _extremum(args: tuple[Expr, ...], neutral: float) -> Expr | None:
             if (high <= 0 if neutral < 0 else low >= 0)
             else None
         )
-    return y if _is_nan(y) else None
+    return y if isinstance(y, Const) and y.value != y.value else None  # NaN
 
 
 def _larger(args: tuple[Expr, ...], dtype: DType) -> Expr | None:

@@ -43,7 +43,7 @@ def import_function(module: ir.Module, entry: str = "main") -> Graph:
     return _Importer(module).function(find_function(module, entry))
 
 
-def read_donations(module: ir.Module, entry: str = "main") -> tuple[tuple[int, int], ...]:
+def read_donations(module: ir.Module, entry: str) -> tuple[tuple[int, int], ...]:
     """The numbers of the parameters of a function that are donated, and of the results that JAX
     promises to put into their memory."""
     function = find_function(module, entry)

@@ -99,7 +99,7 @@ class Rewriter:
         regions = node.regions and tuple([self.graph(region) for region in node.regions])
         node = with_parts(node, operands, regions)
         self._location = node.location
-        if not node.opaque and _is_static(node):
+        if not node.opaque and all(map(_static, (*node.results, *node.operands))):
             rules = self._of_op.get(node.op)
             if rules is None:
                 known = self._rules
@@ -284,7 +284,3 @@ def operands_first(
 
 
 _static = attrgetter("type.is_static")
-
-
-def _is_static(node: Node) -> bool:
-    return all(map(_static, node.results)) and all(map(_static, node.operands))

@@ -228,7 +228,7 @@ class _Sides:
     @classmethod
     def of(cls, fun: Callable[..., Any]) -> _Sides:
         if isinstance(fun, StablehloFunction):
-            fun = fun.as_jitted()
+            fun = fun.jitted
         if not isinstance(fun, MlcFunction):
             if not callable(fun):
                 raise UsageError(f"compare takes a function first, got {type(fun).__name__}")

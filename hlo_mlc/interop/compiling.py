@@ -26,7 +26,7 @@ def compile_extracted(
     options: Options,
     *,
     entry: str,
-    platform: str = "cpu",
+    platform: str,
     faults: Faults | None = None,
     row_axes: Mapping[int, int] | None = None,
 ) -> tuple[ir.Module | None, Report]:

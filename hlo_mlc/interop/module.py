@@ -104,7 +104,7 @@ class StablehloFunction:
             self._compile, options, self._for_other_rows if self._is_dynamic else None
         )
         self._faults = Faults()
-        self._traced = self._traceable()
+        self.jitted = self._traceable()  # as one that JAX traces
         taken, returned = (
             ", ".join(map(str, types))
             for types in (self._arguments, result_types(module, MAIN, name))
@@ -128,7 +128,7 @@ class StablehloFunction:
         arrays = tuple(map(_taken, arrays))
         self._check(arrays)
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
-            return self._traced(*arrays)
+            return self.jitted(*arrays)
         return self._run(arrays)
 
     @overload
@@ -154,26 +154,22 @@ class StablehloFunction:
                 donates=False,
             )
         with jax.enable_x64(True):  # exactly these types
-            return self._traced.trace(*args)
+            return self.jitted.trace(*args)
 
     def lower(self, *args: Any) -> jax.stages.Lowered:
         """The function lowered for such arguments, as by `jax.jit`."""
         self._check(args, allowed=jax.ShapeDtypeStruct)
         with jax.enable_x64(True):
-            return self._traced.lower(*args)
+            return self.jitted.lower(*args)
 
     def eval_shape(self, *args: Any) -> Any:
         """The types of the results for such arguments."""
         return self.trace(*args).out_info
 
-    def as_jitted(self) -> MlcFunction[..., tuple[jax.Array, ...]]:
-        """The function as one that JAX traces."""
-        return self._traced
-
     def clear_cache(self) -> None:
         """Forgets all that was compiled of the function."""
         self._programs.clear()
-        self._traced.clear_cache()
+        self.jitted.clear_cache()
 
     def report(self, *args: Any) -> Report:
         """What was compiled and what stays with XLA: for such arguments, arrays or their types;

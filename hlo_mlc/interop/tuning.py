@@ -33,8 +33,8 @@ def tune_call(
     *,
     trials: int | None,
     minutes: float | None,
-    storage: str | None = None,
-    target: str | None = None,
+    storage: str | None,
+    target: str | None,
 ) -> TuningReport:
     """Tunes what `mlc_jit` made of a function, for arguments of these types; for a GPU
     architecture (`target`) by a model, here where there need be none.

@@ -142,7 +142,7 @@ def combiner_text(combiner: Combiner) -> str:
     return f"{{({parameters}) {body}{identity}}}"
 
 
-def _suffix(guard: tuple[str, ...], hint: str = "") -> str:
+def _suffix(guard: tuple[str, ...], hint: str) -> str:
     return (f" where {guard[0]}" if guard else "") + hint
 
 

@@ -9,7 +9,7 @@ from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Value
 from hlo_mlc.ops import elementwise, shape
-from hlo_mlc.ops.definition import OpDef, Pointwise, Read
+from hlo_mlc.ops.definition import OpDef, Pointwise
 from hlo_mlc.tensor.combine import combiner_from, combiner_variables
 
 # What a body of scalars can be made of; everything here is Pointwise.
@@ -40,15 +40,12 @@ def inline_scalar_graph(graph: Graph, arguments: Sequence[Expr]) -> tuple[Expr, 
     """The results of a graph of scalars, as expressions over `arguments`."""
     known: dict[Value, Expr] = dict(zip(graph.parameters, arguments, strict=True))
     for node in graph.nodes:
-        lowered = _SCALAR_OPS[node.op].lower(node, [_constantly(known[v]) for v in node.operands])
+        reads = [lambda indices, value=known[v]: value for v in node.operands]
+        lowered = _SCALAR_OPS[node.op].lower(node, reads)
         assert isinstance(lowered, Pointwise)
         for value, element in zip(node.results, lowered.elements, strict=True):
             known[value] = element(())
     return tuple(known[v] for v in graph.results)
-
-
-def _constantly(value: Expr) -> Read:
-    return lambda indices: value
 
 
 def combiner_of(region: Graph) -> Combiner | str:

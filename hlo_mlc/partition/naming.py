@@ -52,9 +52,7 @@ _ARITHMETIC = {
 _KINDS = 3  # of arithmetic in one expression: so many have no name
 
 
-def kernel_name(
-    program: TensorProgram, locations: Mapping[str, str], others: Iterable[str] = ()
-) -> str:
+def kernel_name(program: TensorProgram, locations: Mapping[str, str], others: Iterable[str]) -> str:
     """`softmax@nn.py:6`; only what is computed where no line is known.
 
     `locations` are those of the buffers that are written, by name; `others` come from all that the

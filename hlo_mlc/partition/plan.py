@@ -89,14 +89,14 @@ def in_row_blocks(
     graph: Graph,
     block_bytes: int,
     refused: Container[str],
-    axes: Mapping[int, int] | None = None,
-    all_rows: bool = False,
+    axes: Mapping[int, int],
+    all_rows: bool,
 ) -> Plan:
     """The plan for `graph` with kernels that serve any number of rows where that can be, and that
     are none of those `refused`, by their fingerprints; with `all_rows`, those that other numbers
     need are beside them.  `axes` are those along which its parameters have rows, by their numbers,
     where that is known."""
-    known = {graph.parameters[n]: axis for n, axis in (axes or {}).items()}
+    known = {graph.parameters[n]: axis for n, axis in axes.items()}
     for node in graph.nodes:
         if node.op == "stablehlo.reshape" and known.get(node.operands[0]) == 0:
             given, made = node.operands[0].type.shape, node.results[0].type.shape

@@ -202,7 +202,7 @@ def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
     )
 
 
-def _is_simple(branch: Graph, updates: Container[Value] = ()) -> bool:
+def _is_simple(branch: Graph, updates: Container[Value]) -> bool:
     """Whether a branch is made of simple operations besides these updates."""
     return all(
         not inner.opaque

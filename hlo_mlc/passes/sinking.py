@@ -65,15 +65,12 @@ def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
     for node in graph.nodes:
         regions = node.regions
         if regions and not node.opaque:  # which can only be written back with those it came with
-            regions = tuple([_sink(r, _captured(r, known)) for r in regions])
+            inside = [{v: known[v] for v in r.captures if v in known} for r in regions]
+            regions = tuple(map(_sink, regions, inside))
         operands = tuple([here(v) for v in node.operands]) if outside else node.operands
         nodes.append(with_parts(node, operands, regions))
     results = tuple([here(v) for v in graph.results])
     return with_body(graph, (*copies.values(), *nodes), results)
-
-
-def _captured(region: Graph, known: Mapping[Value, Node]) -> Mapping[Value, Node]:
-    return {value: known[value] for value in region.captures if value in known}
 
 
 def _is_splat(node: Node) -> bool:

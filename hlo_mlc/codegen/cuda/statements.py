@@ -75,7 +75,7 @@ class BlockWriter(Writer):
             self._each(group)
 
     def _each(self, statements: Iterable[Stmt]) -> None:
-        for is_store, group in itertools.groupby(statements, _is_store):
+        for is_store, group in itertools.groupby(statements, lambda s: isinstance(s, Store)):
             if is_store:
                 self._stores(tuple(group))
                 continue
@@ -287,10 +287,6 @@ class BlockWriter(Writer):
 def shared_size(buffer: Buffer) -> int:
     """Bytes of a buffer in shared memory, where each begins at a vector."""
     return -(-buffer.bytes // VECTOR_BYTES) * VECTOR_BYTES
-
-
-def _is_store(stmt: Stmt) -> bool:
-    return isinstance(stmt, Store)
 
 
 def _is_product(stmt: Stmt) -> bool:

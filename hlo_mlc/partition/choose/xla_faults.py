@@ -52,15 +52,13 @@ def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
     return version in OLD_LIBRARY and rank >= _RANK
 
 
-def options_without(
-    rank: int, transposes_and_loops: bool, version: str = jaxlib.__version__
-) -> dict[str, str | bool]:
+def options_without(rank: int, transposes_and_loops: bool) -> dict[str, str | bool]:
     """XLA's options by which it does not fail at sums of so many dimensions, nor write over what
     loops take apart."""
     found: dict[str, str | bool] = {}
-    if is_faulty(rank, version):
+    if is_faulty(rank):
         found["xla_cpu_experimental_ynn_fusion_type"] = ""
-    if transposes_and_loops and version in OLD_LIBRARY:
+    if transposes_and_loops and jaxlib.__version__ in OLD_LIBRARY:
         found["xla_cpu_copy_insertion_use_region_analysis"] = True
     return found
 

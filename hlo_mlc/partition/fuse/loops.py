@@ -150,7 +150,8 @@ class _WhileLoop:
                 self.carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
         initial = outer.items[first:]
         del outer.items[first:]
-        return _fused(initial, _all_written(initial), outer.costs)
+        written = frozenset(b for item in initial for b in item.stage.outputs)
+        return _fused(initial, written, outer.costs)
 
     def body_steps(self) -> tuple[list[Step], dict[Buffer, Buffer]]:
         """The steps of an iteration, and the buffers that take turns with others in it."""
@@ -290,7 +291,3 @@ def _steps(segments: list[Segment], needed: frozenset[Buffer], costs: Costs) -> 
             results.append([segment])
             read_later.update(step_reads(segment))
     return [step for group in reversed(results) for step in group]
-
-
-def _all_written(items: list[Item]) -> frozenset[Buffer]:
-    return frozenset(b for item in items for b in item.stage.outputs)

@@ -20,7 +20,7 @@ from hlo_mlc.expr.build import all_of, load, substitute, transform
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, loads_in, walk
 from hlo_mlc.expr.dtypes import BOOL, DType
-from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
+from hlo_mlc.partition.fuse.limits import FusionLimits
 from hlo_mlc.templates.scan import LONG
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import accesses
@@ -35,9 +35,7 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 _CHEAP = 2
 
 
-def as_scans(
-    steps: Sequence[Step], needed: Iterable[Buffer], limits: FusionLimits = LIMITS
-) -> list[Step]:
+def as_scans(steps: Sequence[Step], needed: Iterable[Buffer], limits: FusionLimits) -> list[Step]:
     """The steps with scans instead of loops where all that these carry is recurrences; `needed`
     buffers are read after them."""
     live, found = set(needed), []

@@ -58,7 +58,7 @@ def lay_out(
     steps: Sequence[Step],
     wanted: Mapping[Buffer, Order],
     results: Collection[Buffer],
-    free: Set[Buffer] = frozenset(),
+    free: Set[Buffer],
 ) -> LaidOut:
     """The steps with buffers, some of which are `results`, in the orders that are wanted of them,
     as far as that costs less than copies; `free` results, which only kernels read, may be in any,

@@ -87,12 +87,13 @@ class _Search:
             store(self.above, self.n),
         )
         most = LEFT if self.n >= LONG else 1
+        comes_first = self._counted(self.n, lambda i: compare("lt", self._key(i), read(self.trial)))
         found: Body = (
             While(
                 self._more_than(most),
                 (
                     store(self.earlier, self._left()),
-                    *self._step(self._counted(self.n, self._comes_first)),
+                    *self._step(comes_first),
                     If(compare("eq", self._left(), read(self.earlier)), self._spanned()),
                 ),
             ),
@@ -119,9 +120,6 @@ class _Search:
 
     def _key(self, i: Expr) -> Expr:
         return read(self.keys, *self.place(i))
-
-    def _comes_first(self, i: Expr) -> Expr:
-        return compare("lt", self._key(i), read(self.trial))
 
     def _step(self, counted: Body) -> Body:
         """One more bit, by how many keys come before the one that has it."""
