@@ -17,78 +17,15 @@ from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host, named
 from making.code import generate
+from making.operations import CONVERSIONS, REALS, assert_same, ops_of, taken, values_of
 
 COUNT = 1024
 LANES = 16
-
-_COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-_ARITHMETIC = ["add", "sub", "mul", "max", "min"]
-_FLOAT = [
-    *_ARITHMETIC,
-    *_COMPARISONS,
-    "div",
-    "neg",
-    "abs",
-    "floor",
-    "ceil",
-    "trunc",
-    "sqrt",
-    "round_even",
-    "round_away",
-    "is_finite",
-    "sign",
-]
-_INTEGER = [
-    *_ARITHMETIC,
-    *_COMPARISONS,
-    "div",
-    "rem",
-    "neg",
-    "abs",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "shl",
-    "shr_logical",
-    "shr_arithmetic",
-    "popcnt",
-    "clz",
-    "sign",
-]
-_BOOL = ["add", "sub", "mul", "max", "min", "and", "or", "xor", "not", *_COMPARISONS]
-_REALS = [d for d in t.ALL if d.kind is not t.Kind.COMPLEX]
-_UNARY = frozenset(
-    (
-        "neg",
-        "abs",
-        "floor",
-        "ceil",
-        "trunc",
-        "sqrt",
-        "round_even",
-        "round_away",
-        "is_finite",
-        "sign",
-        "not",
-        "popcnt",
-        "clz",
-        "rsqrt",
-    )
-)
 
 
 @pytest.fixture
 def machine(unflushed_machine):
     return unflushed_machine
-
-
-def _ops(dtype: DType) -> list[str]:
-    if dtype is t.BOOL:
-        return _BOOL
-    if dtype.is_float:
-        return _FLOAT
-    return _INTEGER if dtype.is_signed else [*_INTEGER, "mul_high"]
 
 
 def _elementwise(
@@ -123,63 +60,35 @@ def _elementwise(
     )
 
 
-def _assert_same(
-    actual: np.ndarray, expected: np.ndarray, what: str, operands: list[np.ndarray]
-) -> None:
-    assert actual.dtype == expected.dtype
-    if actual.dtype.kind in "fV":  # equal bits, but any NaN is a NaN
-        with np.errstate(invalid="ignore"):
-            wide, wide_expected = actual.astype(np.float64), expected.astype(np.float64)
-        same = (wide == wide_expected) & (np.signbit(wide) == np.signbit(wide_expected))
-        same |= np.isnan(wide) & np.isnan(wide_expected)
-    else:
-        same = actual == expected
-    if not same.all():
-        at = int(np.flatnonzero(~same)[0])
-        inputs = ", ".join(repr(x[at]) for x in operands)
-        pytest.fail(
-            f"{what}({inputs}) [element {at}] gives {actual[at]!r}, not {expected[at]!r}; "
-            f"{int((~same).sum())} differ"
-        )
-
-
-@pytest.mark.parametrize("dtype", _REALS, ids=str)
-def test_ops(dtype: DType, target: CpuTarget, machine, samples) -> None:
-    names = _ops(dtype)
-    x, y = samples(dtype, COUNT, 1), samples(dtype, COUNT, 2)
-    operands = [Buffer("x", dtype, (COUNT,), "operand"), Buffer("y", dtype, (COUNT,), "operand")]
-    values, types, expected = [], [], []
-    for name in names:
-        arguments = 1 if name in _UNARY else 2
-        values.append(lambda *xs, name=name, n=arguments: apply(name, *xs[:n]))
-        types.append(values[-1](*[load(b, (variable("i", COUNT),)) for b in operands]).dtype)
-        expected.append(compute(name, [x, y][:arguments], types[-1]))
-    program = _elementwise(operands, values, types)
-    actual = machine.run(program, [x, y], target=target)
-    for name, one, other in zip(names, actual, expected, strict=True):
-        _assert_same(one, other, f"{name}:{dtype}", [x, y])
-
-
-@pytest.mark.parametrize("dtype", _REALS, ids=str)
-def test_ops_compile_for_other_machines(dtype: DType) -> None:
-    operands = [Buffer("x", dtype, (COUNT,), "operand"), Buffer("y", dtype, (COUNT,), "operand")]
-    values = [
-        lambda *xs, name=name: apply(name, *xs[: 1 if name in _UNARY else 2])
-        for name in _ops(dtype)
-    ]
-    values += [lambda x, y, to=to: apply("convert", x, dtype=to) for to in _REALS]
+def _of_values(dtype: DType, values: list[Callable[..., Expr]]) -> LoopProgram:
+    """The same of two operands, whatever types the values have."""
+    operands = [Buffer(name, dtype, (COUNT,), "operand") for name in "xy"]
     types = [v(*[load(b, (variable("i", COUNT),)) for b in operands]).dtype for v in values]
-    assert generate(_elementwise(operands, values, types), named("aarch64")).object_code
+    return _elementwise(operands, values, types)
 
 
-@pytest.mark.parametrize("dtype", _REALS, ids=str)
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_ops(dtype: DType, target: CpuTarget, machine, samples) -> None:
+    arrays = [samples(dtype, COUNT, 1), samples(dtype, COUNT, 2)]
+    program = _of_values(dtype, values_of(dtype))
+    results = machine.run(program, arrays, target=target)
+    for name, buffer, one in zip(ops_of(dtype), program.results, results, strict=True):
+        given = taken(name, arrays)
+        assert_same(one, compute(name, given, buffer.dtype), f"{name}:{dtype}", *given)
+
+
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_ops_compile_for_other_machines(dtype: DType) -> None:
+    values = [*values_of(dtype), *(lambda x, y, to=to: to(x) for to in CONVERSIONS)]
+    assert generate(_of_values(dtype, values), named("aarch64")).object_code
+
+
+@pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_conversions(dtype: DType, target: CpuTarget, machine, samples) -> None:
     x = samples(dtype, COUNT, 3)
-    values = [lambda v, to=to: apply("convert", v, dtype=to) for to in _REALS]
-    program = _elementwise([Buffer("x", dtype, (COUNT,), "operand")], values, _REALS)
-    actual = machine.run(program, [x], target=target)
-    for to, one in zip(_REALS, actual, strict=True):
-        _assert_same(one, compute("convert", [x], to), f"convert:{dtype}->{to}", [x])
+    program = _elementwise([Buffer("x", dtype, (COUNT,), "operand")], CONVERSIONS, REALS)
+    for to, one in zip(REALS, machine.run(program, [x], target=target), strict=True):
+        assert_same(one, compute("convert", [x], to), f"convert:{dtype}->{to}", x)
 
 
 def test_every_half_precision_value_widens(target: CpuTarget, machine) -> None:
@@ -218,7 +127,7 @@ def test_every_half_precision_value_widens(target: CpuTarget, machine) -> None:
             ),
         )
         (actual,) = machine.run(program, [bits.view(dtype.numpy)], target=target)
-        _assert_same(actual, bits.view(dtype.numpy).astype(np.float32), str(dtype), [bits])
+        assert_same(actual, bits.view(dtype.numpy).astype(np.float32), str(dtype), bits)
 
 
 @pytest.mark.parametrize("dtype", [t.F32, t.F64], ids=str)
@@ -235,7 +144,7 @@ def test_fma_rounds_once_where_the_target_can(
             if target.has_fma
             else (arrays[0] * arrays[1] + arrays[2]).astype(dtype.numpy)
         )
-    _assert_same(actual, expected, "fma", arrays)
+    assert_same(actual, expected, "fma", *arrays)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +166,7 @@ def test_ops_with_a_constant(op: str, dtype: DType, target: CpuTarget, machine, 
     actual = machine.run(program, [x], target=target)
     for c, one in zip(constants, actual, strict=True):
         expected = compute(op, [x, np.full_like(x, c)], dtype)
-        _assert_same(one, expected, f"{op} by {c}", [x])
+        assert_same(one, expected, f"{op} by {c}", x)
 
 
 def test_functions_of_f64(target: CpuTarget, machine) -> None:
@@ -308,7 +217,7 @@ def test_select_and_bitcast(target: CpuTarget, machine, samples) -> None:
     ]
     program = _elementwise(operands, values, [t.F32, t.I32, t.F32])
     chosen, bits, same = machine.run(program, [x, y], target=target)
-    _assert_same(chosen, np.where(x < y, x, y), "select", [x, y])
+    assert_same(chosen, np.where(x < y, x, y), "select", x, y)
     np.testing.assert_array_equal(bits, x.view(np.int32))
     np.testing.assert_array_equal(same.view(np.int32), x.view(np.int32))
 

@@ -20,71 +20,10 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.combine import named_combiner
+from making.operations import CONVERSIONS, REALS, assert_all, ops_of, taken, values_of
 
 COUNT = 1024
-COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-ARITHMETIC = ["add", "sub", "mul", "max", "min"]
-FLOAT = [
-    *ARITHMETIC,
-    *COMPARISONS,
-    "div",
-    "neg",
-    "abs",
-    "floor",
-    "ceil",
-    "trunc",
-    "sqrt",
-    "round_even",
-    "round_away",
-    "is_finite",
-    "sign",
-]
-INTEGER = [
-    *ARITHMETIC,
-    *COMPARISONS,
-    "div",
-    "rem",
-    "neg",
-    "abs",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "shl",
-    "shr_logical",
-    "shr_arithmetic",
-    "popcnt",
-    "clz",
-    "sign",
-]
-BOOL = ["add", "sub", "mul", "max", "min", "and", "or", "xor", "not", *COMPARISONS]
-REALS = [d for d in t.ALL if d.kind is not t.Kind.COMPLEX]
-UNARY = frozenset(
-    (
-        "neg",
-        "abs",
-        "floor",
-        "ceil",
-        "trunc",
-        "sqrt",
-        "round_even",
-        "round_away",
-        "is_finite",
-        "sign",
-        "not",
-        "popcnt",
-        "clz",
-    )
-)
 LANES = 8
-
-
-def ops_of(dtype: DType) -> list[str]:
-    if dtype is t.BOOL:
-        return BOOL
-    if dtype.is_float:
-        return FLOAT
-    return INTEGER if dtype.is_signed else [*INTEGER, "mul_high"]
 
 
 def loop(name: str, extent: int, kind: LoopKind, body: Callable[[Expr], tuple[Stmt, ...]]) -> For:
@@ -123,24 +62,8 @@ def elementwise(
 
 
 PROGRAMS = {
-    **{
-        ("ops", d): elementwise(
-            f"ops_{d}",
-            d,
-            2,
-            [
-                lambda *xs, name=name: apply(name, *xs[: 1 if name in UNARY else 2])
-                for name in ops_of(d)
-            ],
-        )
-        for d in REALS
-    },
-    **{
-        ("convert", d): elementwise(
-            f"convert_{d}", d, 1, [lambda v, to=to: apply("convert", v, dtype=to) for to in REALS]
-        )
-        for d in REALS
-    },
+    **{("ops", d): elementwise(f"ops_{d}", d, 2, values_of(d)) for d in REALS},
+    **{("convert", d): elementwise(f"convert_{d}", d, 1, CONVERSIONS) for d in REALS},
 }
 
 
@@ -169,12 +92,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, what: str, *operands: 
             if x.dtype.kind in "fV":
                 wide = x.astype(np.float64)
                 same |= (np.abs(wide) < 1.2e-38) & (wide != 0)
-    for at in np.flatnonzero(~same)[:1]:
-        shown = ", ".join(repr(x[at]) for x in operands)
-        pytest.fail(
-            f"{what}({shown}) gives {actual[at]!r}, not {expected[at]!r}; "
-            f"{int((~same).sum())} differ"
-        )
+    assert_all(same, actual, expected, what, *operands)
 
 
 @pytest.mark.parametrize("dtype", REALS, ids=str)
@@ -183,7 +101,7 @@ def test_ops(dtype: DType, run, samples) -> None:
     for name, one, result in zip(
         ops_of(dtype), run(("ops", dtype), x, y), PROGRAMS["ops", dtype].results, strict=True
     ):
-        operands = [x, y][: 1 if name in UNARY else 2]
+        operands = taken(name, [x, y])
         assert_same(one, compute(name, operands, result.dtype), f"{name}:{dtype}", *operands)
 
 

@@ -18,72 +18,11 @@ from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
+from making.operations import CONVERSIONS, REALS, assert_same, ops_of, taken, values_of
 
 COUNT, THREADS = 1024, 256
 SM90 = cuda.named("sm_90")
 POSITION = variable("i", COUNT)
-COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
-ARITHMETIC = ["add", "sub", "mul", "max", "min"]
-FLOAT = [
-    *ARITHMETIC,
-    *COMPARISONS,
-    "div",
-    "neg",
-    "abs",
-    "floor",
-    "ceil",
-    "trunc",
-    "sqrt",
-    "round_even",
-    "round_away",
-    "is_finite",
-    "sign",
-]
-INTEGER = [
-    *ARITHMETIC,
-    *COMPARISONS,
-    "div",
-    "rem",
-    "neg",
-    "abs",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "shl",
-    "shr_logical",
-    "shr_arithmetic",
-    "popcnt",
-    "clz",
-    "sign",
-]
-BOOL = ["add", "sub", "mul", "max", "min", "and", "or", "xor", "not", *COMPARISONS]
-REALS = [d for d in t.ALL if d.kind is not t.Kind.COMPLEX]
-UNARY = frozenset(
-    (
-        "neg",
-        "abs",
-        "floor",
-        "ceil",
-        "trunc",
-        "sqrt",
-        "round_even",
-        "round_away",
-        "is_finite",
-        "sign",
-        "not",
-        "popcnt",
-        "clz",
-    )
-)
-
-
-def ops_of(dtype: DType) -> list[str]:
-    if dtype is t.BOOL:
-        return BOOL
-    if dtype.is_float:
-        return FLOAT
-    return INTEGER if dtype.is_signed else [*INTEGER, "mul_high"]
 
 
 def elementwise(
@@ -112,22 +51,11 @@ def operand(name: str, dtype: DType) -> Buffer:
 
 
 def of_ops(dtype: DType) -> LoopProgram:
-    return elementwise(
-        f"ops_{dtype}",
-        [operand("x", dtype), operand("y", dtype)],
-        [
-            lambda *xs, name=name: apply(name, *xs[: 1 if name in UNARY else 2])
-            for name in ops_of(dtype)
-        ],
-    )
+    return elementwise(f"ops_{dtype}", [operand("x", dtype), operand("y", dtype)], values_of(dtype))
 
 
 def of_conversions(dtype: DType) -> LoopProgram:
-    return elementwise(
-        f"conversions_{dtype}",
-        [operand("x", dtype)],
-        [lambda v, to=to: apply("convert", v, dtype=to) for to in REALS],
-    )
+    return elementwise(f"conversions_{dtype}", [operand("x", dtype)], CONVERSIONS)
 
 
 def of_fma(dtype: DType) -> LoopProgram:
@@ -258,31 +186,13 @@ def run(emulator) -> Callable[..., list[np.ndarray]]:
     return lambda key, *operands: emulator.run(sources[key], PROGRAMS[key], operands)
 
 
-def assert_same(actual: np.ndarray, expected: np.ndarray, what: str, *operands: np.ndarray) -> None:
-    """Equal bits, but any NaN is a NaN."""
-    assert actual.dtype == expected.dtype
-    if actual.dtype.kind not in "fV":
-        same = actual == expected
-    else:
-        with np.errstate(invalid="ignore"):
-            wide, wide_expected = actual.astype(np.float64), expected.astype(np.float64)
-        same = (wide == wide_expected) & (np.signbit(wide) == np.signbit(wide_expected))
-        same |= np.isnan(wide) & np.isnan(wide_expected)
-    for at in np.flatnonzero(~same)[:1]:
-        inputs = ", ".join(repr(x[at]) for x in operands)
-        pytest.fail(
-            f"{what}({inputs}) gives {actual[at]!r}, not {expected[at]!r}; "
-            f"{int((~same).sum())} differ"
-        )
-
-
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_ops(dtype: DType, run, samples) -> None:
     x, y = samples(dtype, COUNT, 1), samples(dtype, COUNT, 2)
     for name, one, result in zip(
         ops_of(dtype), run(("ops", dtype), x, y), PROGRAMS["ops", dtype].results, strict=True
     ):
-        expected = compute(name, [x, y][: 1 if name in UNARY else 2], result.dtype)
+        expected = compute(name, taken(name, [x, y]), result.dtype)
         assert_same(one, expected, f"{name}:{dtype}", x, y)
 
 
