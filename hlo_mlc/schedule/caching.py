@@ -105,12 +105,7 @@ def cache_read(
         buffer = touched[0].buffer
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
-        copy = _copy(
-            tile,
-            cached,
-            lambda inside, origin, guard: Store(cached, inside, Load(buffer, origin), guard),
-            buffer,
-        )
+        copy = _copy(tile, cached, buffer)
         return (Allocate(cached, (*copy, *redirect(stmt.body, {buffer: cached}, tile.place))),)
 
     return _staged(program, "cache_read", name, at, stage)
@@ -163,22 +158,9 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
             for a in accesses((s,), buffer)
             if not a.writes or isinstance(a.stmt, Accumulate)
         ]
-        start: Body = ()
-        if reads and min(reads) <= max(cover):
-            start = _copy(
-                tile,
-                cached,
-                lambda inside, origin, guard: Store(cached, inside, Load(buffer, origin), guard),
-                buffer,
-                turn,
-            )
-        finish = _copy(
-            tile,
-            cached,
-            lambda inside, origin, guard: Store(buffer, origin, Load(cached, inside), guard),
-            buffer,
-            turn,
-        )
+        starts = reads and min(reads) <= max(cover)
+        start = _copy(tile, cached, buffer, turn) if starts else ()
+        finish = _copy(tile, cached, buffer, turn, back=True)
         body = redirect(stmt.body, {buffer: cached}, lambda place: _turned(tile.place(place), turn))
         return (Allocate(cached, (*start, *body, *finish)),)
 
@@ -339,19 +321,16 @@ def _tile_name(buffer: str, at: str) -> str:
     return f"{buffer}.{at}"
 
 
-def _copy(
-    tile: Tile,
-    cached: Buffer,
-    store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
-    buffer: Buffer,
-    turn: int = 0,
-) -> Body:
-    """Loops over a tile; elements outside of the buffer are left out."""
+def _copy(tile: Tile, cached: Buffer, buffer: Buffer, turn: int = 0, back: bool = False) -> Body:
+    """Loops that copy a buffer to a tile, or back; elements outside of the buffer are left out."""
 
     def nest(inside: tuple[Expr, ...]) -> Body:
         if len(inside) == len(cached.shape):
             origin = tile.origin(_turned(inside, -turn))
-            return (store(inside, origin, _inside(buffer, origin)),)
+            guard = _inside(buffer, origin)
+            if back:
+                return (Store(buffer, origin, Load(cached, inside), guard),)
+            return (Store(cached, inside, Load(buffer, origin), guard),)
         depth = len(inside)
         return (
             serial(f"{cached.name}.{depth}", cached.shape[depth], lambda var: nest((*inside, var))),
