@@ -53,34 +53,10 @@ def both_ways(
 ) -> list[Step] | None:
     """The steps that fold the rows, and then the columns, of the same matrix; None where there are
     no such, or they would not pay.  Of what the rows give, only `wanted` buffers are stored."""
-    for stage in (rows, columns):
-        if (
-            len(stage.axes) != 1
-            or len(stage.reduce_axes) != 1
-            or stage.along
-            or stage.overwrites
-            or stage.scan is not None
-            or stage.sort is not None
-        ):
-            return None
-    if (
-        len(columns.accumulators) != 1
-        or columns.combiner.identity is None
-        or cost(*columns.terms) > _MOST_OPERATIONS
-    ):
-        return None
-    (row,), (column,) = rows.axes, rows.reduce_axes
-    turned = (*columns.reduce_axes, *columns.axes)
-    shared = [
-        b
-        for b in matrices(rows)
-        if b.shape == (row.extent, column.extent)
-        and b in columns.inputs
-        and _is_read_at(rows, b, (row, column))
-        and _is_read_at(columns, b, turned)
-    ]
+    shared = _shared(rows, columns)
     if not shared:
         return None
+    (row,), (column,) = rows.axes, rows.reduce_axes
     handed = tuple(a.buffer for a in rows.assigns if a.buffer in columns.inputs)
     if any(a.guard is not None or a.indices != (row,) for a in rows.assigns) or not all(
         _is_read_at(columns, b, columns.reduce_axes) for b in handed
@@ -117,6 +93,36 @@ def both_ways(
     if done < number:
         steps += [*last, folds.partial(number - done, sums, index.constant(chunks))]
     return [*steps, folds.total(sums, chunks + (done < number))]
+
+
+def _shared(rows: Stage, columns: Stage) -> list[Buffer]:
+    """The matrices whose rows the one stage folds and whose columns the other one folds."""
+    for stage in (rows, columns):
+        if (
+            len(stage.axes) != 1
+            or len(stage.reduce_axes) != 1
+            or stage.along
+            or stage.overwrites
+            or stage.scan is not None
+            or stage.sort is not None
+        ):
+            return []
+    if (
+        len(columns.accumulators) != 1
+        or columns.combiner.identity is None
+        or cost(*columns.terms) > _MOST_OPERATIONS
+    ):
+        return []
+    (row,), (column,) = rows.axes, rows.reduce_axes
+    turned = (*columns.reduce_axes, *columns.axes)
+    return [
+        b
+        for b in matrices(rows)
+        if b.shape == (row.extent, column.extent)
+        and b in columns.inputs
+        and _is_read_at(rows, b, (row, column))
+        and _is_read_at(columns, b, turned)
+    ]
 
 
 def _even_part(whole: int, most: int, least: int = 1) -> int:
