@@ -182,12 +182,14 @@ def test_others_are_taken_apart_as_they_should_be(function: Callable) -> None:
         lambda x: x * x < 0,
         lambda x: jax.lax.rem(x * x, jnp.full_like(x, 8)),
         lambda x: jax.lax.fori_loop(0, 3, lambda _, x: jnp.abs(x * x), x),
+        lambda x: jnp.abs(x) // 8,
+        lambda x: jnp.where(x == 0, 1, jnp.abs(x)) < 0,
     ],
 )
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.int8])
-def test_squares_that_overflow(function: Callable, dtype: jnp.dtype) -> None:
-    """Three of them are negative, which XLA does not expect."""
-    x = jnp.asarray([50000, 46341, 3, 12, 15, 200, -128], jnp.int32).astype(dtype)
+def test_integers_that_overflow(function: Callable, dtype: jnp.dtype) -> None:
+    """Some of the squares and magnitudes are negative, which XLA does not expect."""
+    x = jnp.asarray([50000, 46341, 3, 12, 15, 200, -128, -(1 << 31)], jnp.int32).astype(dtype)
     assert "overflow" in fault(nodes_of(function, x))
     with jax.disable_jit():
         expected = function(x)
@@ -205,7 +207,80 @@ def test_squares_that_overflow(function: Callable, dtype: jnp.dtype) -> None:
         lambda x: jax.lax.rem(x * x, jnp.full_like(x, 7)),
         lambda x: jnp.abs(x.astype(jnp.uint32) * x.astype(jnp.uint32)),
         lambda x: jnp.abs(x.astype(jnp.float32) ** 2),
+        lambda x: jnp.abs(x) % 7,
     ],
 )
-def test_other_products_have_their_sign(function: Callable) -> None:
+def test_others_have_their_sign(function: Callable) -> None:
     assert fault(nodes_of(function, jnp.arange(7, dtype=jnp.int32))) == ""
+
+
+@pytest.mark.parametrize("shape, over", [((2, 1024, 512), None), ((32, 1024, 64), (0, 2))])
+def test_sums_of_what_is_the_same_along_dimensions(shape: tuple[int, ...], over: Any) -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.sum(2 * jnp.broadcast_to(x, shape), over)
+
+    x = jnp.ones((1024, 1))
+    assert "sum wrongly" in fault(nodes_of(function, x), FAULTY)
+    assert fault(nodes_of(function, x), "0.12.0") == ""
+    ours = mlc_jit(function)
+    assert np.unique([ours(x) for _ in range(5)]) == 2 * np.prod(shape) / ours(x).size
+    assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.broadcast_to(x, (1024, 512)).sum(),
+        lambda x: jnp.broadcast_to(x, (2, 1024, 512)).max(),
+        lambda x: jnp.broadcast_to(x.astype(jnp.int32), (2, 1024, 512)).sum(),
+        lambda x: (x[:9] + jnp.broadcast_to(x.T[:, :512], (2, 9, 512))).sum(),
+    ],
+)
+def test_other_sums_are_right(function: Callable) -> None:
+    assert fault(nodes_of(function, jnp.ones((1024, 1))), FAULTY) == ""
+
+
+@pytest.mark.parametrize("pick", [jax.lax.max, jax.lax.add])
+def test_windows_that_step_over_holes(pick: Callable) -> None:
+    """By jax.jit each second of them is left out."""
+    x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+
+    def function(x: jax.Array) -> jax.Array:
+        first = jnp.float32(0 if pick is jax.lax.add else -jnp.inf)
+        return jax.lax.reduce_window(
+            x, first, pick, (2, 1), (2, 1), ((0, 0), (0, 0)), base_dilation=(1, 2)
+        )
+
+    assert "holes" in fault(nodes_of(function, x))
+    ours = mlc_jit(function)
+    np.testing.assert_allclose(ours(x)[:, ::2], pick(x[::2], x[1::2]))
+    assert np.unique(ours(x)[:, 1::2]) == (0 if pick is jax.lax.add else -np.inf)
+    assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.int2, jnp.uint2])
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.sort,
+        jnp.argsort,
+        lambda x: jnp.sort(x + x),
+        lambda x: jnp.sort(x[None] + 1, descending=True),
+    ],
+)
+def test_sorts_of_two_bits(function: Callable, dtype: jnp.dtype) -> None:
+    """With jax.jit the process ends, or XLA refuses to compile them."""
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 4, 1000), jnp.int8).astype(dtype)
+    assert "2 bits" in fault(nodes_of(function, x))
+    ours = mlc_jit(function)
+    result = ours(x)
+    if result.dtype == dtype:
+        before = result.astype(jnp.int8).ravel()
+        assert (np.sort(before) == (before[::-1] if before[0] > before[-1] else before)).all()
+    else:
+        np.testing.assert_array_equal(result, np.argsort(np.asarray(x, np.int8), kind="stable"))
+    assert ours.report(x).coverage == 1
+
+
+def test_sorts_of_four_bits_are_right() -> None:
+    assert fault(nodes_of(jnp.sort, jnp.arange(7).astype(jnp.int4))) == ""

@@ -16,13 +16,26 @@ depends on what else there is):
 
     a, b = jnp.moveaxis(x, -1, 0);  x + jnp.stack([a * b, b], -1)    ->    of new rows in part
 
-Squares of signed integers it takes for not negative, also where they overflow (seen with jaxlib
-0.10.2, tensorflow #118178; source: IsNonNegative in xla/hlo/transforms/simplifiers/
-algebraic_simplifier.cc):
+Squares and magnitudes of signed integers it takes for not negative, also where they overflow (seen
+with jaxlib 0.10.2, not 0.12.0, tensorflow #118178; source: IsNonNegative in xla/hlo/transforms/
+simplifiers/algebraic_simplifier.cc):
 
     x * x < 0    ->    false
     abs(x * x)   ->    x * x
-    x * x / 8    ->    shift_right_logical(x * x, 3)
+    abs(x) / 8   ->    shift_right_logical(abs(x), 3)
+
+Where it sums what is the same along several dimensions, tasks write over each other's sums (seen
+with jaxlib 0.10.2, not 0.12.0, tensorflow #126812):
+
+    sum(broadcast_in_dim(x : 1024x1 -> 2x1024x2048))    ->    one call in four wrong on two cores
+
+Of dimensions with holes between their elements it forgets the holes, where windows of one element
+step through them one by one and the array is large (jaxlib 0.10.2 to 0.12.0, openxla #48714):
+
+    reduce_window(x, window = (2, 1), base_dilations = (1, 2))    ->    elements where holes are
+
+Sorts of integers of 2 bits end the process or are refused (jaxlib 0.10.2 to 0.12.0).  They may have
+become bytes by then (passes/packed_integers.py).
 """
 
 from __future__ import annotations
@@ -33,7 +46,7 @@ from types import MappingProxyType
 
 import jaxlib
 
-from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.expr.dtypes import F32, I2, U2
 from hlo_mlc.graph.core import WHILE, Node, Value
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import lookup
@@ -41,10 +54,13 @@ from hlo_mlc.ops.shape import splat_value
 
 OLD_LIBRARY = ("0.10.2", "0.11.0")
 _RANK = 7
+_RANK_OF_SAME = 3
 _TRANSPOSE = "stablehlo.transpose"
 _RESHAPE = "stablehlo.reshape"
 _BROADCAST = "stablehlo.broadcast_in_dim"
+_CONVERT = "stablehlo.convert"
 _SLICES = frozenset(("stablehlo.slice", "stablehlo.dynamic_slice"))
+_PICKS = frozenset(("stablehlo.maximum", "stablehlo.minimum", "stablehlo.select"))
 
 
 def is_faulty(rank: int, version: str = jaxlib.__version__) -> bool:
@@ -83,8 +99,14 @@ def fault(
         return "XLA may overwrite what it still reads where a row is set to parts of itself"
     if in_loop and version in OLD_LIBRARY and _takes_apart(nodes, makers):
         return f"XLA of jaxlib {version} may overwrite rows of numbers that it takes apart in loops"
-    if any(_asks_for_the_sign_of_a_square(node, makers) for node in nodes):
-        return "XLA takes squares of integers that overflow for positive"
+    if any(_asks_for_a_sign(node, makers) for node in nodes):
+        return "XLA takes integers that overflow for positive"
+    if version in OLD_LIBRARY and any(_sums_the_same(node, makers) for node in nodes):
+        return f"XLA of jaxlib {version} may sum wrongly what is the same along dimensions"
+    if any(map(_steps_over_holes, nodes)):
+        return "XLA may leave out the holes of dimensions that windows of one element step over"
+    if any(_sorts_two_bits(node, nodes, makers) for node in nodes):
+        return "XLA sorts integers of 2 bits past their end"
     return next(
         filter(
             None,
@@ -140,33 +162,75 @@ def _takes_apart(nodes: Sequence[Node], makers: Mapping[Value, Node]) -> bool:
     )
 
 
-def _asks_for_the_sign_of_a_square(node: Node, makers: Mapping[Value, Node]) -> bool:
-    """Whether XLA simplifies it by a sign that a square of signed integers need not have."""
-    if node.op == "stablehlo.abs":
-        return _is_square(node.operands[0], makers)
+def _asks_for_a_sign(node: Node, makers: Mapping[Value, Node]) -> bool:
+    """Whether XLA simplifies it by a sign that signed integers need not have."""
+    if node.op in ("stablehlo.abs", "stablehlo.shift_right_arithmetic"):  # a division that was
+        return _overflows(node.operands[0], makers)
     if node.op == "stablehlo.compare":
         direction = node.attributes["comparison_direction"]
         if direction not in ("LT", "GE", "GT", "LE"):
             return False
-        square, other = node.operands if direction in ("LT", "GE") else node.operands[::-1]
-        return _is_square(square, makers) and _known(other, makers) == 0
+        value, other = node.operands if direction in ("LT", "GE") else node.operands[::-1]
+        return _known(other, makers) == 0 and _overflows(value, makers)
     if node.op in ("stablehlo.divide", "stablehlo.remainder"):
-        square, by = node.operands
-        if not _is_square(square, makers):
-            return False
-        divisor = _known(by, makers)
+        value, by = node.operands
+        divisor = _known(by, makers) if _overflows(value, makers) else None
         return divisor is not None and int(divisor).bit_count() == 1
     return False
 
 
-def _is_square(value: Value, makers: Mapping[Value, Node]) -> bool:
+def _overflows(value: Value, makers: Mapping[Value, Node]) -> bool:
+    """Whether it may be negative, as XLA does not expect of it."""
     maker = _seen_through(value, makers, (_RESHAPE, _BROADCAST))
-    return (
-        maker is not None
-        and maker.op == "stablehlo.multiply"
-        and maker.operands[0] == maker.operands[1]
-        and value.type.dtype.is_signed
+    if maker is None or not value.type.dtype.is_signed:
+        return False
+    if maker.op in _PICKS:
+        return any(_overflows(operand, makers) for operand in maker.operands)
+    if maker.op == "stablehlo.multiply":
+        return maker.operands[0] == maker.operands[1]
+    return maker.op == "stablehlo.abs"
+
+
+def _sums_the_same(reduce: Node, makers: Mapping[Value, Node]) -> bool:
+    """Whether it sums what is computed of one array along dimensions that this does not have."""
+    if (
+        reduce.op != "stablehlo.reduce"
+        or len(reduce.operands[0].type.shape) < _RANK_OF_SAME
+        or not reduce.operands[0].type.dtype.is_float
+        or [node.op for node in reduce.regions[0].nodes] != ["stablehlo.add"]
+    ):
+        return False
+    maker = makers.get(reduce.operands[0])
+    while maker is not None and len(maker.operands) == 1 and maker.op != _BROADCAST:
+        definition = lookup(maker.op)
+        if definition is None or definition.kind is not OpKind.ELEMENTWISE:
+            return False
+        maker = makers.get(maker.operands[0])
+    return maker is not None and maker.op == _BROADCAST
+
+
+def _steps_over_holes(node: Node) -> bool:
+    if node.op != "stablehlo.reduce_window":
+        return False
+    sizes = node.attributes["window_dimensions"]
+    ones = (1,) * len(sizes)
+    holes, steps = (node.attributes.get(a) or ones for a in ("base_dilations", "window_strides"))
+    return any(
+        hole > 1 and size == step == 1 for size, hole, step in zip(sizes, holes, steps, strict=True)
     )
+
+
+def _sorts_two_bits(node: Node, nodes: Sequence[Node], makers: Mapping[Value, Node]) -> bool:
+    """Whether it sorts what is, or was, of 2 bits an element: some of it comes from such, or is
+    made such."""
+    if node.op != "stablehlo.sort":
+        return False
+    beside = (makers[v] for v in node.operands if v in makers)
+    return any(map(_is_of_two_bits, (node, *beside, *(n for n in nodes if n.op == _CONVERT))))
+
+
+def _is_of_two_bits(node: Node) -> bool:
+    return any(v.type.dtype in (I2, U2) for v in (*node.operands, *node.results))
 
 
 def _known(value: Value, makers: Mapping[Value, Node]) -> float | None:
@@ -186,7 +250,7 @@ def _seen_through(value: Value, makers: Mapping[Value, Node], ops: Collection[st
 def _sums_products(reduce: Node, makers: Mapping[Value, Node]) -> bool:
     """Whether it is a sum along one dimension, computed in f32."""
     term = makers.get(reduce.operands[0])
-    if term is not None and term.op == "stablehlo.convert":
+    if term is not None and term.op == _CONVERT:
         term = makers.get(term.operands[0])
     return (
         term is not None
