@@ -278,7 +278,12 @@ def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:
     if len(known) != 1:
         return None
     (mesh,) = known
-    return mesh if mesh.are_all_axes_auto and mesh.size == count else None
+    return None if mesh._any_axis_manual or mesh.size != count else mesh
+
+
+def with_automatic_axes(mesh: Any) -> Any:
+    """The mesh as the partitioner sees it, which knows nothing of what axes are to the user."""
+    return mesh.update_axis_types(dict.fromkeys(mesh.axis_names, jax.sharding.AxisType.Auto))
 
 
 def _meshes_named(module: ir.Module) -> set[Any]:

@@ -202,6 +202,8 @@ def _take_over(
         extracted = called(module, symbols, symbol, operands)
         if compat.has_symbolic_sizes(module_context):
             extracted = with_known_sizes(extracted, symbol)
+        if mesh is not None and not mesh.are_all_axes_auto:
+            sharding.propagate_types(extracted, symbol)
         lowering = replace(lowering, subject=replace(lowering.subject, program=lambda: extracted))
         with lowering.contained():
             compiled, report = compile_function(
@@ -268,8 +270,7 @@ def _why_not(
     if partitions > 1 and (mesh is None or platforms[0] != CPU):
         return _Refusal(
             f"it is partitioned over {partitions} devices outside shard_map, and neither its "
-            "arguments nor the program's are known to be on one mesh of CPUs whose axes are all "
-            "automatic",
+            "arguments nor the program's are known to be on one mesh of CPUs",
             "give it arguments with a NamedSharding, or use jax.shard_map and mlc_jit inside it",
         )
     return None

@@ -41,6 +41,7 @@ from hlo_mlc.expr.core import Buffer
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.walking import operations
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.report import Report
 from hlo_mlc.support.dumps import Recorder
@@ -56,6 +57,10 @@ def _multiplied(array: jax.Array, names: tuple[str, ...]) -> jax.Array:
     return jnp.prod(jax.lax.all_gather(array, names), 0, dtype=array.dtype)
 
 
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+"""Whatever a user has set, nothing is sharded in the program of a device."""
+
+_CONSTRAINT = "sdy.sharding_constraint"
 _JOINED_BY = {"add": jax.lax.psum, "mul": _multiplied, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 
@@ -89,6 +94,10 @@ class PartitionedKernel:
             names = assigned
 
         def run(*arrays: jax.Array) -> list[jax.Array]:
+            with jax.sharding.use_abstract_mesh(_NO_MESH):
+                return computed_by_a_device(*arrays)
+
+        def computed_by_a_device(*arrays: jax.Array) -> list[jax.Array]:
             known = dict(zip(local.operands, map(_in_parts, arrays), strict=True))
             for piece, kernel in computed:
                 given = [known[buffer] for buffer in piece.operands]
@@ -214,6 +223,7 @@ def make_partitionable(
 ) -> None:
     """Has calls of kernels in a compiled module partitioned over a mesh by their rules; what fails
     then is `contained`."""
+    mesh = compat.with_automatic_axes(mesh)
     backend = sharded_cpu_backend(options)
     kernels = {k.id + backend.variant: k.kept for k in report.kernels}
     known: dict[str, dict[str, ir.Attribute]] = {}
@@ -259,6 +269,43 @@ def make_partitionable(
                 old.replace_all_uses_with(new)
         operation.erase()
     module.operation.verify()
+
+
+def propagate_types(module: ir.Module, entry: str) -> None:
+    """Leaves it to Shardy how values lie over explicit axes of a mesh, which are a part of types.
+
+    JAX writes them behind each operation, where no kernel could reach over them:
+
+        a = tanh(x);  b = constraint(a, P("i"));  c = b * b;  d = constraint(c, P("i"));  return d
+        -> a = tanh(x);  c = a * a;  d = constraint(c, P("i"));  return d
+
+    What stays is what a user asked for with `reshard`, and how results lie.
+    """
+    body = function_named(module, entry).regions[0].blocks[0]
+    *_, terminator = body.operations
+    dropped = [
+        one
+        for one in operations(module, _CONSTRAINT)
+        if one.operands[0].owner != body and not _is_asked_for(one)
+    ]
+    for constraint in dropped:
+        (value,), (result,) = constraint.operands, constraint.results
+        for use in list(result.uses):
+            if use.owner != terminator:
+                use.owner.operands[use.operand_number] = value
+        if not list(result.uses):
+            constraint.erase()
+
+
+def _is_asked_for(constraint: ir.Operation) -> bool:
+    """Whether it changes how what JAX wrote one for lies, or may, as it is of a call's result."""
+    maker = constraint.operands[0].owner
+    if isinstance(maker, ir.Block) or maker.name not in (_CONSTRAINT, "func.call"):
+        return False
+    return (
+        maker.name != _CONSTRAINT
+        or maker.attributes["sharding"] != constraint.attributes["sharding"]
+    )
 
 
 def _rule(

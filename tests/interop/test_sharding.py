@@ -378,10 +378,35 @@ def test_a_fault_costs_the_cut_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_close(result, jax.nn.softmax(jnp.tanh(np.tile(X, (16, 16))) * 2))
 
 
-def test_explicit_axes_are_left_to_xla() -> None:
-    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))
-    ours = mlc_jit(lambda x: x * 2, choose="ours")
+EXPLICIT: dict[str, Callable] = {
+    "chain": chain,
+    "gradient": jax.grad(lambda x, w: jnp.sum(chain(x, w) ** 2)),
+    "several": lambda x, w: (jnp.tanh(x) + 1, jnp.max(x, 0), x @ w, (x * x).T),
+    "loop": lambda x, w: lax.fori_loop(0, 3, lambda i, x: jnp.sin(x) * 2 + i, x) @ w,
+    "resharded": lambda x, w: jnp.tanh(jax.sharding.reshard(jnp.exp(x), P(None, "i")) * 2),
+    "reshaped": lambda x, w: jnp.cumsum(jnp.reshape(x * 2, (8, 8, 32)), 1),
+}
+
+
+@pytest.mark.parametrize("function", EXPLICIT.values(), ids=EXPLICIT)
+@pytest.mark.parametrize("spec", [("i", None), (None, "j"), ("i", "j")])
+def test_explicit_axes(function: Callable, spec: tuple) -> None:
+    """Results lie as their types say."""
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):
-        x = jax.device_put(X, P("i"))
-        assert_close(ours(x), X * 2)
-        assert "devices outside shard_map" in str(ours.explain(x))
+        x, w = jax.device_put(X, P(*spec)), jax.device_put(W, P(None, None))
+        expected = jax.jit(function)(x, w)
+        ours = mlc_jit(function, choose="ours")
+        compiled = ours.lower(x, w).compile()
+        assert ours.report(x, w).coverage == 1
+        results = compiled(x, w)
+    assert "hlo_mlc_kernel" in compiled.as_text()
+    assert_close(results, expected)
+    for one, other in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        assert one.sharding == other.sharding
+
+
+def test_explicit_axes_need_no_more_than_others() -> None:
+    with jax.set_mesh(jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))):
+        compiled = compared(chain, jax.device_put(X, P("i", None)), jax.device_put(W, P()))
+    assert collectives(compiled) == []
