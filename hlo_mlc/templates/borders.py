@@ -107,10 +107,12 @@ def between_borders(
 
 
 def _cut(schedule: Schedule, name: str, ranges: Sequence[Range]) -> tuple[Schedule, list[str]]:
-    """A loop in pieces, with the names of these."""
+    """A loop in pieces, with the names of those in which anything is left to do."""
     names = []
     for low, high in ranges[:-1]:
+        if name not in schedule.loop_names:
+            break
         schedule = schedule.cut(name, high - low)
         names.append(f"{name}.a")
         name = f"{name}.b"
-    return schedule, [*names, name]
+    return schedule, [one for one in (*names, name) if one in schedule.loop_names]

@@ -319,6 +319,17 @@ def test_between_borders(check, arrays, shape, dtype):
     check(function, x, y)
 
 
+@pytest.mark.parametrize("times", [2, 3])
+def test_most_rows_may_write_nothing(check, arrays, times):
+    (x,) = arrays("float32", (20 * times, 20 * times))
+
+    def function(x):
+        rows, columns = jnp.indices(x.shape)
+        return jnp.zeros((20, 20)).at[rows + 1, columns].add(x, mode="drop")
+
+    check(function, x)
+
+
 @pytest.mark.parametrize(("dtype", "elsewhere"), [("uint8", False), ("float32", True)])
 def test_no_lane_is_off_between_borders(take_apart, arrays, dtype, elsewhere):
     """Nor in the first and the last rows, where elements are too narrow for masks."""
