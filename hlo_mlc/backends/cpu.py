@@ -172,7 +172,10 @@ class CpuBackend:
         plan = plans.without(plan, graph, long)
         if least := worth.in_place_of_what_came(plan, self.target, {*refused, *long}):
             plan = plans.with_taken(
-                plan, graph, least, "but what came takes XLA longer than what is made of it here"
+                plan,
+                graph,
+                least,
+                "but XLA is slower at what came than at what is made of it here, or wrong",
             )
         if more := worth.completion(plan, self.target, {*refused, *long}):
             plan = plans.with_taken(

@@ -1,12 +1,13 @@
-"""What is put together only to be folded is folded part by part."""
+"""What is put together only to be folded is folded part by part, and what is repeated, once."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from hlo_mlc.expr.dtypes import DType, TensorType
+from hlo_mlc.expr.dtypes import F32, F64, DType, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.registry import ELEMENTWISE
@@ -21,6 +22,8 @@ _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
 _IDEMPOTENT = frozenset(f"stablehlo.{name}" for name in ("maximum", "minimum", "and", "or"))
 # Nodes of all parts together: the squares of a hundred arrays are two hundred.
 MAX_NODES = 512
+# Up to where all whole numbers are floats.
+_EXACT = {F32: 1 << 24, F64: 1 << 53}
 
 
 def fold_parts(graph: Graph) -> Graph:
@@ -72,6 +75,46 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
         return folded[0]
 
     return reduce_of_parts
+
+
+def fold_of_repeated(node: Node, context: Rewriter) -> Value | None:
+    """`reduce(broadcast(x : 4, [0]) : 4x3, add, [0, 1])` -> `reduce(x * 3, add, [0])`, where a
+    float counts exactly so far; no product for what counts only once, such as maxima"""
+    inner = context.definition(node.operands[0])
+    operation = _operation(node, context)
+    if inner is None or inner.op != _BROADCAST or operation in (None, "stablehlo.multiply"):
+        return None
+    (source,), places = inner.operands, inner.attributes["broadcast_dimensions"]
+    wide, reduced = inner.results[0].type, node.attributes["dimensions"]
+    own = {d for d, extent in zip(places, source.type.shape, strict=True) if extent != 1}
+    once = [d for d in reduced if d not in own and wide.shape[d] > 1]
+    count = prod(wide.shape[d] for d in once)
+    if count <= 1 or not _counts(operation, wide.dtype, count):
+        return None
+    kept = [d for d in range(len(wide.shape)) if d not in once]
+    there = [n for n, d in enumerate(places) if d in kept]
+    value = source
+    if len(there) < len(places):
+        shape = tuple(source.type.shape[n] for n in there)
+        value = context.add("stablehlo.reshape", (source,), TensorType(shape, wide.dtype))
+    if operation not in _IDEMPOTENT:
+        times = splat_constant(value.type, count, context)
+        value = context.add("stablehlo.multiply", (value, times), value.type)
+    tensor = TensorType(tuple(wide.shape[d] for d in kept), wide.dtype)
+    where = {"broadcast_dimensions": tuple(kept.index(places[n]) for n in there)}
+    value = context.add(_BROADCAST, (value,), tensor, where)
+    over = tuple(kept.index(d) for d in reduced if d in kept)
+    result, initial = node.results[0].type, node.operands[1]
+    if not over:
+        first = context.add(_BROADCAST, (initial,), result, {"broadcast_dimensions": ()})
+        return context.add(operation, (first, value), result)
+    attributes, body = {**node.attributes, "dimensions": over}, combining(operation, wide.dtype)
+    return context.add(_REDUCE, (value, initial), result, attributes, (body,))
+
+
+def _counts(operation: str, dtype: DType, count: int) -> bool:
+    """Whether so many of the same are folded by a product, if not at once."""
+    return operation in _IDEMPOTENT or count <= _EXACT.get(dtype, 0)
 
 
 def _operation(node: Node, context: Rewriter) -> str | None:
@@ -177,3 +220,6 @@ def _operands_first(whole: Value, nodes: Mapping[Value, Node]) -> Sequence[tuple
             if nodes[value].op != _CONCATENATE:
                 stack += [(v, False) for v in nodes[value].operands]
     return tuple(ordered.items())
+
+
+FOLD_RULES: Mapping[str, Sequence[Rule]] = {_REDUCE: (fold_of_repeated,)}

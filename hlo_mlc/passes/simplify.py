@@ -31,7 +31,7 @@ from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.composition import COMPOSITION_RULES
 from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
-from hlo_mlc.passes.fold_parts import fold_parts
+from hlo_mlc.passes.fold_parts import FOLD_RULES, fold_parts
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.integers import INTEGER_RULES
 from hlo_mlc.passes.invariant import hoist_invariants
@@ -76,6 +76,7 @@ def graph_rules(references: Mapping[str, Reference]) -> Rules:
         INTEGER_RULES,
         POWER_RULES,
         COMPOSITION_RULES,
+        FOLD_RULES,
         CONVOLUTION_RULES,
         PRODUCT_RULES,
         BRANCH_RULES,

@@ -130,3 +130,33 @@ def test_the_simplifier_keeps_its_promises(traced: Callable) -> None:
     graph = traced(lambda *a: jnp.sum(joined(0, *a) ** 2), *arrays((4,), (6,)))
     tidy, _ = simplify(graph, {}, verify=True)
     assert not any(node.op == "stablehlo.concatenate" for node in tidy.nodes)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.broadcast_to(x, (6, 4, 5)).sum(),
+        lambda x: (jnp.broadcast_to(x, (6, 4, 5)) * 2).mean((0, 2)),
+        lambda x: jnp.broadcast_to(x, (6, 4, 5)).max((0, 1)),
+    ],
+)
+def test_what_is_repeated_is_folded_once(
+    function: Callable, traced: Callable, check: Callable
+) -> None:
+    (x,) = arrays((4, 1))
+    tidy, _ = simplify(traced(function, x), {}, verify=True)
+    largest = [max(v.type.size for v in node.operands) for node in tidy.nodes if node.operands]
+    assert max(largest) <= 4 * 5
+    check(function, x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
+def test_where_a_product_would_be_another_number_all_is_summed(
+    dtype: jnp.dtype, traced: Callable
+) -> None:
+    graph = traced(
+        lambda x: jax.lax.reduce(jnp.broadcast_to(x, (6, 300)), dtype(0), jax.lax.add, (0, 1)),
+        *arrays((6, 1), dtype=dtype),
+    )
+    tidy, _ = simplify(graph, {}, verify=True)
+    assert not any(node.op == "stablehlo.multiply" for node in tidy.nodes)

@@ -312,6 +312,36 @@ def of_sorted(op: str) -> Iterator[Program]:
         )
 
 
+def repeated(op: str) -> Iterator[Program]:
+    """Folds of what is the same along some of its dimensions, or along none."""
+    for fold, (shape, places, wide) in itertools.product(
+        ("add", "maximum"),
+        (
+            ((), (), (3, 2)),
+            ((2,), (0,), (2, 3)),
+            ((2, 1), (1, 2), (4, 2, 3)),
+            ((1, 2), (0, 1), (3, 2)),
+        ),
+    ):
+        for over in ((0,), (1,), tuple(range(len(wide)))):
+            rest = [extent for d, extent in enumerate(wide) if d not in over]
+            t, u, r = (
+                f"tensor<{'x'.join([*map(str, one), 'f32'])}>" for one in (shape, wide, rest)
+            )
+            yield Program(
+                written(
+                    f"%a: {t}",
+                    r,
+                    f"""
+                %k = stablehlo.broadcast_in_dim %a, dims = {list(places)} : ({t}) -> {u}
+                %z = stablehlo.constant dense<0.0> : tensor<f32>
+                %r = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across
+                  dimensions = {list(over)} : ({u}, tensor<f32>) -> {r}""",
+                ),
+                unit_vectors,
+            )
+
+
 def sums_of_fewer_bits(op: str) -> Iterator[Program]:
     """Folds of integers and bools, read as integers of fewer bits, of as many, and as floats."""
     for source, wide, narrow, fold in itertools.product(

@@ -278,6 +278,39 @@ def overflowed(inputs: Inputs, *, size: int) -> Workload:
     return function, (inputs.places(1 << 20, size),)
 
 
+def repeated_rows(inputs: Inputs, *, copies: int, rows: int, length: int) -> Workload:
+    """The sum of a column that is repeated along rows and for copies of these."""
+    return lambda x: jnp.sum(jnp.broadcast_to(x, (copies, rows, length))), (
+        inputs.places(64, rows, 1).astype(inputs.dtype),
+    )
+
+
+def resampled(inputs: Inputs, *, size: int, times: int) -> Workload:
+    """How an image should change for its finer copy, interpolated linearly, to have less power."""
+
+    def power(x: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+        return jnp.sum(jax.scipy.ndimage.map_coordinates(x, [rows, columns], order=1) ** 2)
+
+    places = (inputs.uniform(times * size, times * size, high=size - 1.0) for _ in range(2))
+    return jax.value_and_grad(power), (inputs.normal(size, size), *places)
+
+
+def drawn_from_before(inputs: Inputs, *, batch: int, steps: int) -> Workload:
+    """The derivative of a series whose every value comes from one before it, drawn at random."""
+
+    def function(x: jax.Array, along: jax.Array) -> jax.Array:
+        def last(x: jax.Array) -> jax.Array:
+            def body(x: jax.Array, step: jax.Array) -> tuple[jax.Array, None]:
+                place = jax.random.randint(jax.random.key(step), (), 0, step + 1, jnp.int32)
+                return x.at[step].set(2 * jnp.tanh(x[place])), None
+
+            return lax.scan(body, x, jnp.arange(steps, dtype=jnp.int32))[0]
+
+        return jax.vmap(lambda x, along: jax.jvp(last, (x,), (along,))[1])(x, along)
+
+    return function, (inputs.normal(batch, steps), inputs.normal(batch, steps))
+
+
 _case = functools.partial(Case, group="issues")
 _named = functools.partial(_case, figure=5.0)
 _other = functools.partial(_case, figure=1.0)
@@ -405,4 +438,29 @@ CASES = (
         tiny={"size": 37},
         tolerance=0,
     ),
+    _named(
+        "repeated_rows",
+        repeated_rows,
+        {"copies": 2, "rows": 1024, "length": 2048},
+        threads=("tensorflow #126812",),
+        xla_errs=True,
+        tiny={"rows": 7, "length": 5},
+        tolerance=64,
+    ).with_neighbours(odd={"rows": 1023, "length": 2047}, dtype="float64", view="strided"),
+    _other(
+        "resampled",
+        resampled,
+        {"size": 128, "times": 2},
+        threads=("jax #26152",),
+        tiny={"size": 5},
+        tolerance=256,
+    ).with_neighbours(odd={"size": 127}, dtype="float64", view="transposed"),
+    _named(
+        "drawn_from_before",
+        drawn_from_before,
+        {"batch": 2, "steps": 2000},
+        threads=("jax #31282",),
+        tiny={"steps": 7},
+        tolerance=256,
+    ).with_neighbours(odd={"steps": 1999}, dtype="float64", view="strided"),
 )

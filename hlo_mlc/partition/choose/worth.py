@@ -13,6 +13,7 @@ from hlo_mlc.partition.choose.predictions import lost_us
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_came import came_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations, starting_us
+from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.costs import MARGIN
 from hlo_mlc.partition.plan import Plan
@@ -94,7 +95,7 @@ def in_place_of_what_came(
 ) -> tuple[Cluster, ...]:
     """What should be taken though XLA is no slower at it, if nothing is: what loses the least, so
     that XLA gets what our passes have made of the rest, where the program as it came takes it
-    longer.
+    longer, or XLA is wrong there.
 
     The rest alone is not handed on: that a program without kernels is the very module that came is
     promised, and is how measuring, settling and kept programs tell that nothing was taken.
@@ -109,7 +110,8 @@ def in_place_of_what_came(
         return ()
     cluster, verdict = max(open_to_us, key=lambda found: -lost_us(*found))
     changed = sum(v.xla_us for _, v in plan.rejected) + max(0.0, lost_us(cluster, verdict))
-    return (cluster,) if came_us(plan.came, target.rates) > MARGIN * changed else ()
+    is_better = came_us(plan.came, target.rates) > MARGIN * changed or fault(plan.came.nodes)
+    return (cluster,) if is_better else ()
 
 
 def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:

@@ -51,6 +51,7 @@ from hlo_mlc.graph.core import WHILE, Node, Value
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.ops.shape import splat_value
+from hlo_mlc.partition.choose.xla_nodes import folds_repeated
 
 OLD_LIBRARY = ("0.10.2", "0.11.0")
 _RANK = 7
@@ -192,7 +193,8 @@ def _overflows(value: Value, makers: Mapping[Value, Node]) -> bool:
 
 
 def _sums_the_same(reduce: Node, makers: Mapping[Value, Node]) -> bool:
-    """Whether it sums what is computed of one array along dimensions that this does not have."""
+    """Whether it sums what is computed of one array along dimensions that this does not have, and
+    others."""
     if (
         reduce.op != "stablehlo.reduce"
         or len(reduce.operands[0].type.shape) < _RANK_OF_SAME
@@ -206,7 +208,7 @@ def _sums_the_same(reduce: Node, makers: Mapping[Value, Node]) -> bool:
         if definition is None or definition.kind is not OpKind.ELEMENTWISE:
             return False
         maker = makers.get(maker.operands[0])
-    return maker is not None and maker.op == _BROADCAST
+    return maker is not None and folds_repeated(reduce, maker)
 
 
 def _steps_over_holes(node: Node) -> bool:

@@ -61,6 +61,19 @@ def _far_updates(node: Node) -> int:
     return node.operands[2].type.size if is_apart else 0
 
 
+def folds_repeated(reduce: Node, spread: Node) -> bool:
+    """Whether a reduction of what is repeated by `spread`, as far as that is a broadcast, is one
+    over some of the dimensions along which it is and some of the others: XLA folds once what is
+    repeated along all of them."""
+    if spread.op != "stablehlo.broadcast_in_dim":
+        return False
+    shape = spread.operands[0].type.shape
+    places = zip(spread.attributes["broadcast_dimensions"], shape, strict=True)
+    own = {d for d, extent in places if extent > 1}
+    over = set(reduce.attributes["dimensions"])
+    return bool(over & own and over - own)
+
+
 def copying_us(copied_bytes: int, target: CpuTarget) -> float:
     """What one thread of a loop needs to copy so much."""
     us = target.rates.pass_us(2 * copied_bytes)
