@@ -454,7 +454,7 @@ CASES = (
         threads=("jax #26152",),
         tiny={"size": 5},
         tolerance=256,
-    ).with_neighbours(odd={"size": 127}, dtype="float64", view="transposed"),
+    ).with_neighbours(odd={"size": 127}, dtype="float64", view="strided"),
     _named(
         "drawn_from_before",
         drawn_from_before,
