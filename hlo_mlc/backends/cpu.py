@@ -27,7 +27,7 @@ with lazy_imports():
     from hlo_mlc.ops import registry
     from hlo_mlc.partition import costs, row_blocks
     from hlo_mlc.partition import plan as plans
-    from hlo_mlc.partition.choose import cost, predictions, shares, worth
+    from hlo_mlc.partition.choose import cost, predictions, shares, worth, xla_faults
     from hlo_mlc.passes import complex_parts, complex_transforms, simplify
     from hlo_mlc.tensor import sharding
     from hlo_mlc.tuning import generator
@@ -171,12 +171,9 @@ class CpuBackend:
         long = worth.not_worth_compiling(plan, self.target)
         plan = plans.without(plan, graph, long)
         if least := worth.in_place_of_what_came(plan, self.target, {*refused, *long}):
-            plan = plans.with_taken(
-                plan,
-                graph,
-                least,
-                "but XLA is slower at what came than at what is made of it here, or wrong",
-            )
+            wrong = xla_faults.fault(plan.came.nodes)
+            reason = wrong or "but what came takes XLA longer than what is made of it here"
+            plan = plans.with_taken(plan, graph, least, reason, wrong)
         if more := worth.completion(plan, self.target, {*refused, *long}):
             plan = plans.with_taken(
                 plan,

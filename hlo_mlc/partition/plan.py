@@ -55,14 +55,16 @@ class Plan:
         return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
 
 
-def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str) -> Plan:
-    """The plan for `graph` that takes `more` of what it rejects."""
+def with_taken(
+    plan: Plan, graph: Graph, more: Collection[Cluster], reason: str, fault: str = ""
+) -> Plan:
+    """The plan for `graph` that takes `more` of what it rejects; `fault` says why XLA is better not
+    asked to compute the program, nor timed at it."""
     taken, rejected = list(plan.taken), []
     for cluster, verdict in plan.rejected:
         if cluster in more:
-            taken.append(
-                (cluster, replace(verdict, take=True, reason=f"{verdict.reason}, {reason}"))
-            )
+            because = f"{verdict.reason}, {reason}"
+            taken.append((cluster, replace(verdict, take=True, reason=because, fault=fault)))
         else:
             rejected.append((cluster, verdict))
     return rewritten(replace(plan, taken=taken, rejected=rejected), graph)

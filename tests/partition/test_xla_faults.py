@@ -230,7 +230,10 @@ def test_sums_of_what_is_the_same_along_dimensions(given: tuple[int, ...], axis:
     ours = mlc_jit(function)
     (found,) = np.unique([ours(x) for _ in range(5)])
     assert found == 2 * 1024 * 512 / ours(x).size
-    assert ours.report(x).coverage == 1
+    report = ours.report(x)
+    assert report.coverage == 1
+    if jaxlib.__version__ == FAULTY and axis is None:  # the other is predicted to be faster
+        assert other_side(report) is None
 
 
 @pytest.mark.parametrize(
