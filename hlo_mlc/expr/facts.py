@@ -116,10 +116,14 @@ def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
     """Whether `e <= 0` follows from the ranges of variables and from the facts."""
     if index.bounds(e)[1] <= 0:
         return True
-    return depth > 0 and any(
-        never_positive(weaker, facts, depth - 1)
-        for weaker in (*_relaxed(e, facts), *_eliminated(e, facts))
-    )
+    if not depth:
+        return False
+    found = []
+    for weaker in itertools.chain(_eliminated(e, facts), _relaxed(e, facts)):
+        if index.bounds(weaker)[1] <= 0:
+            return True
+        found.append(weaker)
+    return depth > 1 and any(never_positive(weaker, facts, depth - 1) for weaker in found)
 
 
 def _relaxed(e: Expr, facts: Facts) -> Iterator[Expr]:

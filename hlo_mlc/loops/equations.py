@@ -8,7 +8,7 @@ j < 16.  "Not settled" means unknown, never independent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Protocol
 
@@ -93,32 +93,31 @@ class _Equation:
         progress = True
         while progress:
             progress = False
-            for form in list(self.forms):
+            forms, self.forms = self.forms, []
+            for form in forms:
                 verdict = self._step(form)
                 if verdict is None:
                     return False
-                progress = progress or verdict
-                if not verdict and (digits := self._split(form)):
-                    self.forms.remove(form)
-                    self.forms += digits
-                    progress = True
+                digits = () if verdict else self._split(form)
+                if verdict or (not digits and any(map(self._is_open, form[0]))):
+                    self.forms.append(form)  # others have nothing more to say
+                self.forms += digits
+                progress = progress or verdict or bool(digits)
             progress = self._join() or progress
         return True
 
     def _step(self, form: Form) -> bool | None:
         """Settle what this form settles; None if it can never be zero."""
         terms, offset = form
-        ranges = {atom: self._range(atom, *both) for atom, both in terms.items()}
-        low = offset + sum(r[0] for r in ranges.values())
-        high = offset + sum(r[1] for r in ranges.values())
+        ranges = [self._range(atom, *both) for atom, both in terms.items()]
+        low, high = _total(offset, ranges)
         if low > 0 or high < 0:
             return None
         progress = False
-        for atom, (in_a, in_b) in terms.items():
-            if in_a != in_b or atom in self.equal or not self._is_open(atom):
+        for n, (atom, (in_a, in_b)) in enumerate(terms.items()):
+            if in_a != in_b or not self._is_open(atom):
                 continue
-            rest = [r for other, r in ranges.items() if other is not atom]
-            low, high = offset + sum(r[0] for r in rest), offset + sum(r[1] for r in rest)
+            low, high = _total(offset, (*ranges[:n], *ranges[n + 1 :]))
             if -abs(in_a) < low and high < abs(in_a):
                 self._settle(atom)
                 progress = True
@@ -128,14 +127,17 @@ class _Equation:
         """Two forms that are zero where this one is: terms that are multiples of a number, and
         others that stay below it, as in `(i + j) * 16 + k` with k < 16; () where there are none."""
         terms, offset = form
+        if len(terms) < 2:
+            return ()
         for unit in sorted({abs(c) for both in terms.values() for c in both} - {0}, reverse=True):
             large = {
                 atom: both for atom, both in terms.items() if both[0] % unit == both[1] % unit == 0
             }
             small = {atom: both for atom, both in terms.items() if atom not in large}
-            ranges = [self._range(atom, *both) for atom, both in small.items()]
-            low, high = offset + sum(r[0] for r in ranges), offset + sum(r[1] for r in ranges)
-            if large and small and -unit < low and high < unit:
+            if not (large and small):
+                continue
+            low, high = _total(offset, [self._range(atom, *both) for atom, both in small.items()])
+            if -unit < low and high < unit:
                 return (large, 0), (small, offset)
         return ()
 
@@ -166,10 +168,10 @@ class _Equation:
         """Whether `atom` may have two values in the two instances."""
         if atom in self.equal:
             return False
-        return not atom.free.isdisjoint(self.open) or self._reads_unstable(atom)
+        if not atom.free.isdisjoint(self.open):
+            return True
+        return any([load.source in self.unstable for load in loads(atom)])
 
-    def _reads_unstable(self, atom: Expr) -> bool:
-        return any(load.source in self.unstable for load in loads(atom))
 
     def _range(self, atom: Expr, in_a: int, in_b: int) -> Interval:
         low, high = index.bounds(atom)
@@ -179,6 +181,11 @@ class _Equation:
         a_low, a_high = _scaled(low, high, in_a)
         b_low, b_high = _scaled(low, high, -in_b)
         return a_low + b_low, a_high + b_high
+
+
+def _total(offset: int, ranges: Sequence[Interval]) -> Interval:
+    """Between what an offset and terms in such ranges are, all together."""
+    return offset + sum([low for low, _ in ranges]), offset + sum([high for _, high in ranges])
 
 
 def _scaled(low: float, high: float, factor: int) -> Interval:
