@@ -109,7 +109,9 @@ def _unwritten(
         groups.setdefault(before, []).append(access)
     for before, group in groups.items():
         earlier = _Stores(stores.shape, list(before), stores.filled, stores.boxes, stores.solids)
-        if earlier.cover_all(certainly=False):
+        # Whichever are fewer tell first: stores of a sort, whose rows are padded, are hundreds.
+        few = len(group) < len(before)
+        if not few and earlier.cover_all(certainly=False):
             continue
         found = [
             (access, boxes)
@@ -117,6 +119,8 @@ def _unwritten(
             if (boxes := _touched(access)) is not None and len(boxes.owners)
         ]
         if earlier.cover([boxes for _, boxes in found], certainly=False):
+            continue
+        if few and earlier.cover_all(certainly=False):
             continue
         for access, boxes in found:
             if not earlier.cover([boxes], certainly=False):

@@ -172,7 +172,6 @@ class _Equation:
             return True
         return any([load.source in self.unstable for load in loads(atom)])
 
-
     def _range(self, atom: Expr, in_a: int, in_b: int) -> Interval:
         low, high = index.bounds(atom)
         high = min(high, self.highest.get(atom, high))

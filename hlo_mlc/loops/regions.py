@@ -255,14 +255,24 @@ def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int
         for b in boxes
     ):
         return True
+    is_one = len(wanted) == 1 and len(wanted[0].owners) == 1
+    if is_one and sum(map(_elements, boxes)) < _elements(wanted[0]):
+        return False
+    is_all = is_one and not any(low) and high == [extent - 1 for extent in shape]
     boxes.sort(key=lambda b: len(b.owners))
     while boxes:
         cuts = _cuts((*wanted, *boxes), shape)
         if cuts is not None:
-            needed = _painted(wanted, cuts)
-            return bool(np.all(_painted(boxes, cuts)[needed]))
+            found = _painted(boxes, cuts)
+            return bool(np.all(found if is_all else found[_painted(wanted, cuts)]))
         boxes.pop()  # a diagonal makes a cell of each element; others may do it without
     return False
+
+
+def _elements(boxes: Boxes) -> int:
+    """How many elements boxes have, those that are in several of them as often."""
+    sides = (high - low + 1 for low, high in zip(boxes.low, boxes.high, strict=True))
+    return int(math.prod(sides, start=np.ones(len(boxes.owners), np.int64)).sum())
 
 
 def disjoint(first: Boxes, second: Boxes, shape: Sequence[int]) -> bool:
