@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.accesses import Access, Path, Survey
@@ -30,6 +32,7 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
     """
     found: dict[Place, str] = {}
     around: dict[Path, Facts] = {}
+    facts_of = functools.cache(learned)
     for access in survey.own:
         outside = [
             (i, d)
@@ -39,7 +42,7 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
         if not outside or (access.buffer, access.indices) in found:
             continue
         if access.path not in around:
-            around[access.path] = tuple(f for s, branch in access.path for f in learned(s)[branch])
+            around[access.path] = tuple(f for s, branch in access.path for f in facts_of(s)[branch])
         known = around[access.path]
         facts = (*known, *(f for g in access.guards for f in of_condition(g)))
         for i, extent in outside:

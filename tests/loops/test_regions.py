@@ -11,10 +11,11 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.evaluate import evaluate
-from hlo_mlc.loops.regions import parted_axes
+from hlo_mlc.loops.regions import Boxes, covered, parted_axes
 
 VARIABLES = [variable("a", 5), variable("b", 4), variable("c", 3)]
 POINTS = np.array([*itertools.product(*(range(v.extent) for v in VARIABLES))]).T
+SHAPE = (4, 5)
 FACTORS = (1, 1, 2, 3, 4, 6, 8, 12, 24, 48, -1, -4, -12, -24)
 
 
@@ -79,3 +80,35 @@ def test_a_part_reaches_no_further_than_is_known_of_it() -> None:
     assert len(parted_axes([(place,)], [(panel,)])[0]) == 3  # panel <= 0
     assert len(parted_axes([(place,)], [(beyond,)])[0]) == 3
     assert len(parted_axes([(place,), (place,)], [(beyond,), ()])[0]) == 1
+
+
+def random_boxes(rng: np.random.Generator, count: int) -> Boxes:
+    """Within 4 x 5 elements."""
+    sides = [np.sort(rng.integers(0, extent, (2, count)), 0) for extent in SHAPE]
+    return Boxes(*map(tuple, zip(*sides, strict=True)), np.arange(count))
+
+
+def elements(groups: list[Boxes]) -> set[tuple[int, ...]]:
+    return {
+        place
+        for boxes in groups
+        for n in range(len(boxes.owners))
+        for place in itertools.product(
+            *(range(low[n], high[n] + 1) for low, high in zip(boxes.low, boxes.high, strict=True))
+        )
+    }
+
+
+def test_boxes_cover_what_has_no_other_elements() -> None:
+    rng = np.random.default_rng(0)
+    found = []
+    for n in range(800):
+        wanted = [random_boxes(rng, 1 + n % 2)]
+        if n % 4 == 0:
+            wanted = [
+                Boxes(*([np.array([k * (d - 1)]) for d in SHAPE] for k in (0, 1)), np.zeros(1, int))
+            ]
+        boxes = [random_boxes(rng, int(rng.integers(1, 9))) for _ in range(1 + n % 3)]
+        found.append(covered(wanted, boxes, SHAPE))
+        assert found[-1] == (elements(wanted) <= elements(boxes)), (wanted, boxes)
+    assert 100 < sum(found) < 700
