@@ -81,7 +81,8 @@ def _gaps(
     for result in program.results:
         if 0 not in result.shape:
             written = stores.get(result.name, _Stores(result.shape))
-            if not written.cover_all(certainly=True):
+            written.whole = written.cover_all(certainly=True)
+            if not written.whole:
                 yield Gap(
                     f"every element of {result!r} is written",
                     not written.cover_all(certainly=False),
@@ -109,6 +110,8 @@ def _unwritten(
         groups.setdefault(before, []).append(access)
     for before, group in groups.items():
         earlier = _Stores(stores.shape, list(before), stores.filled, stores.boxes, stores.solids)
+        if stores.whole and len(before) == len(stores.found):
+            continue
         # Whichever are fewer tell first: stores of a sort, whose rows are padded, are hundreds.
         few = len(group) < len(before)
         if not few and earlier.cover_all(certainly=False):
@@ -174,13 +177,15 @@ def _touched(access: Access, steps: Sequence[int] = ()) -> Boxes | None:
 
 @dataclass(slots=True)
 class _Stores:
-    """The stores to one buffer; `filled`: by a call as a whole, None where that may not happen."""
+    """The stores to one buffer; `filled`: by a call as a whole, None where that may not happen;
+    `whole`: all of them together are known to write every element."""
 
     shape: Shape
     found: list[Access] = field(default_factory=list)
     filled: bool | None = False
     boxes: dict[tuple[Access, Shape], tuple[Boxes | None, Boxes]] = field(default_factory=dict)
     solids: dict[Access, Box | None] = field(default_factory=dict)
+    whole: bool = False
 
     def solid(self, access: Access) -> Box | None:
         """The box that one store alone writes, if that is seen at a glance.  What is around the
