@@ -12,10 +12,10 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hlo_mlc.backends.base import Backend, BuiltKernel, KernelObject, PromisedKernel
 from hlo_mlc.kernel_objects import BegunObject, begin_object, has_checks, recorded_object
@@ -33,6 +33,7 @@ from hlo_mlc.support.warning import users_line, work_for
 if TYPE_CHECKING:
     from hlo_mlc.partition.kernel import Kernel
 
+_T = TypeVar("_T")
 # Threads that assemble: LLVM takes up to twice as long for a kernel as scheduling and printing it.
 _ASSEMBLERS = 2
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
@@ -269,10 +270,25 @@ class _Batch:
             self.is_announced = True
 
 
+class _Threads(ThreadPoolExecutor):
+    """Threads for work; where none can be started, as while Python ends, the caller does it."""
+
+    def submit(self, work: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        try:
+            return super().submit(work, *args, **kwargs)
+        except RuntimeError:
+            done: Future[_T] = Future()
+            try:
+                done.set_result(work(*args, **kwargs))
+            except BaseException as error:
+                done.set_exception(error)
+            return done
+
+
 @contextlib.contextmanager
 def assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
     """Threads that assemble; they end when they are done, which is waited for or not."""
-    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc", work_for, (users_line(),))
+    assembler = _Threads(_ASSEMBLERS, "hlo_mlc", work_for, (users_line(),))
     try:
         yield assembler
     finally:

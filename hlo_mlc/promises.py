@@ -99,7 +99,7 @@ def store_later(
 
 
 def do_later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
-    """Has the assembler do what nobody waits for, or does it here where it has no thread."""
+    """Has the assembler do what nobody waits for."""
     first = threading.Lock()
 
     def once() -> None:
@@ -112,7 +112,6 @@ def do_later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
     LATER.__enter__()
     try:
         assembler.submit(once)
-    except BaseException as error:  # maybe a thread that there is does it all the same
+    except BaseException:  # maybe a thread that there is does it all the same
         once()
-        if not isinstance(error, RuntimeError):  # which says that none can be started
-            raise
+        raise
