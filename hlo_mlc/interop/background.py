@@ -113,15 +113,19 @@ class Background:
             bytecode.getvalue(), job, cpu_backend(options), weakref.WeakValueDictionary(kernels)
         )
         with self._lock:
+            if self._thread is None:
+                # It lives as long as the process, which does not wait for it: when it goes, the
+                # system ends what it has started.
+                thread = threading.Thread(target=self._run, name="hlo_mlc tunes", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    return dataclasses.replace(report, background=f"off: {error}")
+                self._thread = thread
             for kernel in report.kernels:
                 if kernel.tuned is not None:
                     self._outcomes.setdefault(kernels[kernel.id].lease.kernel_id, "tuned before")
             self._followed.setdefault(function.ledger, []).append(program)
-            if self._thread is None:
-                # It lives as long as the process, which does not wait for it: when it goes, the
-                # system ends what it has started.
-                self._thread = threading.Thread(target=self._run, name="hlo_mlc tunes", daemon=True)
-                self._thread.start()
         self._news.set()
         return self._described(report)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hlo_mlc.interop.call_arguments import at_hand
 from hlo_mlc.interop.devices import ANY_ROWS, CPU
-from hlo_mlc.interop.meanwhile import first_calls, meanwhile
+from hlo_mlc.interop.meanwhile import begin, first_calls, meanwhile
 from hlo_mlc.interop.program import Execute, Shapes
 from hlo_mlc.interop.settling import other_side
 from hlo_mlc.report import Report
@@ -105,7 +105,7 @@ class ByShapes:
         if self._options.choose == "ours":
             self._prepared = list(self._prepare(shapes))
         elif self._options.choose != "xla":
-            threading.Thread(target=self._prepare_meanwhile, args=(shapes,), name=PREPARING).start()
+            begin(PREPARING, self._prepare_meanwhile, shapes)
         return program
 
     def _prepare_meanwhile(self, shapes: Shapes) -> None:
@@ -125,11 +125,7 @@ class ByShapes:
         if recurs and (measures or program.platform == ANY_ROWS):
             options = self._options.replace(choose="measure") if measures else self._options
             given = [np.array(array) for array in arrays]  # who calls may write to theirs
-            threading.Thread(
-                target=self._specialize,
-                args=(shapes, program, options, given),
-                name="hlo_mlc specializes",
-            ).start()
+            begin("hlo_mlc specializes", self._specialize, shapes, program, options, given)
 
     def _specialize(
         self, shapes: Shapes, program: Compiled, options: Options, given: Sequence[np.ndarray]

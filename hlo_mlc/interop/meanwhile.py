@@ -6,7 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.quiet import Quiet
@@ -19,6 +20,12 @@ _NICENESS = 10
 # 0.3 s up for 4 to 20 s.
 _QUIET_S = 2.0
 _TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
+
+
+def begin(name: str, work: Callable[..., None], *args: Any) -> None:
+    """Begins work that calls do without, in a thread of its own, if there is one to be had."""
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=work, args=args, name=name).start()
 
 
 @contextlib.contextmanager

@@ -394,3 +394,18 @@ def _state(process: int) -> str:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+def test_it_is_off_where_no_thread_can_be_started(
+    patient: Background, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function is compiled all the same."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    function = mlc_jit(Traced(), tune="background")
+    close(function(X))
+    assert function.report(X).background == "off: can't start new thread"
+    assert patient._thread is None

@@ -306,6 +306,17 @@ def test_many_numbers_of_rows_have_a_few_kernels() -> None:
     assert set().union(*others) - alone <= shared
 
 
+def test_rows_of_other_numbers_where_no_thread_can_be_started(monkeypatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    exported = exported_layers()
+    compiled = compile_stablehlo(exported)
+    for x in map(rows_of_numbers, (3, *[5] * 33)):
+        np.testing.assert_allclose(compiled(x)[0], exported.call(x)[0], rtol=2e-5, atol=1e-6)
+
+
 def test_rows_that_recur_get_kernels_of_their_own() -> None:
     compiled = compile_stablehlo(exported_layers(), choose="ours")
     x, others = rows_of_numbers(70), rows_of_numbers(71)
@@ -348,7 +359,7 @@ def test_nothing_is_looked_at_where_that_is_off(monkeypatch) -> None:
     before = threading.active_count()
     for _ in range(40):
         compiled(A, B)
-    assert threading.active_count() == before and not compiled.report().comparisons
+    assert threading.active_count() <= before and not compiled.report().comparisons
 
 
 def test_kernels_are_not_shared_where_every_run_has_the_same_bits(monkeypatch) -> None:
