@@ -38,6 +38,13 @@ def test_trips_are_those_of_the_loop(check, update, shape, dtype):
     check(lambda v, x: lax.fori_loop(0, 3, lambda i, v: UPDATES[update](i, v, x), v), v, x)
 
 
+def test_what_comes_from_outside_is_handed_on(check):
+    def function(v, x):
+        return lax.fori_loop(0, 3, lambda i, s: (x, s[1].at[i].set(s[0][i])), (v, v))
+
+    check(function, np.arange(4, dtype=np.int32), np.arange(4, 8, dtype=np.int32))
+
+
 def test_vectors_of_a_batch_stay_in_registers(take_apart):
     """No loop is left, and no step between the trips."""
 

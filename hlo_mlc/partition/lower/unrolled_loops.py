@@ -105,9 +105,8 @@ class _ShortLoop:
             for k in self.vectors:
                 known[body.parameters[k]] = _selected(state[k], point)
             self._run(body, known, point)
-            state = {
-                k: _elements(known[body.results[k]], point, body.results[k]) for k in self.vectors
-            }
+            after = ((k, body.results[k]) for k in self.vectors)
+            state = {k: _elements(self._reader(v, known), point, v) for k, v in after}
             if cost(*(e for k in self.vectors for e in state[k])) > _MOST_OPERATIONS:
                 raise _Refused
         return tuple(
@@ -115,10 +114,14 @@ class _ShortLoop:
             for k in self.vectors
         )
 
+    def _reader(self, value: Value, known: Mapping[Value, Read]) -> Read:
+        """What a trip knows of a value, or what is known around the loop."""
+        return known.get(value) or self.outer.reader(value)
+
     def _run(self, body: Graph, known: dict[Value, Read], point: Indices) -> None:
         """Adds what the nodes of the body compute in one trip."""
         for node in body.nodes:
-            reads = [known.get(v) or self.outer.reader(v) for v in node.operands]
+            reads = [self._reader(v, known) for v in node.operands]
             definition = lookup(node.op)
             lowered = None if definition is None else definition.lower(node, reads)
             if isinstance(lowered, Pointwise):
