@@ -10,8 +10,8 @@ from jax import lax
 
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load, variable
-from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
@@ -55,34 +55,73 @@ def _pairs(dtype: DType) -> tuple[np.ndarray, np.ndarray]:
     return dividends[:whole], divisors[:whole]
 
 
+def _literals(dtype: DType) -> list[int]:
+    """Divisors on either side of those that one step is enough for, the ends, and what is not
+    computed as floats: zero, one and powers of two."""
+    high = np.iinfo(dtype.numpy).max
+    near = (0, 1, 7, 64, 10**9 + 7, *((1 << 15) + d for d in (-1, 1)), high // 3, high)
+    kept = [v for v in near if v <= high]
+    return kept + [-v for v in kept if v and dtype.is_signed] + [np.iinfo(dtype.numpy).min]
+
+
+def _in_vectors(
+    count: int,
+    operands: tuple[Buffer, ...],
+    results: dict[Buffer, Expr],
+    at: Expr,
+    axes: tuple[Var, Var],
+) -> LoopProgram:
+    outer, lane = axes
+    stores = tuple(Store(r, (at,), value) for r, value in results.items())
+    inner = For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores)
+    loops = (For(outer, index.constant(count // LANES), LoopKind.SERIAL, (inner,)),)
+    return LoopProgram("divide", operands, tuple(results), loops)
+
+
+def _place(count: int) -> tuple[Expr, tuple[Var, Var]]:
+    """An index that counts elements, and the axes that it is made of."""
+    outer, lane = variable("outer", count // LANES), variable("lane", LANES)
+    return index.add(index.multiply(outer, index.constant(LANES)), lane), (outer, lane)
+
+
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 def test_every_bit_of_vectors(dtype: DType, target: CpuTarget, machine) -> None:
     pairs = _pairs(dtype)
     assert min(np.count_nonzero(pairs[1] == v) for v in (0, 1, np.array(-1).astype(dtype.numpy)))
     count = len(pairs[0])
     operands = tuple(Buffer(name, dtype, (count,), "operand") for name in "xy")
-    results = tuple(Buffer(name, dtype, (count,), "result") for name in OPS)
-    outer, lane = variable("outer", count // LANES), variable("lane", LANES)
-    at = index.add(index.multiply(outer, index.constant(LANES)), lane)
+    at, axes = _place(count)
     loads = [load(b, (at,)) for b in operands]
-    stores = tuple(Store(r, (at,), apply(r.name, *loads)) for r in results)
-    program = LoopProgram(
-        "divide",
-        operands,
-        results,
-        (
-            For(
-                outer,
-                index.constant(count // LANES),
-                LoopKind.SERIAL,
-                (For(lane, index.constant(LANES), LoopKind.VECTORIZE, stores),),
-            ),
-        ),
-    )
+    results = {Buffer(op, dtype, (count,), "result"): apply(op, *loads) for op in OPS}
+    program = _in_vectors(count, operands, results, at, axes)
     for op, actual in zip(OPS, machine.run(program, pairs, target=target), strict=True):
         expected = compute(op, pairs, dtype)
         wrong = np.flatnonzero(actual != expected)[:5]
         assert not wrong.size, [(op, *(a[wrong] for a in (*pairs, actual, expected)))]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_every_bit_by_literals(dtype: DType, target: CpuTarget, machine) -> None:
+    literals = _literals(dtype)
+    drawn = np.random.default_rng(dtype.bits).choice(_pairs(dtype)[0], 1 << 10)
+    with np.errstate(over="ignore"):
+        multiples = np.outer(np.array(literals, dtype.numpy), drawn).ravel()
+        one = np.array(1, dtype.numpy)
+        near = (drawn, multiples - one, multiples, multiples + one)
+    x = np.concatenate((np.resize(_edges(dtype), 1 << 10), *near))
+    operand = Buffer("x", dtype, (len(x),), "operand")
+    at, axes = _place(len(x))
+    value = load(operand, (at,))
+    cases = [(op, v) for op in OPS for v in literals]
+    results = {
+        Buffer(f"r{n}", dtype, (len(x),), "result"): apply(op, value, const(v, dtype))
+        for n, (op, v) in enumerate(cases)
+    }
+    program = _in_vectors(len(x), (operand,), results, at, axes)
+    for (op, v), actual in zip(cases, machine.run(program, (x,), target=target), strict=True):
+        expected = compute(op, (x, np.full_like(x, v)), dtype)
+        wrong = np.flatnonzero(actual != expected)[:5]
+        assert not wrong.size, (op, v, x[wrong], actual[wrong], expected[wrong])
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=str)

@@ -14,6 +14,8 @@ from hlo_mlc.expr.dtypes import F32, F64, I32, U64, DType
 # A factor for reciprocals of 64-bit divisors in f64: quotients, each of four roundings by up to
 # 2**-53 of itself, come out too small, by up to 2**-49 of themselves, and never too large.
 _BELOW_ONE = 1 - 2.0**-50
+# Quotients by these and larger ones have at most 49 bits: the first one is short by at most 1.
+_ENOUGH_FOR_ONE_STEP = 1 << 15
 
 
 def divide(site: Site, x: str, y: str) -> str:
@@ -25,7 +27,7 @@ def divide(site: Site, x: str, y: str) -> str:
         divisor = _safe_divisor(site, x, y, zero)
         quotient = site.op("sdiv" if site.dtype.is_signed else "udiv", x, divisor)
     elif site.dtype.bits == 64:
-        quotient = _divide_in_two_steps(site, x, y)
+        quotient, _ = _divide_in_steps(site, x, y, 2)
     else:
         quotient = _divide_as_floats(site, x, y)
     return site.select(zero, site.literal(-1), quotient)
@@ -39,16 +41,34 @@ def remainder(site: Site, x: str, y: str) -> str:
         return x
     if y == site.literal(-1) and site.dtype.is_signed:
         return site.literal(0)
+    if steps := _steps_of_literal(site, y):
+        _, rest = _divide_in_steps(site, x, y, steps)
+        return rest
     return site.op("srem" if site.dtype.is_signed else "urem", x, y)
 
 
 def _divide_by_literal(site: Site, x: str, y: str) -> str:
-    """LLVM multiplies and shifts."""
     if y == site.literal(0):
         return site.literal(-1)
     if y == site.literal(-1) and site.dtype.is_signed:
         return site.op("sub", site.literal(0), x)
+    if steps := _steps_of_literal(site, y):
+        quotient, _ = _divide_in_steps(site, x, y, steps)
+        return quotient
     return site.op("sdiv" if site.dtype.is_signed else "udiv", x, y)
+
+
+def _steps_of_literal(site: Site, y: str) -> int:
+    """How many steps of floats divide by a literal: none where LLVM multiplies and shifts vectors.
+
+    Of 64 bits it does so lane by lane, as no vector has the upper halves of their products, but
+    where it only shifts.
+    """
+    if not site.lanes or site.dtype.bits < 64 or not _has_floats(site):
+        return 0
+    if (value := types.value_of_splat(y)) is None or abs(value).bit_count() == 1:
+        return 0
+    return 1 if abs(value) >= _ENOUGH_FOR_ONE_STEP else 2
 
 
 def _safe_divisor(site: Site, x: str, y: str, zero: str) -> str:
@@ -89,26 +109,32 @@ def _divide_as_floats(site: Site, x: str, y: str) -> str:
     return site.select(minus_one, site.op("sub", site.literal(0), x), quotient)
 
 
-def _divide_in_two_steps(site: Site, x: str, y: str) -> str:
-    """Any number where y is 0.
+def _divide_in_steps(site: Site, x: str, y: str, steps: int) -> tuple[str, str]:
+    """The quotient and what it leaves; any numbers where y is 0.
 
     The first quotient is short by less than 2**15, what that leaves divides into a second one that
     is short by at most 1, and then the remainder tells.
     """
     if site.dtype.is_signed:
         unsigned = site._replace(dtype=U64)
-        sign = site.op("ashr", site.op("xor", x, y), site.literal(63))
-        magnitude = _divide_in_two_steps(unsigned, *map(site.magnitude, (x, y)))
-        return site.op("sub", site.op("xor", magnitude, sign), sign)
+        parts = _divide_in_steps(unsigned, *map(site.magnitude, (x, y)), steps)
+        signs = (site.op("ashr", v, site.literal(63)) for v in (site.op("xor", x, y), x))
+        return tuple(
+            site.op("sub", site.op("xor", part, sign), sign)
+            for part, sign in zip(parts, signs, strict=True)
+        )
     floats = site._replace(dtype=F64)
     inverse = floats.op("fdiv", floats.literal(_BELOW_ONE), _convert(site, y, F64))
     quotient, rest = site.literal(0), x
-    for _ in range(2):
+    for _ in range(steps):
         step = _truncate(floats, floats.op("fmul", _convert(site, rest, F64), inverse), U64)
         rest = site.op("sub", rest, site.op("mul", step, y))
         quotient = site.op("add", quotient, step)
     short = site.op("icmp uge", rest, y)
-    return site.select(short, site.op("add", quotient, site.literal(1)), quotient)
+    return (
+        site.select(short, site.op("add", quotient, site.literal(1)), quotient),
+        site.select(short, site.op("sub", rest, y), rest),
+    )
 
 
 def _convert(site: Site, x: str, to: DType) -> str:

@@ -80,6 +80,11 @@ def spread(text: str, element: str, lanes: int) -> str:
     return f"splat ({element} {text})" if lanes else text
 
 
+def value_of_splat(text: str) -> int | None:
+    """The integer of which `spread` made a vector, if the text is such a vector."""
+    return int(text.split()[-1].rstrip(")")) if text.startswith("splat (i") else None
+
+
 @functools.cache
 def prefix_mask(live: int, lanes: int) -> str:
     """The vector of `lanes` bools of which the first `live` are true."""
