@@ -546,6 +546,21 @@ def test_filters_are_packed_where_panels_lie_badly(
 
 
 @pytest.mark.parametrize(
+    ("layout", "kind"), [(NHWC, LoopKind.UNROLL), (NCHW, LoopKind.SERIAL)], ids=["NHWC", "NCHW"]
+)
+def test_results_are_written_out_unless_their_lanes_lie_apart(take_apart, arrays, layout, kind):
+    """Of 64 channels of a row of 9 each would be stored by itself."""
+    image, filters = {"N": 1, "H": 9, "W": 9, "C": 64}, {"H": 3, "W": 3, "I": 64, "O": 64}
+    x, k = arrays("float32", [image[c] for c in layout[0]], [filters[c] for c in layout[1]])
+    (program,) = take_apart(lambda x, k: dense(x, k, layout), x, k).programs
+    loops, _ = schedule_program(program, TARGET)
+    stored = {
+        s.kind for s in walk(loops.body) if isinstance(s, For) and s.var.name.endswith(".i.s")
+    }
+    assert stored == {kind}
+
+
+@pytest.mark.parametrize(
     ("features", "axes"),
     [
         (48, [5, 7, 2, 24]),
