@@ -257,7 +257,11 @@ class ShardedCpuBackend(CpuBackend):
 
         def choose(cluster: Cluster) -> Verdict:
             verdict, program = rule(cluster), cluster.kernel.program
-            if sharding.factors(program) or all(operand.size < 2 for operand in program.operands):
+            if all(operand.size < 2 for operand in program.operands):
+                return verdict
+            # Along which dimension arrays are sharded is not known yet: mostly along the first.
+            found = sharding.factors(program)
+            if found and (options.choose == "ours" or sharding.cuts_first(program, found)):
                 return verdict
             return replace(verdict, take=False, reason=_WHOLE, opens=True)
 

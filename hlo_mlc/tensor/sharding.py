@@ -387,6 +387,18 @@ def _apart(step: Step, cut: Step) -> Iterator[Step]:
         yield cut
 
 
+def cuts_first(program: TensorProgram, found: Sequence[Factor]) -> bool:
+    """Whether devices can each compute a part of the first dimension of all results.  Where one is
+    reversed, rolled, joined or sorted along it, each would need all of it, and XLA passes on what
+    lies at borders alone: `roll` of 2048 x 1024 on 8 devices took 13 times as long."""
+    cut = {place for factor in found for place in factor.results}
+    firsts = (
+        (number, next((d for d, extent in enumerate(buffer.shape) if extent > 1), None))
+        for number, buffer in enumerate(program.results)
+    )
+    return all(d is None or (number, d) in cut for number, d in firsts)
+
+
 def described(program: TensorProgram) -> str:
     """The factors as people write products: `ab, bc -> ac, add over b`; `.` is no factor."""
     found = factors(program)

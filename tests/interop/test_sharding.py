@@ -410,3 +410,23 @@ def test_explicit_axes_need_no_more_than_others() -> None:
     with jax.set_mesh(jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))):
         compiled = compared(chain, jax.device_put(X, P("i", None)), jax.device_put(W, P()))
     assert collectives(compiled) == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x[::-1] * 2,
+        lambda x: jnp.roll(x, 3, 0) + x,
+        lambda x: jnp.concatenate([x, x * 2]),
+        lambda x: jnp.stack([jnp.cumsum(x, 0), x]),
+    ],
+)
+def test_what_is_moved_along_the_first_dimension_is_left_to_xla(function: Callable) -> None:
+    """Devices would gather all of it, where XLA passes on what lies at borders."""
+    x = placed(np.tile(X, (16, 16)), "i")
+    ours, theirs = mlc_jit(function), jax.jit(function)
+    assert_close(ours(x), theirs(x))
+    assert ours(x).sharding == theirs(x).sharding
+    assert "would have to gather" in str(ours.explain(x))
+    assert ours.report(x).coverage < 1
+    compared(function, x)  # unless all is to be ours
