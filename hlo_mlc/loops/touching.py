@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -90,7 +90,8 @@ class _Nest:
         """The loops of an access, where those over parts of a number, such as groups of tasks or
         threads of blocks, count as one loop over all of it."""
         extents = {s.var: s.extent for s, _ in access.path if isinstance(s, For)}
-        return cls(access.indices, facts, extents)._numbered()._taken_apart()._numbered()
+        nest = cls(access.indices, facts, extents)._numbered()._taken_apart()._numbered()
+        return nest._narrowed()
 
     def _numbered(self) -> _Nest:
         """The same with one loop over `high * size + low` for two, as often as that takes no
@@ -134,6 +135,19 @@ class _Nest:
             [build.substitute(f, place) for f in left],
             {**extents, number: index.constant(count)},
         )
+
+    def _narrowed(self) -> _Nest:
+        """The same where loops end as early as conditions on their variable alone say."""
+        extents, left = dict(self.extents), []
+        for fact in self.facts:
+            terms, offset = index.affine(fact)
+            (v, *more) = terms or (None,)
+            if v in extents and not more and terms[v] > 0 and isinstance(extents[v], Const):
+                count = min(extents[v].value, -offset // terms[v] + 1)
+                extents[v] = index.constant(max(0, count))
+            else:
+                left.append(fact)
+        return _Nest(self.indices, left, extents)
 
     def _size(self, v: Var) -> int | None:
         """How many values a variable has at most, if that is known."""
@@ -218,7 +232,7 @@ def touched(access: Access, steps: Sequence[int] = ()) -> Boxes | None:
     if None in parts or math.prod(map(len, parts)) > MOST_CASES:
         return None
     found = [
-        _boxes(access, [fact for facts in together for fact in facts], steps)
+        _boxes_by_cases(access, [fact for facts in together for fact in facts], steps)
         for together in itertools.product(*parts)
     ]
     return None if None in found else joined(found)
@@ -240,6 +254,32 @@ def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
     """The conditions of branches and guards around an access, and whether they hold there."""
     yield from ((s.condition, branch == 0) for s, branch in access.path if isinstance(s, If))
     yield from ((guard, True) for guard in access.guards)
+
+
+def _boxes_by_cases(
+    access: Access, conditions: Sequence[Expr], steps: Sequence[int]
+) -> Boxes | None:
+    """What is touched where conditions hold. Where there are too many values of what is in a clamp,
+    `min(x, 9)` is x where that is at most 9, and 9 elsewhere."""
+    boxes = _boxes(access, conditions, steps)
+    clamp = None if boxes is not None else _clamp(access.indices)
+    if clamp is None:
+        return boxes
+    x, most = clamp.args
+    found = []
+    for value, fact in ((x, x - most), (most, most + 1 - x)):
+        indices = [i + (value - clamp) * index.affine(i)[0].get(clamp, 0) for i in access.indices]
+        case = replace(access, indices=tuple(indices))
+        found.append(_boxes_by_cases(case, (*conditions, fact), steps))
+    return None if None in found else joined(found)
+
+
+def _clamp(indices: Sequence[Expr]) -> Apply | None:
+    """What keeps an index, or a part of one, from growing beyond a number."""
+    for atom in (atom for i in indices for atom in index.affine(i)[0]):
+        if isinstance(atom, Apply) and atom.op == "min" and isinstance(atom.args[1], Const):
+            return atom
+    return None
 
 
 def _boxes(access: Access, conditions: Sequence[Expr], steps: Sequence[int] = ()) -> Boxes | None:

@@ -13,6 +13,7 @@ from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops import regions
 from hlo_mlc.loops.accesses import accesses
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Store
 from hlo_mlc.loops.coverage import gaps
@@ -101,6 +102,21 @@ def test_parts_of_rows_that_blocks_are_numbered_by_fill_a_buffer(
     store = Store(result, (index.floordiv(block, parts), index.add(first, thread)), ONE)
     threads = For(thread, left, LoopKind.THREAD, (store,))
     assert (not list(gaps(program(loop(block, threads), result)))) is (not left_out)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_last_tiles_that_are_moved_back_fill_what_has_more_elements_than_are_looked_at(
+    rows: int, left_out: int
+) -> None:
+    """As those of transposes do, in vectors of four; a tile that is moved further leaves a gap."""
+    size = (1 << 22) - 3
+    result = Buffer("r", F32, (rows, size), "result")
+    outer, inner, row, lane = map(variable, "oijl", (1 << 12, 256, rows, 4))
+    first = apply("min", inner * 4 + outer * 1024, index.constant(size - 4 - left_out))
+    store = Store(result, (row, first + lane), ONE)
+    nest = program(loop(outer, loop(inner, loop(row, loop(lane, store)))), result)
+    assert bool(list(gaps(nest))) == bool(left_out)
 
 
 def test_groups_that_another_loop_cuts_short_fill_no_box() -> None:
@@ -268,6 +284,9 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
             sum_ = index.add(sum_, index.multiply(part, index.constant(factor)))
             step *= 1 + int(index.bounds(part)[1])
         place.append(index.subtract(sum_, index.constant(int(index.bounds(sum_)[0]))))
+        if rng.random() < 0.2:
+            most = int(rng.integers(0, index.bounds(place[-1])[1] + 1))
+            place[-1] = index.minimum(place[-1], index.constant(most))
     shape = tuple(int(index.bounds(i)[1]) + 1 for i in place)
     guard = random_condition(rng, [*place, *variables, *numbers])
     if rng.random() < 0.3:
@@ -279,8 +298,12 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
     )
 
 
-def test_boxes_are_what_is_touched() -> None:
+@pytest.mark.parametrize(("most_points", "least"), [(regions.MOST_POINTS, 400), (8, 200)])
+def test_boxes_are_what_is_touched(
+    monkeypatch: pytest.MonkeyPatch, most_points: int, least: int
+) -> None:
     """Against brute force over all points, also where an axis is taken for two."""
+    monkeypatch.setattr(regions, "MOST_POINTS", most_points)
     rng, exact, in_turns = np.random.default_rng(0), 0, 0
     for _ in range(500):
         variables = [variable(n, int(rng.choice([1, 2, 3, 4, 6, 8, 12]))) for n in "abc"]
@@ -321,8 +344,8 @@ def test_boxes_are_what_is_touched() -> None:
             found = found.reshape([math.prod(extents) for extents in axes])
             assert np.array_equal(found[tuple(slice(d) for d in truth.shape)], truth), loops
             assert np.count_nonzero(found) == np.count_nonzero(truth), loops
-    assert exact > 400
-    assert in_turns > 300
+    assert exact > least
+    assert in_turns > least - 100
 
 
 def sides(boxes):
