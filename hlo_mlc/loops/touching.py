@@ -137,9 +137,13 @@ class _Nest:
         )
 
     def _narrowed(self) -> _Nest:
-        """The same where loops end as early as conditions on their variable alone say."""
+        """The same where loops end as early as conditions on their variable alone say, and what
+        cuts others short is a condition."""
         extents, left = dict(self.extents), []
-        for fact in self.facts:
+        cut_short = [v for v, e in extents.items() if v.extent and not isinstance(e, Const)]
+        limits = self._limits(*cut_short) if cut_short else []
+        extents.update((v, index.constant(v.extent)) for v in cut_short)
+        for fact in (*self.facts, *limits):
             terms, offset = index.affine(fact)
             (v, *more) = terms or (None,)
             if v in extents and not more and terms[v] > 0 and isinstance(extents[v], Const):

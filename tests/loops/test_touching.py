@@ -119,6 +119,19 @@ def test_last_tiles_that_are_moved_back_fill_what_has_more_elements_than_are_loo
     assert bool(list(gaps(nest))) == bool(left_out)
 
 
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_last_group_that_is_cut_short_fills_what_has_more_elements_than_are_looked_at(
+    left_out: int,
+) -> None:
+    """As the last run of a sort is."""
+    size, run = (1 << 24) + 5, (1 << 23) + 16
+    result = Buffer("r", F32, (size,), "result")
+    group, place = map(variable, "gp", (2, run))
+    trips = index.minimum(index.constant(run), size - left_out - group * run)
+    tasks = For(place, trips, LoopKind.SERIAL, (Store(result, (place + group * run,), ONE),))
+    assert bool(list(gaps(program(loop(group, tasks), result)))) == bool(left_out)
+
+
 def test_groups_that_another_loop_cuts_short_fill_no_box() -> None:
     """Tasks in groups of 8, in all one less for each of the rows before."""
     row, group, task = variable("r", 5), variable("g", 4), variable("t", 8)
