@@ -117,12 +117,8 @@ def _divide_in_steps(site: Site, x: str, y: str, steps: int) -> tuple[str, str]:
     """
     if site.dtype.is_signed:
         unsigned = site._replace(dtype=U64)
-        parts = _divide_in_steps(unsigned, *map(site.magnitude, (x, y)), steps)
-        signs = (site.op("ashr", v, site.literal(63)) for v in (site.op("xor", x, y), x))
-        return tuple(
-            site.op("sub", site.op("xor", part, sign), sign)
-            for part, sign in zip(parts, signs, strict=True)
-        )
+        quotient, rest = _divide_in_steps(unsigned, *map(site.magnitude, (x, y)), steps)
+        return _signed(site, quotient, site.op("xor", x, y)), _signed(site, rest, x)
     floats = site._replace(dtype=F64)
     inverse = floats.op("fdiv", floats.literal(_BELOW_ONE), _convert(site, y, F64))
     quotient, rest = site.literal(0), x
@@ -135,6 +131,12 @@ def _divide_in_steps(site: Site, x: str, y: str, steps: int) -> tuple[str, str]:
         site.select(short, site.op("add", quotient, site.literal(1)), quotient),
         site.select(short, site.op("sub", rest, y), rest),
     )
+
+
+def _signed(site: Site, magnitude: str, like: str) -> str:
+    """A number of 64 bits with the sign of another one."""
+    sign = site.op("ashr", like, site.literal(63))
+    return site.op("sub", site.op("xor", magnitude, sign), sign)
 
 
 def _convert(site: Site, x: str, to: DType) -> str:
