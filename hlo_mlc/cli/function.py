@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import inspect
 import math
 import os
 import re
@@ -265,7 +267,8 @@ def arguments(
 ) -> tuple[Any, ...]:
     """The arguments written on the command line, else the function's own `example_args`.
 
-    `example_args` is a sequence of arguments, or a function without parameters that makes one.
+    `example_args` is a sequence of arguments, or a function without parameters that makes one. A
+    function without parameters needs neither.
 
     Raises: UsageError when there are neither.
     """
@@ -273,6 +276,9 @@ def arguments(
         return tuple(parse_argument(text, symbols) for text in given)
     example = getattr(function, "example_args", None)
     if example is None:
+        with contextlib.suppress(TypeError, ValueError):  # of what is written in C
+            if not inspect.signature(function).parameters:
+                return ()
         raise UsageError(
             f"Say what {program} is called with: --arg f32[512,1024] for each argument, "
             "or an attribute `example_args` of the function"

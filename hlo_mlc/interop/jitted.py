@@ -122,7 +122,7 @@ class MlcFunction(JitObject[P, R_co]):
 
     def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         function = self._origin.function
-        if not args and not kwargs:
+        if not self._is_a_call(args, kwargs):
             if function.ledger.latest is None:
                 raise UsageError(
                     f"{function.name} has not been compiled yet: "
@@ -147,7 +147,7 @@ class MlcFunction(JitObject[P, R_co]):
             origin.options,
             origin.function.name,
             verbose,
-            compile_again if args or kwargs else None,
+            compile_again if self._is_a_call(args, kwargs) else None,
         )
 
     if TYPE_CHECKING:
@@ -257,12 +257,23 @@ class MlcFunction(JitObject[P, R_co]):
         self._origin = replace(self._origin, function=function)
         self.__setstate__((compiled, self.args, self.keywords, self.__dict__))
 
+    def _is_a_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the function can be called so: with none where it has no parameters."""
+        parameters = self._parameters()
+        return bool(args or kwargs) or (
+            parameters is not None and len(parameters) == len(self.args)
+        )
+
     def _has_parameter(self, name: str) -> bool:
-        try:
-            parameters = inspect.signature(self._origin.fun).parameters
-        except (TypeError, ValueError):  # of what is written in C
-            return False
+        parameters = self._parameters() or {}
         return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def _parameters(self) -> Mapping[str, inspect.Parameter] | None:
+        """The function's; None of what is written in C."""
+        try:
+            return inspect.signature(self._origin.fun).parameters
+        except (TypeError, ValueError):
+            return None
 
     def _with(self, options: Options, for_archive: bool = False) -> MlcFunction[P, R_co]:
         again = jitted(self._origin.fun, options, self._origin.jit_arguments, for_archive)

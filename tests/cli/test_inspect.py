@@ -28,6 +28,9 @@ def with_example(x):
 
 with_example.example_args = lambda: (jnp.ones((64, 64)),)
 
+def table():
+    return jnp.sin(jnp.arange(9.0))
+
 class Model:
     @staticmethod
     def apply(x):
@@ -46,6 +49,12 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
     result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
+    assert result.exit_code == 0, result.output
+    assert "coverage: 100%" in result.stdout
+
+
+def test_a_function_without_parameters_needs_no_arguments(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("inspect", f"{module}:table", "--choose", "ours")
     assert result.exit_code == 0, result.output
     assert "coverage: 100%" in result.stdout
 

@@ -364,5 +364,18 @@ def test_report_without_arguments_needs_a_compilation() -> None:
         mlc_jit(lambda x: x).report()
 
 
+class Tables:
+    @functools.partial(mlc_jit, choose="ours", static_argnums=0)
+    def waves(self) -> jax.Array:
+        return jnp.sin(jnp.arange(9.0))
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_report_of_a_function_without_parameters(is_bound: bool) -> None:
+    waves = Tables().waves if is_bound else mlc_jit(lambda: jnp.sin(jnp.arange(9.0)), choose="ours")
+    assert waves.report().coverage == 1
+    assert "sine" in str(waves.explain())
+
+
 def test_choosing_xla_says_so() -> None:
     assert 'choose="xla"' in str(mlc_jit(lambda x: x + 1, choose="xla").explain(X))
