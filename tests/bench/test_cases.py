@@ -101,7 +101,7 @@ def test_arguments_have_the_dtype_of_the_case() -> None:
         found = {leaf.dtype for leaf in jax.tree.leaves(args)}
         other = {
             "random": {jnp.dtype(jnp.uint32)},
-            "movement": {jnp.dtype(jnp.int32)},
+            "movement": {jnp.dtype(jnp.int32), jnp.dtype(jnp.uint8)},
             "sorting": {jnp.dtype(jnp.int32)},
             "issues": {jnp.dtype(jnp.int32)},
             "models": {jnp.dtype(jnp.int32)},

@@ -44,18 +44,19 @@ def test_which_processors_divide_fast(level, processor, is_fast) -> None:
 
 
 @pytest.mark.parametrize(
-    ("processor", "is_fast"),
+    ("processor", "gathers", "looks_up"),
     [
-        ("skylake-avx512", True),
-        ("cascadelake", True),
-        ("sapphirerapids", False),
-        ("znver4", False),
-        ("x86-64-v4", False),
+        ("skylake-avx512", True, False),
+        ("cascadelake", True, False),
+        ("sapphirerapids", False, True),
+        ("znver4", False, False),
+        ("x86-64-v4", False, False),
     ],
 )
-def test_which_processors_gather_fast(processor, is_fast) -> None:
+def test_which_processors_gather_fast(processor, gathers, looks_up) -> None:
     target = dataclasses.replace(cpu.named("x86-64-v4"), cpu=processor)
-    assert target.has_fast_gather == is_fast
+    assert target.has_fast_gather == gathers
+    assert target.has_fast_lookup == looks_up
 
 
 def test_the_host_is_made_once_and_is_usable() -> None:

@@ -57,6 +57,12 @@ def histogram(inputs: Inputs, *, size: int, bins: int) -> Workload:
     return function, ((jnp.round(inputs.normal(size) * bins) + 0.5) / bins,)
 
 
+def substituted_bytes(inputs: Inputs, *, height: int, width: int) -> Workload:
+    """Each byte of an image looked up in a table, as tone curves and ciphers do."""
+    table, image = inputs.places(256, 256), inputs.places(256, height, width)
+    return lambda table, image: table[image], (table.astype("uint8"), image.astype("uint8"))
+
+
 def interleaved_results(inputs: Inputs, *, size: int) -> Workload:
     """Three results for each element, one behind the other."""
 
@@ -213,6 +219,13 @@ CASES = (
         of_normals(lambda x: jnp.packbits(x > 1)),
         {"size": 1 << 20},
         tiny={"size": 37},
+        tolerance=0,
+    ),
+    _case(
+        "substituted_bytes",
+        substituted_bytes,
+        {"height": 480, "width": 641},
+        tiny={"height": 3, "width": 37},
         tolerance=0,
     ),
     _case(

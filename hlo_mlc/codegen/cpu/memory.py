@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_span
-from hlo_mlc.codegen.cpu.function import Element, Value
+from hlo_mlc.codegen.cpu.function import Element, Lane, Value
 from hlo_mlc.codegen.cpu.places import Place, address
 from hlo_mlc.codegen.cpu.registers import Form
 from hlo_mlc.codegen.cpu.values import Writer
@@ -79,6 +79,24 @@ def load_masked(block: Block, reading: Reading, address: str, active: str, lanes
         active,
         f", {whole} {types.spread(reading.padding, element, lanes)}){storage.load_tags}",
         lanes=lanes,
+        kind=storage.load_kind,
+    )
+
+
+def gather(
+    block: Block, place: Place, addresses: str, element: str, padding: str, lane: Lane
+) -> str:
+    """What is at the address of each lane in a place's buffer, elements of its own or of four
+    bytes; in lanes that are no iterations it is padding."""
+    width, storage = lane.width, place.storage
+    whole = types.vector(element, width)
+    alignment = place.dtype.bytes
+    return block.define(
+        f"call {whole} @llvm.masked.gather.{types.suffix(element, width)}.v{width}p0("
+        f"{types.vector('ptr', width)} align {alignment} ",
+        addresses,
+        f", {types.vector('i1', width)} {lane.mask}, {whole} {padding}){storage.load_tags}",
+        lanes=width,
         kind=storage.load_kind,
     )
 

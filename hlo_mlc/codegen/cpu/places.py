@@ -201,26 +201,39 @@ def displaced(block: Block, base: str, constant: int) -> str:
 
 def scattered(writer: Writer, place: Place, on: str | None, depth: int) -> str:
     """A vector with the address of each lane; that of the buffer for those that are not `on`."""
-    function, lane = writer.function, writer.function.lane
-    block, width = function.at(depth), lane.width
+    block, width = writer.function.at(depth), writer.function.lane.width
     if on is None:
         base = address(writer, place, block)
         near = place.reach + abs(place.stride) * width < 1 << 31
         element = "i32" if near else "i64"
         offsets = _lane_offsets(writer, place, element, depth)
     else:
-        # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
-        fits = place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
-        base, element = place.storage.pointer, "i32" if fits else "i64"
-        offsets = _lane_offsets(writer, place, element, depth)
-        start = _uniform_offset(writer, place, element, depth)
-        whole = types.vector(element, width)
-        total = block.define(
-            f"add {whole} ", offsets, ", ", function.widen(start, width), lanes=width
-        )
-        offsets = block.select(whole, on, total, "zeroinitializer", width)
+        base = place.storage.pointer
+        element, offsets = offsets_within(writer, place, on, depth)
+    return moved(block, place.element, base, element, offsets, width)
+
+
+def offsets_within(writer: Writer, place: Place, on: str | None, depth: int) -> tuple[str, str]:
+    """A vector with the number of each lane's element in the buffer, 0 for those that are not `on`,
+    behind the type of its elements."""
+    function, width = writer.function, writer.function.lane.width
+    block = function.at(depth)
+    # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
+    fits = place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
+    element = "i32" if fits else "i64"
+    whole = types.vector(element, width)
+    offsets = _lane_offsets(writer, place, element, depth)
+    start = function.widen(_uniform_offset(writer, place, element, depth), width)
+    offsets = block.define(f"add {whole} ", offsets, ", ", start, lanes=width)
+    if on is not None:
+        offsets = block.select(whole, on, offsets, "zeroinitializer", width)
+    return element, offsets
+
+
+def moved(block: Block, unit: str, base: str, element: str, offsets: str, width: int) -> str:
+    """A vector of addresses, so many units each behind a base."""
     return block.define(
-        f"getelementptr {place.element}, ptr ",
+        f"getelementptr {unit}, ptr ",
         base,
         f", {types.vector(element, width)} ",
         offsets,

@@ -17,6 +17,7 @@ from hlo_mlc.codegen.cpu.memory import (
     Reading,
     active_lanes,
     element_of,
+    gather,
     load_from,
     load_masked,
     read_own,
@@ -35,6 +36,7 @@ from hlo_mlc.codegen.cpu.strides import (
 )
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.codegen.cpu.words import is_found_in_words, read_in_words
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL
@@ -215,16 +217,12 @@ def _gather(writer: Writer, reading: Reading) -> str:
     on = None if condition is None else function.widen(condition, width)
     whole = types.vector(place.element, width)
     padding = types.spread(reading.padding, place.element, width)
-    addresses = scattered(writer, place, on, reading.depth)
-    check_lanes(writer, place, "load", block, addresses, lane.mask)
-    text = block.define(
-        f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
-        f"{types.vector('ptr', width)} align {place.dtype.bytes} ",
-        addresses,
-        f", {types.vector('i1', width)} {lane.mask}, {whole} {padding}){place.storage.load_tags}",
-        lanes=width,
-        kind=place.storage.load_kind,
-    )
+    if is_found_in_words(writer, place):
+        text = read_in_words(writer, place, on, reading.depth)
+    else:
+        addresses = scattered(writer, place, on, reading.depth)
+        check_lanes(writer, place, "load", block, addresses, lane.mask)
+        text = gather(block, place, addresses, place.element, padding, lane)
     if on is not None and reading.fill is not None:
         text = block.select(whole, on, text, padding, width)
     return text
