@@ -301,12 +301,8 @@ def _spans(boxes: Boxes, axis: int, extent: int) -> bool:
 
 def _borders(extent: int, sides: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
     """Where boxes begin and end along an axis, within the buffer."""
-    marked = np.zeros(extent + 1, bool)
-    marked[[0, extent]] = True
-    for low, high in sides:
-        marked[np.clip(low, 0, extent)] = True
-        marked[np.clip(high + 1, 0, extent)] = True
-    return np.flatnonzero(marked)
+    ends = [np.clip(end, 0, extent) for low, high in sides for end in (low, high + 1)]
+    return np.unique(np.concatenate([np.array([0, extent]), *ends]))
 
 
 def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarray:
