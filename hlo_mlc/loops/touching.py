@@ -156,7 +156,7 @@ class _Nest:
     def _size(self, v: Var) -> int | None:
         """How many values a variable has at most, if that is known."""
         extent = self.extents[v]
-        return extent.value if isinstance(extent, Const) else v.extent
+        return max(0, extent.value) if isinstance(extent, Const) else v.extent
 
     def _limits(self, *of: Var) -> list[Expr]:
         """What extents that are no numbers say of the variables, or of some of them."""
@@ -456,7 +456,7 @@ class _Sides:
         return dict(sorted(found.items(), key=lambda item: item[0].name))
 
     def _values(self, v: Var) -> range:
-        first, last = 0, v.extent - 1
+        first, last = 0, min(v.extent, int(index.bounds(self.extents[v])[1])) - 1
         for fact in self.facts:
             terms, offset = index.affine(fact)
             if terms.keys() == {v}:

@@ -193,6 +193,21 @@ def test_a_loop_that_a_condition_holds_back_fills_no_gaps(below: int, full: bool
     assert (not list(gaps(program(loop(near, loop(far, store)), result)))) is full
 
 
+def test_of_a_long_loop_that_a_condition_ends_early_few_values_are_put_in() -> None:
+    place, result = variable("i", 1 << 21), Buffer("r", F32, (8, 8), "result")
+    early = index.compare("lt", place, index.constant(8))
+    (access,) = accesses((loop(place, Store(result, (place, place), ONE, early)),))
+    assert np.array_equal(painted(sides(touched(access)), (8, 8)), np.eye(8, dtype=bool))
+
+
+def test_a_loop_of_less_than_no_trips_touches_nothing() -> None:
+    outer, inner, result = variable("i", 3), variable("j", 3), Buffer("r", F32, (3,), "result")
+    store = Store(result, (outer,), ONE, index.compare("lt", inner, outer))
+    never = For(inner, index.constant(-1), LoopKind.SERIAL, (store,))
+    (access,) = accesses((loop(outer, never),))
+    assert not len(touched(access).owners)
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_branches_fill_a_buffer_together(first: int) -> None:
     """The one where a conjunction holds, and the one where it does not; here an iteration is left
