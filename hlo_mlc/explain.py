@@ -232,7 +232,7 @@ class Explanation:
         for number, (kernel, row) in enumerate(zip(shown, rows, strict=True)):
             lines.append(row)
             if number < spare:
-                lines.append(_cut(f"{'':8}{_contents(kernel)}"))
+                lines.append(_cut(f"{'':8}{kernel.fault or _contents(kernel)}"))
         return ["", *lines, *after]
 
     def _row(self, kernel: KernelReport, total: float) -> str:

@@ -260,8 +260,8 @@ class ShardedCpuBackend(CpuBackend):
             if all(operand.size < 2 for operand in program.operands):
                 return verdict
             # Along which dimension arrays are sharded is not known yet: mostly along the first.
-            found = sharding.factors(program)
-            if found and (options.choose == "ours" or sharding.cuts_first(program, found)):
+            found, is_ours = sharding.factors(program), options.choose == "ours" or verdict.fault
+            if found and (is_ours or sharding.cuts_first(program, found)):
                 return verdict
             return replace(verdict, take=False, reason=_WHOLE, opens=True)
 

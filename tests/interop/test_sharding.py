@@ -430,3 +430,9 @@ def test_what_is_moved_along_the_first_dimension_is_left_to_xla(function: Callab
     assert "would have to gather" in str(ours.explain(x))
     assert ours.report(x).coverage < 1
     compared(function, x)  # unless all is to be ours
+
+
+def test_what_xla_is_wrong_at_is_ours_wherever_it_is_moved() -> None:
+    x = np.tile(np.array([[-(2**31)], [70000]], np.int32), (32, 4))
+    ours = mlc_jit(lambda x: jnp.abs(x[::-1]) < 0)
+    np.testing.assert_array_equal(ours(placed(x, "i")), x[::-1] == -(2**31))

@@ -236,6 +236,25 @@ def test_sums_of_what_is_the_same_along_dimensions(given: tuple[int, ...], axis:
         assert other_side(report) is None
 
 
+def test_sums_of_the_same_beside_what_xla_does() -> None:
+    """Which would get all as it came, as little is saved."""
+    function = mlc_jit(lambda x, y: (sum_of_the_same(x), jnp.linalg.svd(y)[1]))
+    given = jnp.ones((1024, 1)), jnp.ones((300, 300))
+    (found,) = np.unique([function(*given)[0] for _ in range(5)])
+    assert found == 2 * 1024 * 512
+    if jaxlib.__version__ == FAULTY:
+        assert "may sum wrongly" in str(function.explain(*given))
+
+
+def test_signs_are_asked_of_each_value_once() -> None:
+    def clamped(x: jax.Array, y: jax.Array) -> jax.Array:
+        for k in range(64):
+            x = jnp.where(y > k, x, jnp.maximum(x, y + k))
+        return x < 0
+
+    assert fault(nodes_of(clamped, *[jnp.arange(7, dtype=jnp.int32)] * 2)) == ""
+
+
 @pytest.mark.parametrize(
     "function",
     [

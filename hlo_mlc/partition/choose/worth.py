@@ -95,7 +95,7 @@ def in_place_of_what_came(
 ) -> tuple[Cluster, ...]:
     """What should be taken though XLA is no slower at it, if nothing is: what loses the least, so
     that XLA gets what our passes have made of the rest, where the program as it came takes it
-    longer, or XLA is wrong there.
+    longer, as far as all of it is modelled, or XLA is wrong there.
 
     The rest alone is not handed on: that a program without kernels is the very module that came is
     promised, and is how measuring, settling and kept programs tell that nothing was taken.
@@ -106,11 +106,13 @@ def in_place_of_what_came(
         for cluster, verdict in plan.rejected
         if not (cluster.in_loop or verdict.recorded or cluster.kernel.fingerprint in failed)
     ]
-    if plan.taken or plan.left or plan.came is None or not open_to_us:
+    if plan.taken or plan.came is None or not open_to_us:
         return ()
     cluster, verdict = max(open_to_us, key=lambda found: -lost_us(*found))
+    if fault(plan.came.nodes):
+        return (cluster,)
     changed = sum(v.xla_us for _, v in plan.rejected) + max(0.0, lost_us(cluster, verdict))
-    is_better = came_us(plan.came, target.rates) > MARGIN * changed or fault(plan.came.nodes)
+    is_better = not plan.left and came_us(plan.came, target.rates) > MARGIN * changed
     return (cluster,) if is_better else ()
 
 

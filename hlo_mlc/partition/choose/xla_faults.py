@@ -182,14 +182,21 @@ def _asks_for_a_sign(node: Node, makers: Mapping[Value, Node]) -> bool:
 
 def _overflows(value: Value, makers: Mapping[Value, Node]) -> bool:
     """Whether it may be negative, as XLA does not expect of it."""
-    maker = _seen_through(value, makers, (_RESHAPE, _BROADCAST))
-    if maker is None or not value.type.dtype.is_signed:
-        return False
-    if maker.op in _PICKS:
-        return any(_overflows(operand, makers) for operand in maker.operands)
-    if maker.op == "stablehlo.multiply":
-        return maker.operands[0] == maker.operands[1]
-    return maker.op == "stablehlo.abs"
+    seen: set[Value] = set()
+    left = [value]
+    while left:
+        value = left.pop()
+        maker = _seen_through(value, makers, (_RESHAPE, _BROADCAST))
+        if maker is None or value in seen or not value.type.dtype.is_signed:
+            continue
+        seen.add(value)
+        if maker.op in _PICKS:
+            left += maker.operands
+        elif maker.op == "stablehlo.abs" or (
+            maker.op == "stablehlo.multiply" and maker.operands[0] == maker.operands[1]
+        ):
+            return True
+    return False
 
 
 def _sums_the_same(reduce: Node, makers: Mapping[Value, Node]) -> bool:
