@@ -78,7 +78,7 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
 
 
 def fold_of_repeated(node: Node, context: Rewriter) -> Value | None:
-    """`reduce(broadcast(x : 4, [0]) : 4x3, add, [0, 1])` -> `reduce(x * 3, add, [0])`, where a
+    """`reduce(broadcast(x : 4, [0]) : 4x3, add, [0, 1])` -> `reduce(x, add, [0]) * 3`, where a
     float counts exactly so far; no product for what counts only once, such as maxima"""
     inner = context.definition(node.operands[0])
     operation = _operation(node, context)
@@ -97,19 +97,23 @@ def fold_of_repeated(node: Node, context: Rewriter) -> Value | None:
     if len(there) < len(places):
         shape = tuple(source.type.shape[n] for n in there)
         value = context.add("stablehlo.reshape", (source,), TensorType(shape, wide.dtype))
-    if operation not in _IDEMPOTENT:
-        times = splat_constant(value.type, count, context)
-        value = context.add("stablehlo.multiply", (value, times), value.type)
     tensor = TensorType(tuple(wide.shape[d] for d in kept), wide.dtype)
     where = {"broadcast_dimensions": tuple(kept.index(places[n]) for n in there)}
     value = context.add(_BROADCAST, (value,), tensor, where)
     over = tuple(kept.index(d) for d in reduced if d in kept)
     result, initial = node.results[0].type, node.operands[1]
-    if not over:
+    if over:
+        attributes, body = {**node.attributes, "dimensions": over}, combining(operation, wide.dtype)
+        value = context.add(_REDUCE, (value, initial), result, attributes, (body,))
+    else:
         first = context.add(_BROADCAST, (initial,), result, {"broadcast_dimensions": ()})
-        return context.add(operation, (first, value), result)
-    attributes, body = {**node.attributes, "dimensions": over}, combining(operation, wide.dtype)
-    return context.add(_REDUCE, (value, initial), result, attributes, (body,))
+        value = context.add(operation, (first, value), result)
+    if operation in _IDEMPOTENT:
+        return value
+    # All together, as parts may be too large for a float where their sum is not.
+    return context.add(
+        "stablehlo.multiply", (value, splat_constant(result, count, context)), result
+    )
 
 
 def _counts(operation: str, dtype: DType, count: int) -> bool:

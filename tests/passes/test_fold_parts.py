@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
+from hlo_mlc.ops.registry import evaluate_graph
 from hlo_mlc.passes.fold_parts import fold_parts
 from hlo_mlc.passes.simplify import simplify
 
@@ -148,6 +149,12 @@ def test_what_is_repeated_is_folded_once(
     largest = [max(v.type.size for v in node.operands) for node in tidy.nodes if node.operands]
     assert max(largest) <= 4 * 5
     check(function, x)
+
+
+def test_no_part_is_multiplied_beyond_what_the_sum_is(traced: Callable) -> None:
+    x = np.array([[3e38], [-3e38], [1.0]], np.float32)
+    tidy, _ = simplify(traced(lambda x: jnp.sum(jnp.broadcast_to(x, (4, 3, 5))), x), {})
+    assert evaluate_graph(tidy, [x])[0] == 20
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8])
