@@ -167,13 +167,13 @@ class CpuBackend:
         return costs.Costs(self.target, row_blocks.MOST_ROWS if self.any_rows else None)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        wrong = xla_faults.fault(plan.came.nodes)
         plan = worth.worth_it(plan, self.target)
         long = worth.not_worth_compiling(plan, self.target)
         plan = plans.without(plan, graph, long)
         if least := worth.in_place_of_what_came(plan, self.target, {*refused, *long}):
-            wrong = xla_faults.fault(plan.came.nodes)
             reason = wrong or "but what came takes XLA longer than what is made of it here"
-            plan = plans.with_taken(plan, graph, least, reason, wrong)
+            plan = plans.with_taken(plan, graph, least, reason)
         if more := worth.completion(plan, self.target, {*refused, *long}):
             plan = plans.with_taken(
                 plan,
@@ -181,7 +181,7 @@ class CpuBackend:
                 more,
                 "but so little is left to XLA then that it starts no thread for it",
             )
-        return plan
+        return plans.with_fault(plan, wrong)
 
     def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         if not self.any_rows:

@@ -55,19 +55,26 @@ class Plan:
         return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
 
 
-def with_taken(
-    plan: Plan, graph: Graph, more: Collection[Cluster], reason: str, fault: str = ""
-) -> Plan:
-    """The plan for `graph` that takes `more` of what it rejects; `fault` says why XLA is better not
-    asked to compute the program, nor timed at it."""
+def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str) -> Plan:
+    """The plan for `graph` that takes `more` of what it rejects."""
     taken, rejected = list(plan.taken), []
     for cluster, verdict in plan.rejected:
         if cluster in more:
             because = f"{verdict.reason}, {reason}"
-            taken.append((cluster, replace(verdict, take=True, reason=because, fault=fault)))
+            taken.append((cluster, replace(verdict, take=True, reason=because)))
         else:
             rejected.append((cluster, verdict))
     return rewritten(replace(plan, taken=taken, rejected=rejected), graph)
+
+
+def with_fault(plan: Plan, fault: str) -> Plan:
+    """The plan, the first kernel of which says why XLA is better not asked to compute the program
+    as it came, nor timed at it, if there is a reason."""
+    if not (fault and plan.taken):
+        return plan
+    (cluster, verdict), *others = plan.taken
+    first = replace(verdict, fault=verdict.fault or fault)
+    return replace(plan, taken=[(cluster, first), *others])
 
 
 def without(plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
