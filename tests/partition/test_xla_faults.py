@@ -311,5 +311,10 @@ def test_sorts_of_two_bits(function: Callable, dtype: jnp.dtype) -> None:
     assert ours.report(x).coverage == 1
 
 
+def test_what_is_not_modelled_is_not_asked() -> None:
+    came = jax.jit(lambda x: jnp.sort(x.astype(jnp.float4_e2m1fn).astype(x.dtype)))
+    assert fault(import_function(came.lower(jnp.ones(8)).compiler_ir()).nodes) == ""
+
+
 def test_sorts_of_four_bits_are_right() -> None:
     assert fault(nodes_of(jnp.sort, jnp.arange(7).astype(jnp.int4))) == ""

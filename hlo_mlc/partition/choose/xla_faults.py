@@ -88,6 +88,7 @@ def fault(
 ) -> str:
     """Why XLA may fail at some of them, which may be those of a loop's body; "" if it does not.
     `makers` are the operations that values from elsewhere come from."""
+    nodes = [node for node in nodes if not node.opaque]  # whose types may not be known
     own = {node.results[0]: node for node in nodes if len(node.results) == 1}
     makers = ChainMap(own, makers)
     if any(
