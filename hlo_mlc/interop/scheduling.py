@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,6 +125,7 @@ class KernelSchedule:
         def rewritten(*args: Any, **kwargs: Any) -> KernelSchedule:
             return self._with(method(*args, **kwargs))
 
+        rewritten.__signature__ = inspect.signature(method)
         return rewritten
 
     def __dir__(self) -> Iterable[str]:

@@ -85,14 +85,18 @@ def _method(
 
     @functools.wraps(primitive)
     def method(schedule: Schedule, /, *args: Any, **kwargs: Any) -> Schedule:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}{signature}: {error}") from None
         bound.apply_defaults()
         given = list(bound.arguments.values())
         while given and given[-1] == parameters[len(given) - 1].default:
             del given[-1]
         return schedule.apply(Step(name, tuple(given)))
 
-    method.__signature__ = inspect.Signature([program, *parameters])
+    this = program.replace(name="self", annotation=inspect.Parameter.empty)
+    method.__signature__ = inspect.Signature([this, *parameters], return_annotation="Schedule")
     return method
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,12 @@ def test_arguments_of_the_wrong_kind_are_refused(copy) -> None:
         Schedule(copy).split("i", "four")
     with pytest.raises(ScheduleError, match="split: expected factor to be int, got None"):
         Schedule(copy).split("i", None)
+
+
+def test_calls_that_do_not_fit_are_told_how_it_is_called(copy) -> None:
+    with pytest.raises(TypeError, match=r"split\(name.*, factor.*\): missing .*'factor'"):
+        Schedule(copy).split("i")
+    assert list(inspect.signature(Schedule.split).parameters) == ["self", "name", "factor", "tail"]
 
 
 def test_what_nothing_is_left_of_disappears(tiny, assert_same) -> None:
