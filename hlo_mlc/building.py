@@ -280,7 +280,7 @@ class _Threads(ThreadPoolExecutor):
             done: Future[_T] = Future()
             try:
                 done.set_result(work(*args, **kwargs))
-            except BaseException as error:
+            except Exception as error:
                 done.set_exception(error)
             return done
 
