@@ -156,7 +156,7 @@ def test_no_call_waits_for_any_part_of_it(
     while a process starts, tunes, and has tuned; what it found is mapped in
     `test_swaps_under_load`."""
     function = mlc_jit(Traced(), tune="background")
-    function(X)
+    calls = Calls(lambda x: mlc_jit(Traced(), tune="background")(x), 1)
     passed = []
 
     def passing(part: str, work: Any) -> Any:
@@ -168,17 +168,18 @@ def test_no_call_waits_for_any_part_of_it(
 
         return done
 
-    with Calls(lambda x: mlc_jit(Traced(), tune="background")(x), 1) as calls:
-        for owner, part in (
-            (background, "start_process"),
-            (background, "step_behind"),
-            (background, "end_of"),
-            (background, "open_records"),
-            (variants, "read_profile"),
-            (variants, "enable_profiling"),
-            (Ledger, "revise"),
-        ):
-            monkeypatch.setattr(owner, part, passing(part, getattr(owner, part)))
+    for owner, part in (
+        (background, "start_process"),
+        (background, "step_behind"),
+        (background, "end_of"),
+        (background, "open_records"),
+        (variants, "read_profile"),
+        (variants, "enable_profiling"),
+        (Ledger, "revise"),
+    ):
+        monkeypatch.setattr(owner, part, passing(part, getattr(owner, part)))
+    with calls:
+        function(X)
         assert called_until_tuned(function).startswith("1 kernel tuned")
     assert set(passed) >= {"start_process", "step_behind", "open_records", "revise"}
 
