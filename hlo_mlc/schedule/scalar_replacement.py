@@ -109,7 +109,7 @@ class _Scalars:
             ):
                 continue
             shape = _with_room(buffer.shape) if any(map(_in_lanes, found)) else buffer.shape
-            own = Buffer(f"{buffer.name}.{name}", buffer.dtype, shape, "register")
+            own = Buffer(_name_for(buffer, name, stmt), buffer.dtype, shape, "register")
             begins = bool(found[0].path) and _fills(found[0].within(1))
             if begins and buffer.scope == "scratch" and self.used[buffer] == len(found):
                 private.append(own)
@@ -148,6 +148,13 @@ class _Scalars:
                 for body in bodies(stmt)
             ),
         )
+
+
+def _name_for(buffer: Buffer, loop: str, stmt: For | While) -> str:
+    """What the registers of a buffer are called in a loop, in which a tile may have their name."""
+    taken = {s.buffer.name for s in walk(stmt.body) if isinstance(s, Allocate)}
+    name = f"{buffer.name}.{loop}"
+    return f"{name}.r" if name in taken else name
 
 
 def _is_written_out(loop: For) -> bool:

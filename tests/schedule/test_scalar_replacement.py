@@ -12,6 +12,7 @@ from hlo_mlc.expr.dtypes import I32
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text
+from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
 
 TRIPS = 9
@@ -47,6 +48,20 @@ def test_what_all_trips_touch_is_a_register() -> None:
     )
     assert "t.n[0] = t.n[0] + x[n]" in body_text(_replaced(carrying).body)
     assert _replaced(carrying, most=2).body == carrying.body
+
+
+def test_a_tile_in_the_loop_may_have_the_name_of_its_registers() -> None:
+    n, i, zero = variable("n", TRIPS), variable("i", 3), index.constant(0)
+    tile = Buffer("t.n", I32, (1,), "stack")
+    summed = Store(T, (zero,), apply("add", load(T, (zero,)), load(tile, (zero,))))
+    carrying = _program(
+        _each(i, Store(T, (i,), const(1, I32))),
+        _each(n, Allocate(tile, (Store(tile, (zero,), load(X, (n,))), summed))),
+        _each(i, Store(Y, (i,), load(T, (i,)))),
+    )
+    replaced = _replaced(carrying)
+    assert "t.n.r[0] = t.n.r[0] + t.n[0]" in body_text(replaced.body)
+    verify(replaced)
 
 
 def test_what_a_trip_stores_stays_for_the_next_ones() -> None:
