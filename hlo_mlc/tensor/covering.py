@@ -23,9 +23,8 @@ def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
     is inside of its buffer; None where no such box is known."""
     if assign.guard is not None or any(v.extent == 0 for v in axes):
         return None
-    shape = assign.buffer.shape
-    if _meets_all(assign.indices, shape, axes):
-        return tuple((0, extent - 1) for extent in shape)
+    if met := _met_box(assign.indices, assign.buffer.shape, axes):
+        return met
     box, used = [], set()
     for i in assign.indices:
         terms, offset = index.affine(i)
@@ -77,30 +76,34 @@ def left_over(boxes: Iterable[Box], taken: Box) -> tuple[Box, ...]:
     return tuple(found)
 
 
-def _meets_all(indices: Sequence[Expr], shape: Sequence[int], axes: Sequence[Var]) -> bool:
-    """Whether the points meet different elements, all of which are in the buffer, and are as many.
+def _met_box(indices: Sequence[Expr], shape: Sequence[int], axes: Sequence[Var]) -> Box | None:
+    """The box of the elements that the points meet, each point another one: one element along
+    indices that are constants, all along others. None where that is not known.
 
     An axis may be split between indices, `j // 4` and `j % 4`, into digits that are as good as
     axes of their own; indices are sums of digits, each of which steps over all smaller ones.
     """
     digits: dict[Var, list[tuple[int, int]]] = {v: [] for v in axes}
+    box = []
     for i, extent in zip(indices, shape, strict=True):
         terms, offset = index.affine(i)
-        if offset:
-            return False
+        if not terms:
+            box.append((offset, offset))
+            continue
         reach = 1
         for atom, factor in sorted(terms.items(), key=lambda term: term[1]):
             digit = _digit(atom)
             if digit is None or digit[0] not in digits or factor != reach:
-                return False
+                return None
             axis, step, count = digit
             digits[axis].append((step, count))
             reach *= count
-        if reach != extent:
-            return False
-    return all(_is_whole(v.extent, found) for v, found in digits.items()) and math.prod(
-        shape
-    ) == math.prod(v.extent for v in axes)
+        if offset or reach != extent:
+            return None
+        box.append((0, extent - 1))
+    is_apart = all(_is_whole(v.extent, found) for v, found in digits.items())
+    met = math.prod(last - first + 1 for first, last in box)
+    return tuple(box) if is_apart and met == math.prod(v.extent for v in axes) else None
 
 
 def _digit(atom: Expr) -> tuple[Var, int, int] | None:

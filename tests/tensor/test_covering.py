@@ -71,6 +71,14 @@ def test_what_is_seen_to_be_whole():
         assert stored_box(Assign(buffer, indices, const(0, F32)), (i, j)) == whole(shape)[0]
 
 
+def test_digits_may_fill_a_part():
+    """As of complex numbers, whose parts lie side by side."""
+    i, j = variable("i", 4), variable("j", 6)
+    indices = (index.floordiv(j, 3), i, index.floormod(j, 3), index.constant(1))
+    assign = Assign(Buffer("b", F32, (2, 4, 3, 2)), indices, const(0, F32))
+    assert stored_box(assign, (i, j)) == ((0, 1), (0, 3), (0, 2), (1, 1))
+
+
 def test_parts_make_a_whole():
     missing = whole((4, 10))
     for low, high in ((0, 2), (7, 9), (3, 6)):
