@@ -36,7 +36,7 @@ class Windows:
         return len(self.shape) == len(self.kept) + len(self.batch)
 
 
-def _windows(draw: Draws, x: Operand) -> Windows:
+def _windows(draw: Draws, x: Operand, are_read: bool = True) -> Windows:
     roles = [draw.among(ROLES) for _ in x.shape]
     batch, dropped = (
         tuple(a for a, role in enumerate(roles) if role == which) for which in ("batch", "dropped")
@@ -48,7 +48,9 @@ def _windows(draw: Draws, x: Operand) -> Windows:
     searched = tuple(
         draw.shuffled([a for a in range(x.rank) if a not in batch and draw.chance(70)])
     )
-    extra = [(None, draw.between(1, 4)) for _ in range(draw.below(3))]
+    # Of updates that no number places XLA makes the last alone.
+    many = draw.below(3) if are_read or searched else 0
+    extra = [(None, draw.between(1, 4)) for _ in range(many)]
     leading = draw.shuffled([*((a, x.shape[a]) for a in batch), *extra])
     windows = [s for a, s in enumerate(sizes) if a not in (*batch, *dropped)]
     rank = len(leading) + len(windows)
@@ -116,7 +118,7 @@ def put(draw: Draws) -> str:
     """The same windows written: what differs only where they are apart."""
     x = draw.value(rank=1, most_rank=4, fits=lambda v: v.size > 0)
     y = draw.value(fits=lambda v: v.dtype == x.dtype and v.size > 0)
-    w = _windows(draw, x)
+    w = _windows(draw, x, are_read=False)
     name = draw.among(SCATTERS)
     updates = (
         f"jnp.resize({y}, {w.shape})"
