@@ -14,6 +14,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.loops.signature import aligned
 from hlo_mlc.schedule.core import Schedule, Trace
+from hlo_mlc.schedule.ordered_bits import OF_ONE_SIGN, TURNS
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.access import delinearize
 from hlo_mlc.tensor.classify import cost
@@ -173,8 +174,25 @@ def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:
 def _widest(stage: Stage) -> int:
     """Bytes of the widest value that a stage computes or stores."""
     dtypes = {node.dtype for node in walk(*stage.expressions) if node.dtype is not INDEX}
-    computed = (4 if dtype.is_narrow_float else dtype.bytes for dtype in dtypes)
+    narrow = 2 if _looks_for_one(stage) else 4
+    computed = (narrow if dtype.is_narrow_float else dtype.bytes for dtype in dtypes)
     return max(1, *computed, *(buffer.dtype.bytes for buffer in stage.outputs))
+
+
+def _looks_for_one(stage: Stage) -> bool:
+    """Whether all that is done with bf16 or f16 is to look for the largest or smallest
+    (schedule/ordered_bits.py)."""
+    return (
+        stage.combiner is not None
+        and stage.combiner.name in TURNS
+        and all(v.dtype in OF_ONE_SIGN for v in stage.accumulators)
+        and not any(
+            isinstance(node, Apply)
+            and node.op not in ("abs", "neg")
+            and any(x.dtype.is_narrow_float for x in (node, *node.args))
+            for node in walk(*stage.expressions)
+        )
+    )
 
 
 def short_width(extent: int, most: int) -> int:

@@ -13,6 +13,7 @@ from hlo_mlc.loops.lower import lower_branch, lower_loop
 from hlo_mlc.loops.rewrite import on_one_thread
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.schedule.core import Schedule, Trace, replay
+from hlo_mlc.schedule.ordered_bits import by_ordered_bits
 from hlo_mlc.schedule.scalar_replacement import replace_scalars
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
@@ -235,7 +236,7 @@ class _Assembler:
             )
         )
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
-        return scheduled.body
+        return by_ordered_bits(scheduled.body)
 
     def _rewritten(self, nest: Nest, template: Template, wanted: str, steps: Trace) -> Scheduled:
         """The naive loops of the wanted template, as a person rewrites them."""

@@ -13,6 +13,7 @@ from jax import lax
 from hlo_mlc.expr.core import loads
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, Store, walk
 from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.base import lanes
 from hlo_mlc.templates.columns import FAR, ROWS
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.templates.reduction import ROWS as TOGETHER
@@ -405,3 +406,30 @@ def test_results_of_a_block_are_stored_behind_its_folds(take_apart, arrays):
         if isinstance(stmt, Store) and stmt.buffer == program.results[0]
     ]
     assert len(results) == 2 and in_vectors.issuperset(results)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(19, 137), (9, 65), (7, 5, 31)])
+def test_the_largest_of_narrow_floats_are_looked_for_by_their_bits(
+    machine_code, take_apart, arrays, shape, dtype, level
+):
+    """In vectors of as many as a register has room for."""
+    (x,), target = arrays(dtype, shape), named(level)
+    x = x.copy()
+    x.flat[::29] = np.nan
+    x.flat[::31] = np.inf
+
+    def function(x):
+        return x.max(-1), x.min(0), jnp.abs(x).max()
+
+    parts = take_apart(function, x)
+    for program in parts.programs:
+        loops, _ = schedule_program(program, target)
+        folds = [s for s in walk(loops.body) if isinstance(s, Accumulate)]
+        assert {b.dtype.name for s in folds for b in s.buffers} == {"i16"}
+        stages = tuple(s for step in program.steps for s in step.stages)
+        assert lanes(stages, target) == target.vector_bytes // 2
+    execute = machine_code.executing(target=target, threads=2, fence_at="end")
+    for actual, expected in zip(parts.run((x,), execute), function(x), strict=True):
+        np.testing.assert_array_equal(actual.astype(np.float32), expected.astype(np.float32))

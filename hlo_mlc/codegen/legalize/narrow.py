@@ -12,7 +12,19 @@ from collections.abc import Callable
 from hlo_mlc.codegen.legalize import bytes as of_a_byte
 from hlo_mlc.expr.build import apply, convert
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import BOOL, F8E8M0FNU, F32, F64, FLOATS_OF_A_BYTE, U8, U16, DType
+from hlo_mlc.expr.dtypes import (
+    BF16,
+    BOOL,
+    F8E8M0FNU,
+    F32,
+    F64,
+    FLOATS_OF_A_BYTE,
+    U8,
+    U16,
+    U32,
+    DType,
+)
+from hlo_mlc.expr.ops import OPS, Accuracy
 
 
 def concerns(args: tuple[Expr, ...], dtype: DType) -> bool:
@@ -26,6 +38,7 @@ def expand(
     """`op` on narrow floats, None if it is legal; in_f32(*operands) builds the op on f32.
 
     Ops that only move values stay in the narrow type; signs change in the bits, which is exact.
+    The larger of two, and a whole number near one, need no rounding either.
     """
     match op:
         case "select" | "select_unlikely" | "bitcast":
@@ -39,7 +52,15 @@ def expand(
         case "mul" | "div" | "max" | "min" if dtype is F8E8M0FNU:
             return of_a_byte.of_two_powers(op, *args)
     result = in_f32(*(_widened(a) for a in args))
+    if dtype is BF16 and OPS[op].accuracy is Accuracy.EXACT:
+        return _upper_half(result)
     return result if dtype is BOOL else _narrowed(result, dtype)
+
+
+def _upper_half(x: Expr) -> Expr:
+    """An f32 with nothing in its lower half, as a bf16."""
+    raw = apply("bitcast", x, dtype=U32) >> 16
+    return apply("bitcast", apply("convert", raw, dtype=U16), dtype=BF16)
 
 
 def _changes_sign_in_bits(dtype: DType) -> bool:
