@@ -368,8 +368,8 @@ class _Tiling:
         along, across = (f"{self.tile}.h.{name}" for name in (self.depth[-1], self.column))
         if self.packs_beside and along in schedule.loop_names:
             schedule = schedule.fuse_first(along, self.depth[-1], self.tile, self.width)
-        if isinstance(rhs, Load) and stride(rhs, last) == 1:
-            return in_square_blocks(schedule, along, across, self.lanes)
+        if (narrowest := _lies_along(rhs, last, self.roles.columns[-1])) is not None:
+            return in_square_blocks(schedule, along, across, self.lanes, narrowest)
         return abreast(schedule, across, self.lanes) if across in schedule.loop_names else schedule
 
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
@@ -443,6 +443,15 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     most_rows = STACK_PARTIAL // (width * size)
     fewest = -(-roles.rows[-1].extent // most_rows)
     return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
+
+
+def _lies_along(factor: Expr, depth: Var, columns: Var) -> int | None:
+    """The bytes of the narrowest element that it is computed of, if all that changes with
+    both lies side by side along the depth, and not along the columns; else None."""
+    read = [one for one in loads(factor) if {depth, columns} <= one.free]
+    if not read or not all(is_plain(one) and stride(one, depth) == 1 for one in read):
+        return None
+    return min(one.dtype.bytes for one in read)
 
 
 def _is_joined_along(factor: Expr, axis: Var) -> bool:

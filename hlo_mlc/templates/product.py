@@ -13,9 +13,9 @@ from hlo_mlc.tensor.core import Nest
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
 # 20-40 us when the worker sleeps; FACTS on thread costs).
 PARALLEL_WORK = 200_000
-# Rows of a square block that are written out: 16 bytes of f32, which transpose in the fewest
-# instructions.  All 16 of them took LLVM 8 ms more, and no kernel was faster.
-WRITTEN_ROWS = 4
+# Rows of a square block that are written out, at least, and 16 bytes of narrower numbers: such
+# transpose in the fewest instructions.  All 16 of f32 took LLVM 8 ms more, and no kernel was faster.
+WRITTEN_ROWS, WRITTEN_BYTES = 4, 16
 # Terms that a sum of products takes one after the other (schedule/cascade.py): a tile of sums is
 # added to another one so often, which costs 1 %.
 RUN = 256
@@ -77,9 +77,11 @@ def reads_vectors_along(factor: Expr, axis: Var, *, guarded: bool = False, width
     )
 
 
-def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
-    """A copy of what lies along the rows of a tile, in square blocks of which a few rows at a time
-    are written out: the printer transposes them in registers."""
+def in_square_blocks(
+    schedule: Schedule, rows: str, columns: str, lanes: int, size: int = 4
+) -> Schedule:
+    """A copy of what lies along the rows of a tile, in elements of `size` bytes, in square blocks
+    of which a few rows at a time are written out: the printer transposes them in registers."""
     schedule, inside = schedule.split(rows, lanes), f"{rows}.i"
     is_square = inside in schedule.loop_names
     if is_square:
@@ -92,7 +94,9 @@ def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) ->
                 schedule = schedule.reorder(inside, part)
             schedule = schedule.vectorize(part)
     return (
-        schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i")
+        schedule.split(inside, min(lanes, max(WRITTEN_ROWS, WRITTEN_BYTES // size))).unroll(
+            f"{inside}.i"
+        )
         if is_square
         else schedule
     )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.core import For, LoopKind, Prefetch, Stmt, walk
 from hlo_mlc.loops.rewrite import constant_extent, paths
 from hlo_mlc.loops.text import program_text
@@ -283,6 +284,36 @@ def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m
     )
     (result,) = parts.run((a, b), machine_code.executing(fence_at="end"))
     np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)
+
+
+def _scaled(b, scale):
+    return (b.astype(np.float32) * scale).T
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "float32"])
+@pytest.mark.parametrize(("m", "n", "k"), [(24, 64, 128), (33, 70, 131)])
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_right_factors_are_computed_along_the_depth_in_squares(
+    machine_code, take_apart, arrays, dtype, m, n, k, level
+):
+    """Whole numbers make every order exact."""
+    (a, scale), (b,) = arrays("float32", (m, k), (n, 1)), arrays(dtype, (n, k))
+    a, scale, b = np.round(a * 4), np.round(scale * 4), np.round(b * 2).astype(b.dtype)
+    parts = take_apart(lambda a, b, scale: a @ _scaled(b, scale), a, b, scale)
+    execute = machine_code.executing(
+        tuned={0: ("contraction", {"pack": 1})}, target=named(level), threads=2, fence_at="end"
+    )
+    np.testing.assert_array_equal(parts.run((a, b, scale), execute)[0], a @ _scaled(b, scale))
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 16), ("float16", 16), ("int8", 8)])
+def test_no_number_of_a_square_is_read_alone(take_apart, dtype, bits):
+    shapes = ((24, 128), "float32"), ((64, 128), dtype), ((64, 1), "float32")
+    args = [jax.ShapeDtypeStruct(*one) for one in shapes]
+    parts = take_apart(lambda a, b, scale: a @ _scaled(b, scale), *args)
+    (program,), target = parts.programs, named("x86-64-v3")
+    loops, _ = schedule_program(program, target, {0: ("contraction", {"pack": 1})})
+    assert f"load i{bits}," not in print_program(loops, target)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
