@@ -13,8 +13,9 @@ from hlo_mlc.tensor.core import Nest
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
 # 20-40 us when the worker sleeps; FACTS on thread costs).
 PARALLEL_WORK = 200_000
-# Rows of a square block that are written out, at least, and 16 bytes of narrower numbers: such
-# transpose in the fewest instructions.  All 16 of f32 took LLVM 8 ms more, and no kernel was faster.
+# Rows of a square block that are written out, at least, and bytes of narrower numbers: such
+# transpose in the fewest instructions.  All 16 rows of f32 took LLVM 8 ms more, and no kernel was
+# faster.
 WRITTEN_ROWS, WRITTEN_BYTES = 4, 16
 # Terms that a sum of products takes one after the other (schedule/cascade.py): a tile of sums is
 # added to another one so often, which costs 1 %.

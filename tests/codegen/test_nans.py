@@ -11,8 +11,9 @@ from hlo_mlc.codegen.cpu.nans import Nans, NansOf
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, compare, const, convert, load, select, variable
-from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import BF16, F16, F32, I32, DType
+from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.target.cpu import CpuTarget, named
 
@@ -46,9 +47,11 @@ def _wide(x: Expr) -> Expr:
     return convert(x, F32)
 
 
-def _elementwise(values: Sequence[Callable[[Expr], Expr]], dtype: DType) -> LoopProgram:
+def _elementwise(
+    values: Sequence[Callable[[Expr], Expr]], dtype: DType, to: DType = BF16
+) -> LoopProgram:
     source = Buffer("x", dtype, (COUNT,), "operand")
-    results = tuple(Buffer(f"y{n}", BF16, (COUNT,), "result") for n in range(len(values)))
+    results = tuple(Buffer(f"y{n}", to, (COUNT,), "result") for n in range(len(values)))
     outer, lane = variable("outer", COUNT // LANES), variable("lane", LANES)
     at = (outer * LANES + lane,)
     stores = tuple(
@@ -87,3 +90,49 @@ def test_nans_of_f32_stay_nans(target: CpuTarget, machine) -> None:
         x = (head | low & 0xFFFF | (low == COUNT)).astype(np.uint32).view(np.float32)
         (actual,) = machine.run(_elementwise([lambda v: convert(v, BF16)], F32), [x], target=target)
         assert np.isnan(actual.astype(np.float32)).all()
+
+
+# Of x, and how often it is rounded.
+CHOSEN: dict[str, tuple[Callable[[Expr], Expr], int]] = {
+    "larger": (lambda x: apply("max", x * x, apply("min", x, const(3.0, x.dtype))), 1),
+    "whole": (lambda x: apply("floor", x) + apply("round_even", x), 1),
+    "one of two sums": (lambda x: select(compare("lt", x, 1.0), x + 2.0, x * x), 1),
+    "itself or a product": (lambda x: select(compare("ge", x, 0.0), x, x * 0.01), 1),
+    "one of three": (
+        lambda x: select(
+            compare("lt", x, 1.0), x + 2.0, select(compare("lt", x, 5.0), x * x, x * 3.0)
+        ),
+        1,
+    ),
+    "one of two numbers": (lambda x: select(compare("lt", x, 1.0), apply("neg", x), x), 0),
+}
+
+
+def _evaluated(node: Expr, x: np.ndarray) -> np.ndarray:
+    """By the definition of every op."""
+    if isinstance(node, Var):
+        return x
+    if isinstance(node, Const):
+        return np.asarray(node.value).astype(node.dtype.numpy)
+    return compute(node.op, [_evaluated(a, x) for a in node.args], node.dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_what_is_chosen_has_the_same_bits(dtype: DType, target: CpuTarget, machine) -> None:
+    """Of all numbers, as if each had been rounded at once."""
+    x = np.arange(COUNT, dtype=np.uint16).view(dtype.numpy)
+    program = _elementwise([value for value, _ in CHOSEN.values()], dtype, dtype)
+    actual = machine.run(program, [x], target=target)
+    for (name, (value, _)), one in zip(CHOSEN.items(), actual, strict=True):
+        other = _evaluated(value(Var("x", dtype)), x)
+        missing = np.isnan(other.astype(np.float32))
+        np.testing.assert_array_equal(np.isnan(one.astype(np.float32)), missing, name)
+        same = one.view(np.uint16) == other.view(np.uint16)
+        assert (same | missing).all(), name
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_it_is_rounded_no_more_than_it_has_to(name: str) -> None:
+    value, times = CHOSEN[name]
+    text = print_program(_elementwise([value], BF16), named("x86-64-v3"))
+    assert text.count("splat (i32 32767)") == times

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize import bytes as of_a_byte
-from hlo_mlc.expr.build import apply, convert
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.build import apply, convert, select
+from hlo_mlc.expr.core import Apply, Expr
 from hlo_mlc.expr.dtypes import (
     BF16,
     BOOL,
@@ -38,9 +38,12 @@ def expand(
     """`op` on narrow floats, None if it is legal; in_f32(*operands) builds the op on f32.
 
     Ops that only move values stay in the narrow type; signs change in the bits, which is exact.
-    The larger of two, and a whole number near one, need no rounding either.
+    The larger of two, and a whole number near one, need no rounding either; one of two that were
+    rounded is so after it was chosen.
     """
     match op:
+        case "select" if any(map(_is_rounded, args[1:])):
+            return _chosen_before(*args)
         case "select" | "select_unlikely" | "bitcast":
             return None
         case "convert" | "convert_in_range":
@@ -55,6 +58,22 @@ def expand(
     if dtype is BF16 and OPS[op].accuracy is Accuracy.EXACT:
         return _upper_half(result)
     return result if dtype is BOOL else _narrowed(result, dtype)
+
+
+def _is_rounded(x: Expr) -> bool:
+    """Whether a bf16 or f16 is what an f32 was rounded to."""
+    return (
+        isinstance(x, Apply)
+        and x.op == "convert"
+        and x.dtype not in FLOATS_OF_A_BYTE
+        and x.args[0].dtype is F32
+    )
+
+
+def _chosen_before(condition: Expr, *choices: Expr) -> Expr:
+    """Of two numbers one, rounded once, while it has as many bits as what conditions compare."""
+    wide = (x.args[0] if _is_rounded(x) else convert(x, F32) for x in choices)
+    return convert(select(condition, *wide), choices[0].dtype)
 
 
 def _upper_half(x: Expr) -> Expr:
