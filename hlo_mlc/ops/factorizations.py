@@ -111,7 +111,8 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
         s.put(pivots, k, place + const(1, I32))
         for j in s.each("j", 0, columns):
             s.put(row, j, a[k, j])
-            for i in s.each("i", after, rows):
+        for i in s.each("i", after, rows):
+            for j in s.each("j", 0, columns):
                 s.put(row, j, chosen(_is_at(place, i), a[i, j], row[j]))
         _note_failure(s, info, k, is_zero(row[k]))
         divisor = s.let("divisor", _usable(row[k]))

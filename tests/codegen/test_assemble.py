@@ -187,6 +187,35 @@ def test_lanes_at_a_constant_stride_have_no_addresses(level: str, stored: bool) 
     assert len(loop) <= lanes + lanes // 4 + 4
 
 
+@pytest.mark.parametrize("dtype", [t.F32, t.F64, t.I32, t.I64], ids=str)
+def test_what_some_lanes_keep_is_blended(dtype: t.DType) -> None:
+    """AVX2's masked stores are slow, and what is loaded after them waits."""
+    target = named("x86-64-v3")
+    outer, lane = variable("outer", 64), variable("lane", target.lanes(dtype.bytes))
+    at = _times(lane.extent, outer, lane)
+    x = Buffer("x", dtype, (64 * lane.extent,), "operand")
+    y = Buffer("y", dtype, (64 * lane.extent,), "result")
+    zero = const(0, dtype)
+    for chosen in ((load(x, (at,)), load(y, (at,))), (load(y, (at,)), load(x, (at,)))):
+        kept = apply("select", apply("lt", load(x, (at,)), zero), *chosen)
+        program = LoopProgram(
+            "kept",
+            (x,),
+            (y,),
+            tuple(
+                _loop(
+                    outer,
+                    LoopKind.SERIAL,
+                    _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value)),
+                )
+                for value in (zero, kept)
+            ),
+        )
+        text = assembly(print_program(program, target), target)
+        assert "maskmov" not in text
+        assert "vblendv" in text
+
+
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
 def test_positions_of_32_bits_are_clamped_in_32_bits(level: str) -> None:
     target = named(level)

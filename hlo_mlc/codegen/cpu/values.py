@@ -157,8 +157,20 @@ class Writer:
             return folded
         lanes, depth, reads = _together(args, function.scopes[-1].floor)
         site = scalar.Site(function.at(depth), module.target, node.args[0].dtype, node.dtype, lanes)
-        text = scalar.spell(node.op, site, [function.widen(a, lanes) for a in args])
+        texts = [function.widen(a, lanes) for a in args]
+        if node.op == "select" and lanes and module.target.blends_before_stores:
+            texts = list(map(self._kept_apart, node.args, args, texts))
+        text = scalar.spell(node.op, site, texts)
         return Value(text, types.register_type(node.dtype), lanes, depth, reads)
+
+    def _kept_apart(self, node: Expr, value: Value, text: str) -> str:
+        """What a select chooses from, hidden from LLVM if it is a vector as it lies in a buffer
+        that is written: of this, the select and a store to the same place LLVM makes a masked
+        store."""
+        if not isinstance(node, Load) or not value.lanes or not value.reads or node.dtype is BOOL:
+            return text
+        block = self.function.at(value.depth)
+        return block.define(f"freeze {value.type} ", text, lanes=value.lanes)
 
     def _pick(self, node: Apply, x: Value) -> Value:
         """An entry of a table of constants."""
