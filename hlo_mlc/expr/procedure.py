@@ -58,6 +58,14 @@ class Procedure:
         return _total(self.body, cost)
 
 
+def moves(body: Sequence[Move]) -> Iterator[Move]:
+    """All that is done, loops before what they do."""
+    for move in body:
+        yield move
+        if isinstance(move, Count):
+            yield from moves(move.body)
+
+
 def _expressions(body: Sequence[Move]) -> Iterator[Expr]:
     for move in body:
         if isinstance(move, Put):

@@ -11,7 +11,7 @@ whose results these are but for rounding, and for what NaNs make of comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,9 @@ from hlo_mlc.ops.elements import (
 )
 from hlo_mlc.ops.elements import size as size_of
 from hlo_mlc.ops.steps import Array, Steps, number, places
+
+# Columns whose elements are in registers while rows are exchanged.
+_ABREAST = 4
 
 At = Callable[[Expr, Expr], tuple[Expr, Expr]]
 """Where in an array the element in a row and a column of a matrix is."""
@@ -98,10 +101,7 @@ class Reflections:
 
 def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
     """L and U in place of `a`, the row (from 1) that each step exchanged its own with, and the
-    number (from 1) of the first step without a pivot, else 0.
-
-    Rows are exchanged while the others are subtracted from: the chosen one is put aside.
-    """
+    number (from 1) of the first step without a pivot, else 0."""
     rows, columns = a.shape
     row = s.array("row", columns)
     s.put(info, (), const(0, I32))
@@ -109,25 +109,35 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
         after = k + 1
         place = _largest_below(s, a, k)
         s.put(pivots, k, place + const(1, I32))
-        for j in s.each("j", 0, columns):
-            s.put(row, j, a[k, j])
-        for i in s.each("i", after, rows):
-            for j in s.each("j", 0, columns):
-                s.put(row, j, chosen(_is_at(place, i), a[i, j], row[j]))
+        for first in range(0, columns, _ABREAST):
+            _exchange(s, a, row, k, place, range(first, min(first + _ABREAST, columns)))
         _note_failure(s, info, k, is_zero(row[k]))
         divisor = s.let("divisor", _usable(row[k]))
         for i in s.each("i", after, rows):
-
-            def exchanged(j: Expr, i: Expr = i, k: Expr = k, place: Expr = place) -> Element:
-                return chosen(_is_at(place, i), a[k, j], a[i, j])
-
-            for j in s.each("j", 0, k):
-                s.put(a, (i, j), exchanged(j))
-            s.put(a, (i, k), over(exchanged(k), divisor))
+            s.put(a, (i, k), over(a[i, k], divisor))
+            factor = s.let("factor", a[i, k])
             for j in s.each("j", after, columns):
-                s.put(a, (i, j), less_product(exchanged(j), a[i, k], row[j]))
-        for j in s.each("j", 0, columns):
+                s.put(a, (i, j), less_product(a[i, j], factor, row[j]))
+        for j in s.each("column", 0, columns):
             s.put(a, (k, j), row[j])
+
+
+def _exchange(
+    s: Steps, a: Array, row: Array, k: Expr, place: Expr, columns: Sequence[int]
+) -> None:
+    """Of some columns, row k goes to a place, and what was there is put aside as `row`."""
+    found = [s.array(f"found{number}") for number, _ in enumerate(columns)]
+    own = [s.array(f"own{number}") for number, _ in enumerate(columns)]
+    for one, mine, j in zip(found, own, columns, strict=True):
+        s.put(mine, (), a[k, j])
+        s.put(one, (), a[k, j])
+    for i in s.each("i", k + 1, a.shape[0]):
+        is_there = apply("eq", place, number(i))
+        for one, mine, j in zip(found, own, columns, strict=True):
+            s.put(one, (), chosen(is_there, a[i, j], one[()]))
+            s.put(a, (i, j), chosen(is_there, mine[()], a[i, j]))
+    for one, j in zip(found, columns, strict=True):
+        s.put(row, j, one[()])
 
 
 def _largest_below(s: Steps, a: Array, k: Expr) -> Expr:
@@ -141,10 +151,6 @@ def _largest_below(s: Steps, a: Array, k: Expr) -> Expr:
         s.put(place, (), apply("select", is_larger, number(i), place[()]))
         s.put(largest, (), apply("select", is_larger, size, largest[()]))
     return place[()]
-
-
-def _is_at(place: Expr, i: Expr) -> Expr:
-    return apply("eq", place, number(i))
 
 
 def _usable(pivot: Element) -> Element:

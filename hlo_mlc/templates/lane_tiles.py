@@ -25,7 +25,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
+from hlo_mlc.expr.procedure import Count, Move, Procedure, Put, moves
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -45,6 +45,8 @@ _SMALLEST = 4
 # Bytes between rows: addresses are first compared by their last twelve bits.  With such rows,
 # eigenvectors of 16 square took two and a half times as long, and twice in f64.
 _SEEMS_NEAR = 1024
+# Numbers that a loop puts, up to which it is written out.
+_MOST_PUTS = 16
 
 Access = Load | Assign
 Tensor = tuple[Buffer, tuple[Expr, ...]]
@@ -105,11 +107,26 @@ def in_lanes(nest: Nest, stage: Stage, target: CpuTarget, *, abreast: int = 1) -
         schedule = schedule.split(lane, side).unroll(f"{lane}.o").vectorize(f"{lane}.i")
     else:
         schedule = schedule.vectorize(lane)
+    copying = {v.name for loops in (*copied.inward, *copied.outward) for v in loops}
+    schedule = unroll_any(schedule, *(n for n in _short(stage.procedure) if n not in copying))
     for loops in copied.inward:
         schedule = _filled(schedule, loops, side)
     total = work(nest)
     depth = len(stage.axes)
     return Scheduled.of(in_tasks(schedule, depth, lambda blocks: worth_a_task(blocks, total)))
+
+
+def _short(procedure: Procedure) -> list[str]:
+    """The loops of a few puts that are always as many: as many operations count and jump."""
+    counts = [move for move in moves(procedure.body) if isinstance(move, Count)]
+    longer = {c.var.name for c in counts if c.extent.free or not 1 < _puts(c) <= _MOST_PUTS}
+    return list(dict.fromkeys(c.var.name for c in counts if c.var.name not in longer))
+
+
+def _puts(count: Count) -> int:
+    """What an innermost loop puts in all its iterations; 0 for any other."""
+    is_innermost = all(isinstance(move, Put) for move in count.body)
+    return count.var.extent * len(count.body) if is_innermost else 0
 
 
 def _have_room(stage: Stage, width: int, target: CpuTarget) -> bool:
