@@ -122,9 +122,7 @@ def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
             s.put(a, (k, j), row[j])
 
 
-def _exchange(
-    s: Steps, a: Array, row: Array, k: Expr, place: Expr, columns: Sequence[int]
-) -> None:
+def _exchange(s: Steps, a: Array, row: Array, k: Expr, place: Expr, columns: Sequence[int]) -> None:
     """Of some columns, row k goes to a place, and what was there is put aside as `row`."""
     found = [s.array(f"found{number}") for number, _ in enumerate(columns)]
     own = [s.array(f"own{number}") for number, _ in enumerate(columns)]

@@ -204,9 +204,7 @@ def test_what_some_lanes_keep_is_blended(dtype: t.DType) -> None:
             (y,),
             tuple(
                 _loop(
-                    outer,
-                    LoopKind.SERIAL,
-                    _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value)),
+                    outer, LoopKind.SERIAL, _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value))
                 )
                 for value in (zero, kept)
             ),
