@@ -241,6 +241,26 @@ def test_many_codes_are_merged_within_a_result(
     same_bits(parts.run([x], execute), [expected])
 
 
+@pytest.mark.parametrize(
+    ("level", "dtype", "merged"),
+    [
+        ("x86-64-v2", "float64", False),
+        ("x86-64-v3", "float64", True),
+        ("x86-64-v3", "int64", False),
+        ("x86-64-v4", "float64", True),
+        ("x86-64-v4", "int64", True),
+    ],
+)
+@pytest.mark.parametrize("count", [8192, 1 << 20])
+def test_codes_are_merged_where_vectors_hold_enough(take_apart, count, level, dtype, merged):
+    """Integers of 64 bits often have bytes in common, which digits do not sort by."""
+    with jax.enable_x64(True):
+        (program,) = take_apart(jnp.sort, np.zeros(count, dtype)).programs
+    (nest,) = program.steps
+    target = replace(named(level), cores=2)
+    assert SortTemplate().default(nest, target)["merges"] == merged
+
+
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float16"])
 def test_results_that_are_temporaries(dtype):
     """Records are moved within what the kernel keeps for itself."""

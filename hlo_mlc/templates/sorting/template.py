@@ -73,7 +73,12 @@ NETWORK_STEP_NS, STEPS_BESIDE, AWAY = 0.3, 8, 1.3
 # And that each byte of a code takes to be merged in vectors, and an element besides (a million f16,
 # f32 and f64: 3.0, 5.0 and 10.5 an element, on Zen 4).
 MERGED_BYTE_NS, HANDED_OUT_NS = 0.09, 0.3
-# How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted.
+# How many times as long runs take where vectors have no minimum of codes, which are compared and
+# blended twice (64 rows of 4,096 f64: 8.8 ns an element, and 7.0 by networks alone, on Zen 3).
+BLENDED = 1.5
+# How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted, and
+# less where some are the same in all.  Not so those of f64 (a million of which took 17.2 ms by
+# digits and 12.8 by merging, 8,192 0.16 and 0.07, on Zen 3).
 SURE = 1.7
 # How many times the time of the other ways that may be, to be tried where kernels are tuned.
 UNSURE = 4
@@ -220,7 +225,7 @@ def _way(stage: Stage, target: CpuTarget) -> str:
     us = {
         "network": _network_us(stage, target),
         "merges": _merges_us(stage, target),
-        "other": rows * _one_by_one_ns(stage, target) / 1e3 / SURE,
+        "other": rows * _one_by_one_ns(stage, target) / 1e3 / _sure(stage, target),
     }
     return min(us, key=lambda way: us[way] / tasks[way] * -(-tasks[way] // cores))
 
@@ -276,17 +281,30 @@ def _merges_us(stage: Stage, target: CpuTarget) -> float:
     if coded is None or coded.is_by_position:
         return math.inf
     size = coded.dtype.bytes
-    if size == 8 and target.vector_bytes < 64:  # which has no minimum of such integers
+    if 2 * size >= target.vector_bytes:  # two codes in a vector
         return math.inf
     lanes, parts = rows_abreast(coded, target), _parts(stage, target)
     n = max(stage.reduce_axes[0].extent, parts * lanes * lanes)
     run = n // (parts * lanes)
+    step_ns = NETWORK_STEP_NS * (1 if _has_minimum(stage, target) else BLENDED)
     each = (
-        (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes
+        (steps(run) * padded(run) / run + STEPS_BESIDE) * step_ns / lanes
         + level_count(coded, target) * MERGED_BYTE_NS * size
         + HANDED_OUT_NS
     )
     return row_count(stage) * n * each / 1e3
+
+
+def _has_minimum(stage: Stage, target: CpuTarget) -> bool:
+    """Whether there is an instruction for the smaller ones of two vectors of codes."""
+    coded = _coded(stage)
+    return coded is None or coded.dtype.bytes < 8 or target.vector_bytes >= 64
+
+
+def _sure(stage: Stage, target: CpuTarget) -> float:
+    """How many times as fast as digits anything else has to be: wide floats have all of theirs."""
+    is_float = stage.accumulators[0].dtype.is_float
+    return 1 if is_float and not _has_minimum(stage, target) else SURE
 
 
 def _bits_ns(stage: Stage, target: CpuTarget) -> float:
