@@ -14,7 +14,7 @@ from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.codegen.cpu.printer import print_program
-from hlo_mlc.loops.core import Allocate, walk
+from hlo_mlc.loops.core import Allocate, For, LoopKind, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
@@ -72,6 +72,23 @@ def test_what_is_read_worked_on_and_stored_is_one_array(take_apart):
         s.buffer.size < 9 * 9 * 16
         for s in walk(loops.body)
         if isinstance(s, Allocate) and len(s.buffer.shape) < 3
+    )
+
+
+def test_loops_of_a_few_vectors_are_written_out(take_apart):
+    """Those that are always as long, as what puts a chosen row in its place."""
+    (program,) = take_apart(lambda a: lax.linalg.lu(a)[0], positive(32)).programs[:1]
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    kinds = {(s.var.name, s.kind) for s in walk(loops.body) if isinstance(s, For)}
+    assert ("column", LoopKind.UNROLL) in kinds
+    assert {("k", LoopKind.SERIAL), ("i", LoopKind.SERIAL), ("j", LoopKind.SERIAL)} <= kinds
+    long, _ = schedule_program(
+        take_apart(lambda a: lax.linalg.lu(a)[0], positive(32, 17)).programs[0], TARGET
+    )
+    assert all(
+        s.kind is LoopKind.SERIAL
+        for s in walk(long.body)
+        if isinstance(s, For) and s.var.name == "column"
     )
 
 
