@@ -393,6 +393,20 @@ def test_what_comes_from_the_other_side_is_between_borders(
     check(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: padded(x)[2:, :-2] + x, x), x)
 
 
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_rows_of_few_short_ones_are_between_borders(check, take_apart, arrays, level):
+    """As the edges of images are, of a few colours each: of which row they are is asked once."""
+    (x,) = arrays("float32", (4, 16, 16, 3))
+
+    def padded(x):
+        return jnp.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
+
+    (program,) = take_apart(padded, x).programs
+    _, decisions = schedule_program(program, named(level))
+    assert [d.parameters["borders"] for d in decisions] == [1, 1, 1]
+    check(padded, x)
+
+
 def test_much_between_borders_is_shared_out(check, arrays):
     (x,) = arrays("float32", (1030, 517))
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
