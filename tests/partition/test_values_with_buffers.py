@@ -423,6 +423,23 @@ def test_parts_are_put_together_where_data_say_what_is_read(take_apart, arrays, 
     check(rolled, x, places)
 
 
+@pytest.mark.parametrize("mode", ["reflect", "edge"])
+def test_columns_beside_images_are_parts_of_their_own(take_apart, arrays, check, mode):
+    """But for the ends of rows, which one loop along each row computes."""
+    images, rows = arrays("float32", (16, 32, 32, 3), (512, 96))
+
+    def wide(x):
+        return jnp.pad(x, ((0, 0), (0, 0), (4, 4), (0, 0)), mode)
+
+    def long(x):
+        return jnp.pad(x, ((0, 0), (4, 4)), mode)
+
+    assert len(_stages(take_apart(wide, images))) == 3
+    assert len(_stages(take_apart(long, rows))) == 1
+    check(wide, images)
+    check(long, rows)
+
+
 def test_few_or_short_or_interleaved_parts_are_chosen_where_they_are_read(take_apart, arrays):
     (x,) = arrays("float32", (8, 40))
     for parts, axis in (((x,) * 3, 0), ((x[0, :9],) * 9, 0), ((x,) * 6, 1)):

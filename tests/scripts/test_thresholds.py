@@ -23,6 +23,7 @@ SHOWING = (
     "looked_up_rows",
     "many_leaves",
     "middle_pairs",
+    "mirrored_columns",
     "moments",
     "nearest",
     "pixelwise",

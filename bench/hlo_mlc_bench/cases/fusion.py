@@ -195,6 +195,15 @@ def scrambled(inputs: Inputs, *, rows: int, narrow: int, wide: int, turns: int) 
     return function, (inputs.normal(rows, narrow), inputs.normal(rows, wide))
 
 
+def mirrored_columns(inputs: Inputs, *, images: int, size: int, channels: int) -> Workload:
+    """Images that go on as if in a mirror beyond their left and right edges."""
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, 0), (4, 4), (0, 0)), mode="reflect")
+
+    return function, (inputs.normal(images, size, size, channels),)
+
+
 def limited_flux(inputs: Inputs, *, size: int) -> Workload:
     """Diffusion against the fourth derivative, where that does not steepen what it smooths."""
 
@@ -308,6 +317,12 @@ CASES = (
         tiny={"rows": 5, "narrow": 3, "wide": 7, "turns": 5},
     ),
     _case("bilateral", bilateral, {"size": 256, "reach": 3}, tiny={"size": 9, "reach": 1}),
+    _case(
+        "mirrored_columns",
+        mirrored_columns,
+        {"images": 128, "size": 32, "channels": 3},
+        tiny={"images": 2, "size": 7, "channels": 3},
+    ),
     _case("limited_flux", limited_flux, {"size": 4_000_000}, tiny={"size": 37}),
     _case(
         "found_pairs", found_pairs, {"points": 5000, "found": 1000}, tiny={"points": 9, "found": 7}
