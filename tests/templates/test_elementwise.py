@@ -402,8 +402,11 @@ def test_rows_of_few_short_ones_are_between_borders(check, take_apart, arrays, l
         return jnp.pad(x, ((0, 0), (4, 4), (4, 4), (0, 0)), mode="reflect")
 
     (program,) = take_apart(padded, x).programs
-    _, decisions = schedule_program(program, named(level))
+    loops, decisions = schedule_program(program, named(level))
     assert [d.parameters["borders"] for d in decisions] == [1, 1, 1]
+    read = [x for s in walk(loops.body) for e in expressions(s) for x in loads(e)]
+    assert read
+    assert all(x.guard is None for x in read)
     check(padded, x)
 
 
