@@ -4,7 +4,7 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 import numpy as np
@@ -225,6 +225,26 @@ def with_captures(region: Graph, renamed: Mapping[Value, Value]) -> Graph:
         for node in region.nodes
     ]
     return with_body(region, nodes, new(region.results))
+
+
+def copied_nodes(nodes: Iterable[Node], copies: dict[Value, Value]) -> list[Node]:
+    """The nodes anew, reading the `copies` of values that have some; adds those of all results."""
+
+    def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([copies.get(v, v) for v in values])
+
+    def fresh(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        copies.update((v, Value(v.type)) for v in values)
+        return new(values)
+
+    def region(graph: Graph) -> Graph:
+        return Graph(fresh(graph.parameters), tuple(map(node, graph.nodes)), new(graph.results))
+
+    def node(old: Node) -> Node:
+        regions = tuple(map(region, old.regions))
+        return replace(with_parts(old, new(old.operands), regions), results=fresh(old.results))
+
+    return list(map(node, nodes))
 
 
 def eliminate_dead_nodes(graph: Graph) -> Graph:

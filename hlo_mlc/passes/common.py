@@ -48,15 +48,15 @@ def _first(node: Node, known: dict[Hashable, Node], alike: dict[Hashable, Node])
         other = alike.setdefault(outline, node)
         if other is node or not is_mergeable(node):
             return node
-        if (key := _key(other, {})) is not None:
+        if (key := node_key(other, {})) is not None:
             known.setdefault(key, other)
     elif not is_mergeable(node):
         return node
-    key = _key(node, {})
+    key = node_key(node, {})
     return node if key is None else known.setdefault(key, node)
 
 
-def _key(node: Node, inner: dict[Value, int]) -> Hashable | None:
+def node_key(node: Node, inner: dict[Value, int]) -> Hashable | None:
     """Equal for nodes that compute the same; `inner` numbers the values of regions."""
     literal: Hashable = None
     if node.literal is not None:
@@ -88,7 +88,7 @@ def _region_key(graph: Graph, inner: dict[Value, int]) -> Hashable | None:
         inner[parameter] = len(inner)
     keys = []
     for node in graph.nodes:
-        key = _key(node, inner)
+        key = node_key(node, inner)
         if key is None:
             return None
         keys.append(key)

@@ -7,6 +7,7 @@
 | merge-common-nodes | | no common nodes | rules make nodes alike |
 | eliminate-dead-nodes | no common nodes | and no dead ones | what was replaced is dead |
 | close-loops | no dead nodes | loops that carry only what changes | dead nodes seem to change it |
+| carry-conditions | closed loops | | what a condition and its body take is now the same value |
 | hoist-invariants | closed loops | | what does not change is then what comes from outside |
 | multiply-before-loops | closed loops | | rows are of arrays from outside |
 | multiply-after-loops | closed loops | | takes what rows before the loop have left |
@@ -30,6 +31,7 @@ from hlo_mlc.passes.branches import BRANCH_RULES
 from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.composition import COMPOSITION_RULES
+from hlo_mlc.passes.conditions import carry_conditions
 from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
 from hlo_mlc.passes.fold_parts import FOLD_RULES, fold_parts
 from hlo_mlc.passes.folding import Reference, constant_folding
@@ -100,6 +102,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
             ensures=(NO_COMMON_NODES, NO_DEAD_NODES),
         ),
         Pass("close-loops", close_loops, requires=(NO_DEAD_NODES,), ensures=(CLOSED_LOOPS,)),
+        Pass("carry-conditions", carry_conditions, requires=(CLOSED_LOOPS,)),
         Pass("hoist-invariants", hoist_invariants, requires=(CLOSED_LOOPS,)),
         Pass("multiply-before-loops", multiply_before_loops, requires=(CLOSED_LOOPS,)),
         Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),

@@ -96,6 +96,23 @@ def loops() -> Iterator[Written]:
         )
 
 
+def lanes() -> Iterator[Written]:
+    """Loops in which each lane has an end of its own, as it computes it, or looks it up."""
+    ends = (
+        lambda x: x * 3 - 1 < 4,
+        lambda x: (x + 1 < 3) & (x < 2),
+        lambda x: jnp.sum(jnp.stack([x, x * 2])) < 5,
+        lambda x: x < 3,
+    )
+    for goes_on, by in itertools.product(ends, (1, 2)):
+        yield (
+            jax.vmap(
+                lambda x, goes_on=goes_on, by=by: lax.while_loop(goes_on, lambda x: x + by, x)
+            ),
+            (of(3),),
+        )
+
+
 def same_in_all_trips() -> Iterator[Written]:
     """What a loop computes anew in each trip, used at once, later, or never."""
     for trips, f in itertools.product(
@@ -193,6 +210,7 @@ PROGRAMS: Mapping[str, Callable[[], Iterator[Written]]] = {
     "merge-common-nodes": copies,
     "eliminate-dead-nodes": unread,
     "close-loops": loops,
+    "carry-conditions": lanes,
     "hoist-invariants": same_in_all_trips,
     "multiply-before-loops": products_of_rows,
     "multiply-after-loops": products_for_rows,
