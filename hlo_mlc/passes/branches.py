@@ -14,7 +14,7 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.graph.rewrite import Rewriter, Rule
+from hlo_mlc.graph.rewrite import Rewriter, Rule, copied_nodes
 from hlo_mlc.ops.registry import ELEMENTWISE, MOVEMENT, operation_cost
 from hlo_mlc.passes.splat import splat, splat_constant
 
@@ -79,6 +79,51 @@ def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     return tuple(results)
 
 
+def select_update(node: Node, context: Rewriter) -> Value | None:
+    """`select(p, update(x, i, y), x)` -> `update(x, i, select(p, y, x[i]))` where p is one for all
+    of x, or one for each of its batches, and few elements are updated"""
+    predicate, *sides = node.operands
+    wanted, dimensions = _one_for_all(predicate, context)
+    for (changed, kept), wants in zip((sides, sides[::-1]), (True, False), strict=True):
+        chain = _chain(changed, kept, context)
+        if not chain or not all(_is_chosen_along(dimensions, update) for update in chain.values()):
+            continue
+        if _UPDATED * sum(map(_updated_elements, chain.values())) > kept.type.size:
+            continue
+        if not wants:
+            wanted = context.add("stablehlo.not", (wanted,), wanted.type)
+        return _updated(kept, changed, chain, {}, wanted, context, dimensions)
+    return None
+
+
+def _one_for_all(predicate: Value, context: Rewriter) -> tuple[Value, tuple[int, ...]]:
+    """What a predicate is made of, and the dimensions that it differs along."""
+    made = context.definition(predicate)
+    if made is not None and made.op == "stablehlo.broadcast_in_dim":
+        (value,), dimensions = made.operands, made.attributes["broadcast_dimensions"]
+        if value.type.shape == tuple(predicate.type.shape[d] for d in dimensions):
+            return value, tuple(dimensions)
+    return predicate, tuple(range(len(predicate.type.shape)))
+
+
+def _chain(value: Value, root: Value, context: Rewriter) -> dict[Value, Node]:
+    """The updates that make `value` of `root`, by their results; none where others do."""
+    found: dict[Value, Node] = {}
+    while value is not root:
+        node = context.definition(value)
+        if node is None or not _is_update(node):
+            return {}
+        found[value] = node
+        value = node.operands[0]
+    return found
+
+
+def _is_chosen_along(dimensions: Sequence[int], update: Node) -> bool:
+    """Whether each index of an update is for one place along these dimensions."""
+    batches = update.attributes["input_batching_dims"] if update.op == _SCATTER else ()
+    return set(dimensions) <= set(batches)
+
+
 def _whole_values(
     branches: Sequence[Graph],
     updates: Sequence[Mapping[Value, Node]],
@@ -105,14 +150,7 @@ def _whole_values(
 def _updates(branch: Graph) -> dict[Value, Node] | None:
     """The updates of a branch by their results; None where something but a further update or the
     end of the branch reads one."""
-    found = {
-        node.results[0]: node
-        for node in branch.nodes
-        if node.op in _UPDATES
-        and len(node.results) == 1
-        and not node.opaque
-        and (node.op != _SCATTER or _knows_nowhere(node))
-    }
+    found = {node.results[0]: node for node in branch.nodes if _is_update(node)}
     targets = Counter(node.operands[0] for node in found.values())
     uses = Counter((*branch.results, *(v for n in branch.nodes for v in n.operands)))
     inside = {v for node in branch.nodes for v in node.results}
@@ -122,6 +160,15 @@ def _updates(branch: Graph) -> dict[Value, Node] | None:
         if _root(value, found) in inside:
             return None
     return found
+
+
+def _is_update(node: Node) -> bool:
+    return (
+        node.op in _UPDATES
+        and len(node.results) == 1
+        and not node.opaque
+        and (node.op != _SCATTER or _knows_nowhere(node))
+    )
 
 
 def _knows_nowhere(scatter: Node) -> bool:
@@ -148,8 +195,10 @@ def _updated(
     known: Mapping[Value, Value],
     wanted: Value,
     context: Rewriter,
+    dimensions: Sequence[int] = (),
 ) -> Value:
-    """`value` after the updates that lead to `given`, if the branch is `wanted`."""
+    """`value` after the updates that lead to `given`, if they are `wanted`, which may differ along
+    `dimensions` of it."""
     chain = []
     while given in updates:
         chain.append(updates[given])
@@ -158,9 +207,8 @@ def _updated(
         changes = [known.get(v, v) for v in node.operands[1:]]
         if node.op == _SCATTER:  # elsewhere, its updates are for places that do not exist
             nowhere = splat_constant(changes[0].type, max(value.type.shape), context)
-            changes[0] = context.add(
-                "stablehlo.select", (wanted, changes[0], nowhere), nowhere.type
-            )
+            here = _for_indices(wanted, dimensions, node, context)
+            changes[0] = context.add("stablehlo.select", (here, changes[0], nowhere), nowhere.type)
         else:
             new, *starts = changes
             old = context.add(
@@ -170,8 +218,25 @@ def _updated(
                 {"slice_sizes": new.type.shape},
             )
             changes[0] = context.add("stablehlo.select", (wanted, new, old), new.type)
-        value = context.add(node.op, (value, *changes), value.type, node.attributes, node.regions)
+        (copy,) = copied_nodes([node], {})  # somebody else may read what the node itself gives
+        value = context.add(node.op, (value, *changes), value.type, node.attributes, copy.regions)
     return value
+
+
+def _for_indices(
+    wanted: Value, dimensions: Sequence[int], scatter: Node, context: Rewriter
+) -> Value:
+    """What is `wanted` along batches of what a scatter updates, for each of its indices."""
+    if not dimensions:
+        return wanted
+    batches = scatter.attributes["input_batching_dims"]
+    along = scatter.attributes["scatter_indices_batching_dims"]
+    return context.add(
+        "stablehlo.broadcast_in_dim",
+        (wanted,),
+        TensorType(scatter.operands[1].type.shape, BOOL),
+        {"broadcast_dimensions": tuple(along[batches.index(d)] for d in dimensions)},
+    )
 
 
 def _choices(choice: Value, count: int, context: Rewriter) -> list[Value]:
@@ -212,12 +277,16 @@ def _is_simple(branch: Graph, updates: Container[Value]) -> bool:
     )
 
 
+def _updated_elements(update: Node) -> int:
+    return update.operands[2 if update.op == _SCATTER else 1].type.size
+
+
 def _work(branch: Graph) -> int:
     """Simple operations of a branch."""
     total = 0
     for inner in branch.nodes:
         if inner.op in _UPDATES:
-            total += _UPDATED * inner.operands[2 if inner.op == _SCATTER else 1].type.size
+            total += _UPDATED * _updated_elements(inner)
         else:
             total += inner.results[0].type.size * operation_cost(inner)
     return total
@@ -242,6 +311,7 @@ def computed(
 
 
 BRANCH_RULES: Mapping[str, Sequence[Rule]] = {
+    "stablehlo.select": (select_update,),
     "stablehlo.if": (select_branch,),
     "stablehlo.case": (select_branch,),
 }

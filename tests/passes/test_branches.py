@@ -141,6 +141,64 @@ def test_loops_that_choose_what_to_update_are_kernels(function: Callable, check:
     check(loop, K, C)
 
 
+def pushed(p, k, c):
+    return jnp.where(p > 0, c.at[k[0]].set(p * 2.0), c)
+
+
+def pushed_elsewhere(p, k, c):
+    return jnp.where(p == 1, c, lax.dynamic_update_slice(c, c[:2] + 1, (k[1],)))
+
+
+def pushed_twice(p, k, c):
+    return jnp.where(p >= 0, c.at[k[0]].add(1.0).at[k[1]].mul(3.0), c)
+
+
+SELECTED = (pushed, pushed_elsewhere, pushed_twice)
+ROW = np.arange(30, dtype=np.float32)
+ROWS = ROW * np.arange(1, 4, dtype=np.float32)[:, None]
+
+
+@pytest.mark.parametrize("function", SELECTED)
+def test_selected_updates(
+    function: Callable, traced: Callable, same: Callable, ops_of: Callable
+) -> None:
+    """Places are selected, not arrays."""
+    graph = traced(function, np.int32(0), K, ROW)
+    after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
+    selected = [node for node in after.nodes if node.op == "stablehlo.select"]
+    assert selected
+    assert all(node.results[0].type.size < ROW.size for node in selected)
+    for number in (-1, 0, 1):
+        same(after, graph, [np.int32(number), K, ROW])
+
+
+@pytest.mark.parametrize("function", SELECTED[::2])
+def test_selected_updates_of_batches(function: Callable, traced: Callable, same: Callable) -> None:
+    numbers, places = np.int32([0, 1, -1]), np.int32([[3, 40], [5, -2], [0, 29]])
+    graph = traced(jax.vmap(function), numbers, places, ROWS)
+    after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
+    assert all(node.results[0].type.size < ROWS.size for node in after.nodes if "select" in node.op)
+    same(after, graph, [numbers, places, ROWS])
+
+
+def test_large_selected_updates_stay(traced: Callable) -> None:
+    graph = traced(lambda p, c: jnp.where(p, c.at[:9].set(1.0), c), np.bool_(1), ROW)
+    assert apply_rules(graph, BRANCH_RULES) is graph
+
+
+def test_a_loop_of_lanes_updates_in_place(check: Callable) -> None:
+    """Where a lane is done, its row stays; nothing of the size of all rows is copied in a trip."""
+
+    def lane(c: jax.Array, n: jax.Array) -> jax.Array:
+        return lax.while_loop(
+            lambda s: s[1] < n,
+            lambda s: (s[0].at[s[1] * 7 % 30].set(s[0][s[1]] + 1), s[1] + 1),
+            (c, 0),
+        )[0]
+
+    check(jax.vmap(lane), ROWS, np.int32([0, 5, 11]))
+
+
 def reads_what_it_updated(p, k, c):
     def both(c):
         new = c.at[k[0]].set(1.0)

@@ -19,6 +19,7 @@ from proving.pointwise import pointwise, signatures, spread
 from proving.program import Builder, Program
 from proving.written import (
     branching,
+    chosen_updates,
     compared_twice,
     convolved,
     counted,
@@ -79,7 +80,7 @@ PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
     "stablehlo.convert": sums_of_fewer_bits,
     "stablehlo.concatenate": joined,
     "stablehlo.and": compared_twice,
-    "stablehlo.select": rounded_down,
+    "stablehlo.select": lambda op: itertools.chain(rounded_down(op), chosen_updates(op)),
     **dict.fromkeys(DYNAMIC, dynamic),
 }
 

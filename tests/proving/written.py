@@ -568,3 +568,47 @@ def rounded_down(op: str) -> Iterator[Program]:
                     ),
                     grid,
                 )
+
+
+def chosen_updates(op: str) -> Iterator[Program]:
+    """A choice between an array and the same, updated at a place or two, or between others."""
+    row, rows = "tensor<26xf32>", "tensor<2x13xf32>"
+    arguments = "%u: tensor<1xf32>, %i: tensor<i64>, %j: tensor<i64>"
+    added = """({ ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+        %o = stablehlo.add %a, %b : tensor<f32>
+        stablehlo.return %o : tensor<f32> })"""
+    updated = f"({row}, tensor<1xf32>, tensor<i64>) -> {row}"
+    placed = f"%r0 = stablehlo.dynamic_update_slice %x, %u, %i : {updated}"
+    scattered_ = f"""%k = stablehlo.reshape %j : (tensor<i64>) -> tensor<1xi64>
+        %r1 = "stablehlo.scatter"(%r0, %k, %u) <{{scatter_dimension_numbers = #stablehlo.scatter<
+          update_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 0>}}>
+          {added} : ({row}, tensor<1xi64>, tensor<1xf32>) -> {row}"""
+    in_batches = f"""%w = stablehlo.concatenate %u, %u, dim = 0 :
+          (tensor<1xf32>, tensor<1xf32>) -> tensor<2xf32>
+        %m = stablehlo.reshape %i : (tensor<i64>) -> tensor<1x1xi64>
+        %n = stablehlo.reshape %j : (tensor<i64>) -> tensor<1x1xi64>
+        %k = stablehlo.concatenate %m, %n, dim = 0 :
+          (tensor<1x1xi64>, tensor<1x1xi64>) -> tensor<2x1xi64>
+        %r0 = "stablehlo.scatter"(%x, %k, %w) <{{scatter_dimension_numbers = #stablehlo.scatter<
+          inserted_window_dims = [1], input_batching_dims = [0],
+          scatter_indices_batching_dims = [0], scatter_dims_to_operand_dims = [1],
+          index_vector_dim = 1>}}>
+          {added} : ({rows}, tensor<2x1xi64>, tensor<2xf32>) -> {rows}"""
+    for (type_, lines, new), (chosen, along), sides in itertools.product(
+        ((row, placed, "%r0"), (row, f"{placed}\n{scattered_}", "%r1"), (rows, in_batches, "%r0")),
+        (("tensor<i1>", ""), ("tensor<1xi1>", "0"), ("tensor<2xi1>", "0")),
+        ("{new}, %x", "%x, {new}", "%y, {new}"),
+    ):
+        truths = type_.replace("f32", "i1")
+        if type_ == row and chosen == "tensor<2xi1>":
+            continue
+        yield Program(
+            written(
+                f"%x: {type_}, %y: {type_}, %p: {chosen}, {arguments}",
+                type_,
+                f"""{lines}
+                %t = stablehlo.broadcast_in_dim %p, dims = [{along}] : ({chosen}) -> {truths}
+                %r = stablehlo.select %t, {sides.format(new=new)} : {truths}, {type_}""",
+            ),
+            every,
+        )
