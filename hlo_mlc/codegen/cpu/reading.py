@@ -1,7 +1,7 @@
 """Reading memory, in the lanes that are switched on.
 
 What a guard switches off is never touched, not even by speculation: the access goes to a constant
-table, to the buffer's first element, or is not made.
+table, to the buffer's first element, to neighbours within the buffer, or is not made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
-from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.block import Block, Kind
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_row, check_span
 from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.memory import (
@@ -18,6 +18,7 @@ from hlo_mlc.codegen.cpu.memory import (
     active_lanes,
     element_of,
     gather,
+    live_lanes,
     load_from,
     load_masked,
     read_own,
@@ -41,6 +42,9 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.tensor.access import is_inside
+
+# Lanes from which on a vector by way of the stack takes less than one element after the other.
+_LEAST_WINDOW = 8
 
 
 def load(writer: Writer, node: Load) -> Value:
@@ -150,6 +154,8 @@ def _read_lanes(writer: Writer, reading: Reading) -> str:
     if place.is_contiguous and (mask is None or has_masks(writer, place)):
         return _read_contiguous(writer, reading)
     write_back(writer, place)
+    if not reading.on and _has_window(writer, place, mask):
+        return _read_window(writer, reading)
     if reading.on or (reading.condition is None and has_pattern(writer, place)):
         return read_pattern(writer, reading)
     if is_apart(writer, place, mask):
@@ -208,6 +214,70 @@ def _kept_near(block: Block, place: Place, at: str, width: int) -> str:
     end = place.buffer.size * place.dtype.bytes + width
     near = block.define("icmp ult i64 ", offset, f", {end}")
     return block.select("ptr", near, at, base)
+
+
+def _has_window(writer: Writer, place: Place, mask: Value | None) -> bool:
+    """Whether `_read_window` is for the lanes of a place."""
+    width = writer.function.lane.width
+    return (
+        place.is_contiguous
+        and mask is not None
+        and width >= _LEAST_WINDOW
+        and place.buffer.size >= width
+        and not place.storage.own_bytes
+    )
+
+
+def _read_window(writer: Writer, reading: Reading) -> str:
+    """Neighbours of which some may lie off the buffer, where no instruction leaves lanes out.
+
+    The nearest vector that is all within the buffer is moved to where the lanes are by way of the
+    stack. Nearly always it is there already, and what was stored is loaded as it is."""
+    place, function = reading.place, writer.function
+    block, width, size = function.at(reading.depth), function.lane.width, place.dtype.bytes
+    whole, bytes_, backwards = types.vector(place.element, width), width * size, place.stride < 0
+    first = place.constant - (width - 1) * size if backwards else place.constant
+    at = address(writer, place, block, first)
+    active = live_lanes(writer, reading.mask, block)
+    if backwards:
+        active = reversed_lanes(block, "i1", width, active)
+    check_row(writer, place, "load", block, at, active, reading.switch)
+    base = place.storage.pointer
+    here, start = (block.cast("ptrtoint", "ptr", p, "i64") for p in (at, base))
+    wanted = block.define("sub i64 ", here, ", ", start)
+    last = str(place.buffer.size * size - bytes_)
+    near = _at_most(block, _at_least(block, wanted, "0"), last)
+    moved = block.define("sub i64 ", wanted, ", ", near)
+    # No lane is on where it would be moved by more.
+    moved = _at_most(block, _at_least(block, moved, str(-bytes_)), str(bytes_))
+    text = load_from(block, place, _behind(block, base, near), width, size)
+    stack = function.prepare(f"alloca [{3 * bytes_} x i8], align 64")
+    middle = _behind(block, stack, str(bytes_))
+    block.emit(f"store {whole} ", text, ", ptr ", middle, f", align {size}")
+    text = block.define(
+        f"load {whole}, ptr ",
+        _behind(block, middle, moved),
+        f", align {size}",
+        lanes=width,
+        kind=Kind.READ,
+    )
+    padding = types.spread(reading.padding, place.element, width)
+    text = block.select(whole, active, text, padding, width)
+    return reversed_lanes(block, place.element, width, text) if backwards else text
+
+
+def _at_least(block: Block, number: str, limit: str) -> str:
+    less = block.define("icmp slt i64 ", number, f", {limit}")
+    return block.select("i64", less, limit, number)
+
+
+def _at_most(block: Block, number: str, limit: str) -> str:
+    more = block.define("icmp sgt i64 ", number, f", {limit}")
+    return block.select("i64", more, limit, number)
+
+
+def _behind(block: Block, pointer: str, offset: str) -> str:
+    return block.define("getelementptr i8, ptr ", pointer, ", i64 ", offset)
 
 
 def _gather(writer: Writer, reading: Reading) -> str:
