@@ -20,7 +20,7 @@ ROWS, STEP = 24, 3
 
 
 def _shifted(dtype: DType, way: str, size: int, lanes: int) -> LoopProgram:
-    """Rows of an array, each shifted further over one of its ends, where they are another number."""
+    """Rows of an array, each shifted further over an end of it, where they are another number."""
     source = Buffer("source", dtype, (size,), "operand")
     found = Buffer("found", dtype, (ROWS, lanes), "result")
     row, lane = variable("row", ROWS), variable("lane", lanes)
