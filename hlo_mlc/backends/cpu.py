@@ -257,11 +257,11 @@ class ShardedCpuBackend(CpuBackend):
 
         def choose(cluster: Cluster) -> Verdict:
             verdict, program = rule(cluster), cluster.kernel.program
-            if all(operand.size < 2 for operand in program.operands):
+            if verdict.fault or all(operand.size < 2 for operand in program.operands):
                 return verdict
             # Along which dimension arrays are sharded is not known yet: mostly along the first.
-            found, is_ours = sharding.factors(program), options.choose == "ours" or verdict.fault
-            if found and (is_ours or sharding.cuts_first(program, found)):
+            found = sharding.factors(program)
+            if found and (options.choose == "ours" or sharding.cuts_first(program, found)):
                 return verdict
             return replace(verdict, take=False, reason=_WHOLE, opens=True)
 
@@ -272,7 +272,11 @@ class ShardedCpuBackend(CpuBackend):
         return costs.Costs(self.target, merges=False)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
-        return worth.worth_it(plan, self.target)  # what is rejected may not be taken for company
+        plan, wrong = worth.worth_it(plan, self.target), xla_faults.fault(plan.came.nodes)
+        # For nothing else what is rejected is taken: devices may have to gather all that it reads.
+        if wrong and (least := worth.in_place_of_what_came(plan, self.target, refused)):
+            plan = plans.with_taken(plan, graph, least, wrong)
+        return plans.with_fault(plan, wrong)
 
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
         programs = {c.kernel.fingerprint: c.kernel.program for c, _ in plan.taken}

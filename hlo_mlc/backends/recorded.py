@@ -92,12 +92,13 @@ def recorded_schedules(kernel: Kernel, backend: Backend, options: Options) -> Sc
 def recorded_or(
     predicted: Callable[[Cluster, T], Verdict], options: Options
 ) -> Callable[[Cluster, T], Verdict]:
-    """What was found to be faster when it was tuned, else what is predicted."""
+    """What was found to be faster when it was tuned, unless that is XLA where it is wrong; else what
+    is predicted."""
 
     def choose(cluster: Cluster, target: T) -> Verdict:
         verdict = predicted(cluster, target)
         known = find_record(cluster.kernel.fingerprint, target.key, options)
-        if known is None or not known.choice:
+        if known is None or not known.choice or (known.choice != OURS and verdict.fault):
             return verdict
         found = known.measured
         reason = (

@@ -74,7 +74,8 @@ def choose_fastest(
 
     `compile_function` makes a candidate. It is run on the arguments of the call that has it
     compiled, or on made-up ones where there is none, such as inside of `jax.jit`. What may not be
-    run, or is for GPUs that are not here, is decided by prediction.
+    run, is for GPUs that are not here, or would be held against XLA where that is known to be
+    wrong, is decided by prediction.
     """
     if platform == devices.CUDA and devices.first_gpu() is None:
         predicted = compile_function(module, options.replace(choose="auto"), entry, platform)
@@ -98,7 +99,7 @@ def choose_fastest(
     if everything.module is module:
         return everything
     arguments = _arguments_at_hand(original)
-    reason = _why_not(everything, original, arguments is not None)
+    reason = _fault_of_xla(predicted) or _why_not(everything, original, arguments is not None)
     if reason:
         return _chosen(predicted, Choice("auto", reasons=(f"predicted, not measured: {reason}",)))
     programs = {
@@ -125,6 +126,11 @@ def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
         compiled.report, comparisons=choice.comparisons, reasons=choice.reasons
     )
     return dataclasses.replace(compiled, report=report)
+
+
+def _fault_of_xla(predicted: CompiledModule) -> str:
+    """Why XLA is better not asked to compute the program as it came; "" if it may."""
+    return next((kernel.fault for kernel in predicted.report.kernels if kernel.fault), "")
 
 
 def _arguments_at_hand(original: ir.Module) -> Sequence[jax.Array] | None:

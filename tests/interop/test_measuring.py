@@ -407,3 +407,28 @@ def test_modules_too(clock: Clock) -> None:
     compiled = compile_stablehlo(text, choose="measure")
     assert compiled.report().comparisons[0].speedup == 1.5
     np.testing.assert_allclose(compiled(np.asarray(X))[0], jnp.sin(X), rtol=1e-5)
+
+
+def test_nothing_is_held_against_xla_where_that_is_wrong(clock: Clock, cache: Path) -> None:
+    """It would be what ours have to agree with, and the original would be kept."""
+    clock.speedups = [0.5]
+    x = np.array([[-(2**31), 70000, 3, -4]], np.int32)
+    ours = mlc_jit(lambda x: jnp.abs(x[::-1]) < 0, choose="measure")
+    np.testing.assert_array_equal(ours(x), x == -(2**31))
+    (reason,) = ours.report(x).reasons
+    assert reason.startswith("predicted, not measured: XLA takes integers that overflow")
+    assert clock.calls == 0 and not (cache / "choices").exists()
+
+
+def test_no_record_gives_xla_what_it_is_wrong_at() -> None:
+    """It may be of the same kernel in another program."""
+    x = np.array([[-(2**31), 70000, 3, -4]], np.int32)
+    fingerprint = mlc_jit(lambda x: jnp.abs(x) < 0, choose="ours").report(x).kernels[0].id
+    options = Options.from_environment()
+    measured = Measured(1.0, 1.0, 1.0)
+    open_records(options).put(
+        Record(fingerprint, target_of(options).key, {}, measured, choice="xla")
+    )
+    ours = mlc_jit(lambda x: jnp.abs(x) < 0)
+    np.testing.assert_array_equal(ours(x), x == -(2**31))
+    assert [kernel.id for kernel in ours.report(x).kernels] == [fingerprint]

@@ -436,3 +436,18 @@ def test_what_xla_is_wrong_at_is_ours_wherever_it_is_moved() -> None:
     x = np.tile(np.array([[-(2**31)], [70000]], np.int32), (32, 4))
     ours = mlc_jit(lambda x: jnp.abs(x[::-1]) < 0)
     np.testing.assert_array_equal(ours(placed(x, "i")), x[::-1] == -(2**31))
+
+
+@pytest.mark.parametrize("choose", ["auto", "measure", "ours"])
+def test_what_xla_is_wrong_at_is_ours_also_where_it_cannot_be_cut(choose: str) -> None:
+    x = np.tile(np.array([-(2**31), 70000], np.int32), 32)
+    ours = mlc_jit(lambda x: jnp.abs(x[::-1]) < 0, choose=choose)
+    np.testing.assert_array_equal(ours(placed(x, "i")), x[::-1] == -(2**31))
+
+
+def test_where_xla_is_wrong_at_what_came_it_gets_what_was_made_of_it() -> None:
+    x = np.arange(64, dtype=np.int32)
+    ours = mlc_jit(lambda x: jnp.where(jnp.abs(x * x) < 0, x, x) + 1)
+    np.testing.assert_array_equal(ours(placed(x, "i")), x + 1)
+    (kernel,) = ours.report(placed(x, "i")).kernels
+    assert kernel.fault == "XLA takes integers that overflow for positive"
