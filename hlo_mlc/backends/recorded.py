@@ -92,8 +92,8 @@ def recorded_schedules(kernel: Kernel, backend: Backend, options: Options) -> Sc
 def recorded_or(
     predicted: Callable[[Cluster, T], Verdict], options: Options
 ) -> Callable[[Cluster, T], Verdict]:
-    """What was found to be faster when it was tuned, unless that is XLA where it is wrong; else what
-    is predicted."""
+    """What was found to be faster when it was tuned, unless that is XLA and it is wrong there; else
+    what is predicted."""
 
     def choose(cluster: Cluster, target: T) -> Verdict:
         verdict = predicted(cluster, target)

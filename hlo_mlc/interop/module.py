@@ -341,15 +341,16 @@ class StablehloFunction:
                 yield self._compiled_module(one, ALL_ROWS, quiet)[2]
 
     def _row_axes(self, shapes: Shapes) -> dict[int, int]:
-        """The axes of arguments that are as long as the first dimension which is free, and free as
-        well: there may be any number of rows along them."""
+        """The axes of arguments that are as long as the first dimension which is free, of one where
+        none is the first of its argument, and free as well: there may be any number of rows along
+        them."""
         free = [
             (n, axis, shapes[n][axis])
             for n, argument in enumerate(self._arguments)
             for axis, size in enumerate(argument.shape)
             if size is None
         ]
-        rows = next((size for _, axis, size in free if axis == 0), None)
+        rows = min(free, key=lambda one: one[1] > 0, default=(0, 0, None))[2]
         return {n: axis for n, axis, size in reversed(free) if size == rows}
 
     def _with_rows(self, shapes: Shapes, rows: int) -> Shapes:

@@ -155,11 +155,9 @@ def _rows_first(program: TensorProgram, axes: Mapping[int, int]) -> _RowsFirst:
     for rows in factors(program, may_wait, may_lead=False):
         if not any(rows_of in rows.operands for rows_of in axes.items()):
             continue
-        borders = ((program.operands, rows.operands), (program.results, rows.results))
         orders = {
-            border[n]: (axis, *(d for d in range(len(border[n].shape)) if d != axis))
-            for border, places in borders
-            for n, axis in places
+            buffer: (axis, *(d for d in range(len(buffer.shape)) if d != axis))
+            for buffer, axis in rows.dimensions
             if axis
         }
         turned = in_orders(program, orders)
@@ -177,7 +175,11 @@ def _candidates(program: TensorProgram) -> list[Factor]:
     leading = [
         f
         for f in factors(program, may_wait, may_lead=False)
-        if (may_wait or _is_alone(f, program)) and all(d == 0 for _, d in (*f.operands, *f.results))
+        if (
+            all(d == 0 for _, d in (*f.operands, *f.results))
+            if _is_alone(f, program)
+            else may_wait and all(d == 0 for _, d in f.dimensions)  # which calls pass on
+        )
     ]
     return sorted(
         leading, key=lambda f: (not _is_alone(f, program), -sum(b.bytes for b, _ in f.dimensions))

@@ -42,6 +42,7 @@ def in_orders(program: TensorProgram, orders: Mapping[Buffer, Order]) -> TensorP
         program,
         operands=made(program.operands),
         results=made(program.results),
+        temporaries=made(program.temporaries),
         steps=tuple(laid.steps),
         aliases=tuple((laid.made.get(r, r), laid.made.get(o, o)) for r, o in program.aliases),
     )
@@ -66,6 +67,9 @@ def with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOu
     def rewrite(e: Expr) -> Expr:
         return transform(e, rule, memo)
 
+    def renamed(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+        return tuple(made.get(b, b) for b in buffers)
+
     def in_stage(stage: Stage) -> Stage:
         stage = map_expressions(stage, rewrite)
         assigns, along = (
@@ -79,7 +83,7 @@ def with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOu
             )
             for group in (stage.assigns, stage.along)
         )
-        return replace(stage, assigns=assigns, along=along)
+        return replace(stage, assigns=assigns, along=along, overwrites=renamed(stage.overwrites))
 
     def in_step(step: Step) -> Step:
         if not isinstance(step, Nest):
@@ -88,7 +92,9 @@ def with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOu
             return step
         if is_alone(step):
             return replace(step, stages=(_in_order(in_stage(step.stages[0])),))
-        return replace(step, stages=tuple(map(in_stage, step.stages)))
+        return replace(
+            step, stages=tuple(map(in_stage, step.stages)), private=renamed(step.private)
+        )
 
     return LaidOut([in_step(step) for step in steps], made, orders)
 

@@ -6,6 +6,7 @@ import io
 import re
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from hlo_mlc import UnsupportedOpError, compile_stablehlo, mlc_jit
+from hlo_mlc.building import keeping
 from hlo_mlc.support.errors import UsageError
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -304,6 +306,39 @@ def test_many_numbers_of_rows_have_a_few_kernels() -> None:
     assert not own & shared
     alone = kernels[sizes.index(1)]  # one row is no block of several
     assert set().union(*others) - alone <= shared
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda x: jnp.tanh(x) * 2, ["16, b"]),
+        (lambda x: x - x.mean(1, keepdims=True), ["4, b, 24"]),
+        (lambda x, w: jax.nn.gelu(x @ w), ["3, b, 24", "24, 40"]),
+        (lambda x: jax.nn.softmax(x, -1), ["16, b"]),
+        (lambda y, x: jax.nn.softmax(x, -1) * y, ["b", "16, b"]),
+        (lambda x: jax.nn.softmax(x.T, -1), ["b, 16"]),
+        (lambda x: jax.nn.softmax(x.T, -1).T, ["b, 16"]),
+    ],
+)
+def test_rows_along_any_dimension(function: Any, shapes: Sequence[str]) -> None:
+    scope = export.SymbolicScope()
+    exported = export.export(jax.jit(function))(
+        *(jax.ShapeDtypeStruct(export.symbolic_shape(s, scope=scope), jnp.float32) for s in shapes)
+    )
+    compiled, generated = compile_stablehlo(exported, choose="ours"), []
+    with keeping() as kept:
+        for rows in (55, 85, 40, 300, 1025, 4000):
+            rng = np.random.default_rng(rows)
+            given = [
+                rng.standard_normal([rows if d == "b" else int(d) for d in s.split(", ")])
+                for s in shapes
+            ]
+            given = [one.astype(np.float32) for one in given]
+            expected = jax.jit(function)(*given)
+            np.testing.assert_allclose(compiled(*given)[0], expected, rtol=1e-4, atol=1e-6)
+            assert compiled.report(*given).coverage == 1
+            generated.append({built.kernel.fingerprint for built in kept})
+    assert generated[-1] == generated[0]
 
 
 def test_rows_of_other_numbers_where_no_thread_can_be_started(monkeypatch) -> None:
