@@ -259,9 +259,9 @@ class ShardedCpuBackend(CpuBackend):
             verdict, program = rule(cluster), cluster.kernel.program
             if verdict.fault or all(operand.size < 2 for operand in program.operands):
                 return verdict
-            # Along which dimension arrays are sharded is not known yet: mostly along the first.
+            # Along which dimension arrays are sharded is not known yet.
             found = sharding.factors(program)
-            if found and (options.choose == "ours" or sharding.cuts_first(program, found)):
+            if (found and options.choose == "ours") or sharding.pays_to_share(program, found):
                 return verdict
             return replace(verdict, take=False, reason=_WHOLE, opens=True)
 

@@ -419,10 +419,12 @@ def test_explicit_axes_need_no_more_than_others() -> None:
         lambda x: jnp.roll(x, 3, 0) + x,
         lambda x: jnp.concatenate([x, x * 2]),
         lambda x: jnp.stack([jnp.cumsum(x, 0), x]),
+        lambda x: jnp.argmax(x, 0),
     ],
 )
 def test_what_is_moved_along_the_first_dimension_is_left_to_xla(function: Callable) -> None:
-    """Devices would gather all of it, where XLA passes on what lies at borders."""
+    """Devices would gather all of it, where XLA passes on what lies at borders, or what each has
+    found."""
     x = placed(np.tile(X, (16, 16)), "i")
     ours, theirs = mlc_jit(function), jax.jit(function)
     assert_close(ours(x), theirs(x))
@@ -430,6 +432,22 @@ def test_what_is_moved_along_the_first_dimension_is_left_to_xla(function: Callab
     assert "would have to gather" in str(ours.explain(x))
     assert ours.report(x).coverage < 1
     compared(function, x)  # unless all is to be ours
+
+
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: jnp.cumsum(x, 0), (512, 32)),
+        (lambda x: lax.cummax(x, 0).sum(0), (512, 32)),
+        (lambda x: jnp.cumsum(x * 2), (4096,)),
+    ],
+)
+def test_what_runs_along_what_is_sharded_is_ours(function: Callable, shape: tuple) -> None:
+    """XLA gathers it as well, and needs the square of the time for one device."""
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    ours = mlc_jit(function)
+    assert_close(ours(placed(x, "i")), jax.jit(function)(x))
+    assert ours.report(placed(x, "i")).coverage == 1
 
 
 def test_what_xla_is_wrong_at_is_ours_wherever_it_is_moved() -> None:
