@@ -100,6 +100,9 @@ class StablehloFunction:
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
+        shapes = tuple(argument.shape for argument in self._arguments)
+        if not self._is_dynamic and any(None in r.shape for r in result_types(module, MAIN, name)):
+            self._module = module = self._refine(shapes)
         self._programs = ByShapes(
             self._compile, options, self._for_other_rows if self._is_dynamic else None
         )
@@ -118,7 +121,7 @@ class StablehloFunction:
             ]
         )
         if not self._is_dynamic:
-            self._programs.of(tuple(argument.shape for argument in self._arguments))
+            self._programs.of(shapes)
 
     def __call__(self, *arrays: Any) -> tuple[jax.Array, ...]:
         """Runs the function, or makes it a part of one that JAX traces.

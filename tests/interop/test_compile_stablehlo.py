@@ -467,6 +467,23 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
         function(np.array([3], np.int32), np.ones(2, np.float32))
 
 
+def test_results_of_open_sizes_for_arguments_of_known_ones() -> None:
+    """Their sizes follow, or are refused."""
+    text = """
+    func.func @main(%x: tensor<8xf32>, %n: tensor<1xi32>) -> tensor<?xf32> {
+      %one = stablehlo.constant dense<1> : tensor<1xi32>
+      %five = stablehlo.constant dense<5> : tensor<1xi32>
+      %0 = stablehlo.real_dynamic_slice %x, %one, LIMIT, %one
+          : (tensor<8xf32>, tensor<1xi32>, tensor<1xi32>, tensor<1xi32>) -> tensor<?xf32>
+      return %0 : tensor<?xf32>
+    }"""
+    known = compile_stablehlo(text.replace("LIMIT", "%five"), choose="ours")
+    (result,) = known(np.arange(8, dtype=np.float32), np.int32([3]))
+    np.testing.assert_array_equal(result, np.arange(1, 5))
+    with pytest.raises(UnsupportedOpError, match=r"dynamic shapes|depend on more than"):
+        compile_stablehlo(text.replace("LIMIT", "%n"))
+
+
 def test_report() -> None:
     function = compile_stablehlo(TEXT, choose="xla")
     assert function.report().coverage == 0
