@@ -420,6 +420,8 @@ def test_explicit_axes_need_no_more_than_others() -> None:
         lambda x: jnp.concatenate([x, x * 2]),
         lambda x: jnp.stack([jnp.cumsum(x, 0), x]),
         lambda x: jnp.argmax(x, 0),
+        lambda x: (x * jnp.arange(len(x))[:, None]).sum(0),
+        lambda x: (jnp.diff(x, axis=0) ** 2).sum(0),
     ],
 )
 def test_what_is_moved_along_the_first_dimension_is_left_to_xla(function: Callable) -> None:
