@@ -239,6 +239,7 @@ class _Batch:
         )
 
     def _print(self, kernel: Kernel, key: KernelKey) -> None:
+        is_promised = self.may_promise and self.backend.promises and not was_broken(key)
         try:
             begun = begin_object(
                 kernel,
@@ -248,20 +249,23 @@ class _Batch:
                 self.tally,
                 self.remaining,
                 self._announce,
+                self._assemble_ahead if is_promised else None,
             )
         except self.backend.refusals as error:
             self.misfits += isinstance(error, CodeLimitError)
             self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
             return
         self.remaining -= begun.draft.lines
-        promised = None
-        if self.may_promise and begun.loops is not None and not was_broken(key):
+        if is_promised and begun.loops is not None:
             promised = self.backend.promise(kernel, begun.draft)
-        if promised is not None:
             self.kept.append(keep_later(promised, key, begun, self.assembler))
             self.built[kernel.fingerprint] = _built[key] = promised
         else:
             self.pending.append(_Pending(begun, key, self.assembler.submit(_loaded, begun)))
+
+    def _assemble_ahead(self, assemble: Callable[[], bytes]) -> Future[bytes]:
+        """Has an assembler begin with what is printed and not proved yet."""
+        return self.assembler.submit(short_turns(TURN_S)(assemble))
 
     def _announce(self) -> None:
         """Has an assembler warmed up before the first kernel is printed."""

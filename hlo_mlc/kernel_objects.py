@@ -32,6 +32,8 @@ with lazy_imports():
     from hlo_mlc.tuning import replay
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from hlo_mlc.loops.core import LoopProgram
     from hlo_mlc.loops.proof import Proof
     from hlo_mlc.partition.kernel import Kernel
@@ -47,7 +49,7 @@ class BegunObject:
     """The object of a kernel as it was fetched, or before it is assembled.
 
     `draft` is without code until then; `source`, and the `loops` that it was printed from, are None
-    if they are not needed.
+    if they are not needed.  `code` is being assembled from the source already.
     """
 
     kernel: Kernel
@@ -57,12 +59,14 @@ class BegunObject:
     draft: KernelObject
     source: Source | None = None
     loops: LoopProgram | None = None
+    code: Future[bytes] | None = None
 
     def assembled(self) -> KernelObject:
         """The object with its code."""
         if self.draft.code or self.source is None:
             return self.draft
-        return replace(self.draft, code=self.source.assemble())
+        code = self.source.assemble() if self.code is None else self.code.result()
+        return replace(self.draft, code=code)
 
     def store(self, made: KernelObject) -> None:
         """Keep what was assembled."""
@@ -79,10 +83,13 @@ def begin_object(
     tally: Counter[str],
     most_lines: int = sys.maxsize,
     announce: Callable[[], object] = lambda: None,
+    ahead: Callable[[Callable[[], bytes]], Future[bytes]] | None = None,
 ) -> BegunObject:
     """What is to be done here of the object of a kernel.
 
     Proofs are counted in `tally`; `announce` is called before anything is that will be assembled.
+    With `ahead`, which has it assembled, that begins before the proof, for which nothing but the
+    interpreter is needed: code comes of it only if the loops are proved as they are.
 
     Raises: CodeLimitError for more than `most_lines` of source; MlcError for a fault of the
     compiler.
@@ -105,14 +112,25 @@ def begin_object(
     loops, decisions = _scheduled(kernel, backend, schedules)
     record.attach(f"50-{file}.schedule.txt", lambda: templates.decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text.program_text(loops))
+
+    def printed(loops: LoopProgram) -> Source:
+        source = backend.print(loops, has_checks(options, backend), most_lines)
+        record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
+        return source
+
+    source = code = None
+    if ahead is not None:
+        source = printed(loops)
+        code = ahead(source.assemble)
+    unproved = loops
     loops, proof = _proved(loops, tally)
     record.stage(
         f"prove {name}",
         f"70-{file}.proof.txt",
         lambda: f"{proof}\n{loops_text.program_text(loops)}",
     )
-    source = backend.print(loops, has_checks(options, backend), most_lines)
-    record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
+    if source is None or loops is not unproved:  # there are guards now
+        source, code = printed(loops), None
     draft = KernelObject(
         name,
         source.symbol,
@@ -122,7 +140,7 @@ def begin_object(
         proof,
         b"",
     )
-    return BegunObject(kernel, options, backend, schedules, stored or draft, source, loops)
+    return BegunObject(kernel, options, backend, schedules, stored or draft, source, loops, code)
 
 
 def supply(fingerprint: str, backend: Backend, made: KernelObject) -> None:

@@ -8,10 +8,10 @@ any longer: both are Python's work.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from hlo_mlc.backends.base import Backend, KernelObject, PromisedKernel
 from hlo_mlc.codegen.cpu.assemble import LATER
@@ -70,7 +70,7 @@ def keep_later(
             if not isinstance(error, Exception):
                 raise
 
-    do_later(keep, assembler)
+    do_later(keep, assembler, () if begun.code is None else (begun.code,))
     return begun, object_
 
 
@@ -93,23 +93,36 @@ def store_later(
         count_proofs(tally, options)
 
     if kept:
-        do_later(store, assembler)
+        do_later(store, assembler, [made for _, made in kept])
     else:
         store()
 
 
-def do_later(work: Callable[[], None], assembler: ThreadPoolExecutor) -> None:
-    """Has the assembler do what nobody waits for."""
-    first = threading.Lock()
+def do_later(
+    work: Callable[[], None], assembler: ThreadPoolExecutor, after: Sequence[Future[Any]] = ()
+) -> None:
+    """Has the assembler do what nobody waits for, or the thread that is last `after` something: to
+    start one more would take as long as the work."""
+    todo, awaited = [work], list(after)  # futures keep what they call, which is to keep nothing
 
-    def once() -> None:
-        if first.acquire(blocking=False):
-            try:
-                work()
-            finally:
-                LATER.__exit__()
+    def once(*_: object) -> None:
+        if not all(one.done() for one in awaited):
+            return
+        try:
+            work = todo.pop()
+        except IndexError:  # another thread does it
+            return
+        awaited.clear()
+        try:
+            work()
+        finally:
+            LATER.__exit__()
 
     LATER.__enter__()
+    if not all(one.done() for one in after):
+        for one in after:
+            one.add_done_callback(once)
+        return
     try:
         assembler.submit(once)
     except BaseException:  # maybe a thread that there is does it all the same

@@ -191,6 +191,10 @@ class Backend(Protocol):
         """Whether a program may have so many lines of source only (`compiler.most_lines_for`)."""
 
     @property
+    def promises(self) -> bool:
+        """Whether programs may be loaded with its kernels before there is code of them."""
+
+    @property
     def suffixes(self) -> tuple[str, str]:
         """Of the files of a dump with the source and the listing of a kernel."""
 
@@ -255,9 +259,9 @@ class Backend(Protocol):
     def load(self, kernel: Kernel, made: KernelObject) -> BuiltKernel:
         """The kernel in memory; nobody calls it yet."""
 
-    def promise(self, kernel: Kernel, draft: KernelObject) -> PromisedKernel | None:
-        """The kernel before there is code of it, for programs to be loaded with; None where they
-        need the code. The `draft` is its object without."""
+    def promise(self, kernel: Kernel, draft: KernelObject) -> PromisedKernel:
+        """The kernel before there is code of it, for programs to be loaded with, where it
+        `promises` any. The `draft` is its object without."""
 
     # What is handed over.
 

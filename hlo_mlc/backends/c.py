@@ -38,6 +38,7 @@ class CBackend(CpuBackend):
 
     refusals = (CodegenError,)
     has_checks = is_bounded = False
+    promises = False  # it is the compiler that says what C has no words for
     suffixes = ("c", "txt")
 
     @property
@@ -61,9 +62,6 @@ class CBackend(CpuBackend):
             print_file(print_program(loops, loops.name, is_static=False)),
             self.target,
         )
-
-    def promise(self, kernel: Kernel, draft: KernelObject) -> None:
-        """None: it is the compiler that says what C has no words for."""
 
     def listing(self, made: KernelObject, source: Source | None) -> str:
         return f"{cc.version()}: {len(made.code)} bytes\n"

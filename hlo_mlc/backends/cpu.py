@@ -111,7 +111,7 @@ class CpuBackend:
 
     machines = "CPUs"
     refusals = (CodeLimitError,)
-    has_checks = is_bounded = True
+    has_checks = is_bounded = promises = True
     suffixes = ("ll", "s")
     limits = LIMITS
 
@@ -212,7 +212,7 @@ class CpuBackend:
         code.set_result(variants.load_object(made.code, made.symbol, made.scratch_bytes))
         return CpuKernel(kernel, made.nests, made.lines, made.proof, self._lease(kernel), code)
 
-    def promise(self, kernel: Kernel, draft: KernelObject) -> CpuKernel | None:
+    def promise(self, kernel: Kernel, draft: KernelObject) -> CpuKernel:
         lease = self._lease(kernel)
         return CpuKernel(
             kernel,
