@@ -13,7 +13,6 @@ from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.codegen.c import compile as cc
 from hlo_mlc.codegen.c.printer import print_file, print_program
 from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hlo_mlc.expr import build, index
@@ -196,7 +196,7 @@ def carried(
                 continue
             if not memory.comparable(a.buffer, b.buffer):
                 return Conflict(a, b, False)
-            if not question.apart(a.within(inside.depth), b.within(inside.depth)):
+            if not question.apart(a, b):
                 return Conflict(a, b, _certain(a, b, loop, question.varying))
     return None
 
@@ -211,6 +211,9 @@ class _Question:
     groups: tuple[dict[tuple, list[Access]], ...]  # by what may overlap, then by place
     varying: set[Var]
     unstable: Set[Buffer]
+    depth: int  # of what is around the loop's body
+    circumstances: dict[Access, tuple] = field(default_factory=dict)
+    verdicts: dict[tuple, bool] = field(default_factory=dict)
 
     @classmethod
     def about(cls, loop: For, memory: Memory, inside: Inside, only: Buffer | None) -> _Question:
@@ -231,7 +234,7 @@ class _Question:
                 if isinstance(s, For)
             ),
         }
-        return cls(loop, memory, tuple(groups.values()), varying, inside.written)
+        return cls(loop, memory, tuple(groups.values()), varying, inside.written, inside.depth)
 
     def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
         """The accesses to two places that the places alone do not keep apart."""
@@ -301,7 +304,24 @@ class _Question:
 
     def apart(self, a: Access, b: Access) -> bool:
         """Whether the accesses miss each other in different iterations, by all that is known about
-        bounds of loops, branches and guards.  Slower than `solve`, so asked last."""
+        bounds of loops, branches and guards.  Slower than `solve`, so asked last, and once of those
+        that differ in their buffers alone, as of arrays that are sorted together."""
+        key = self._circumstances(a), self._circumstances(b)
+        if key not in self.verdicts:
+            self.verdicts[key] = self._apart(a.within(self.depth), b.within(self.depth))
+        return self.verdicts[key]
+
+    def _circumstances(self, access: Access) -> tuple:
+        """All of an access that its place depends on."""
+        found = self.circumstances.get(access)
+        if found is None:
+            inner = access.within(self.depth)
+            extents = tuple([(s.var, s.extent) for s, _ in inner.path if isinstance(s, For)])
+            found = access.buffer.shape, access.indices, inner.facts(), extents
+            self.circumstances[access] = found
+        return found
+
+    def _apart(self, a: Access, b: Access) -> bool:
         loop, varying = self.loop, self.varying
         (outer,) = learned(loop)
         ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())

@@ -12,6 +12,7 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX, U32
 from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops import dependence
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried
 from hlo_mlc.loops.equations import solve
@@ -79,6 +80,26 @@ def test_digits_of_numbers_that_are_cut_into_uneven_groups(
     )
     nest = loop(group, For(task, count, LoopKind.SERIAL, (inner,)))
     assert (carried(nest, NONE) is None) == apart
+
+
+def test_what_differs_in_its_buffer_alone_is_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As arrays that are sorted together; here in rows that are not as long as they might be."""
+    asked: list[tuple] = []
+    look = dependence._Question._apart
+    monkeypatch.setattr(
+        dependence._Question, "_apart", lambda *about: asked.append(about) or look(*about)
+    )
+    some = variable("k", 6)
+    for arrays in (1, 4):
+        results = [Buffer(f"r{n}", F32, (40,), "result") for n in range(arrays)]
+        stores = tuple(Store(r, (times(ROW, 4) + some,), ONE) for r in results)
+        for count, apart in ((4, True), (5, False)):
+            row = For(some, index.constant(count), LoopKind.SERIAL, stores)
+            asked.clear()
+            assert (carried(loop(ROW, row), NONE) is None) == apart
+            assert len(asked) == 1
 
 
 def test_split_and_fused_indices_are_understood() -> None:
