@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Var
+from hlo_mlc.expr.core import Apply, Expr, Var, walk
+from hlo_mlc.expr.dtypes import F64
+from hlo_mlc.expr.ops import OPS
 from hlo_mlc.loops.core import For, LoopKind
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -105,7 +107,9 @@ class ElementwiseTemplate:
         stage = coalesce(nest.stages[0])
         values = [a.value for a in stage.assigns]
         each, total = sum(map(cost, values)), work(nest)
-        if each > LONG:
+        if _has_long_function(*values):
+            unroll = 1
+        elif each > LONG:
             is_chain = total >= MUCH_OF_LONG and parallelism(*values) < ABREAST
             unroll = 4 if is_chain else 1
         else:
@@ -172,6 +176,16 @@ class ElementwiseTemplate:
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled.of(schedule)
+
+
+def _has_long_function(*values: Expr) -> bool:
+    """Whether one function alone fills a processor's window, of which copies are not written side
+    by side, as they branch around rare arguments: one copy of zeta, lgamma and digamma of a million
+    ran as long as two or four, and took half to two thirds of the time to compile."""
+    return any(
+        isinstance(node, Apply) and (OPS[node.op].operations or (0, 0))[node.dtype is F64] > LONG
+        for node in walk(*values)
+    )
 
 
 def _has_masks(stage: Stage, target: CpuTarget) -> bool:

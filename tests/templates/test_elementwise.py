@@ -446,6 +446,17 @@ def test_as_many_vectors_go_side_by_side_as_registers_leave_room_for(take_apart,
 
 
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("function", [lax.lgamma, lax.digamma, lambda x: lax.zeta(x + 2, x)])
+def test_a_function_that_fills_a_processor_alone_is_written_once(
+    take_apart, arrays, function, level
+):
+    """Its copies would not lie side by side: each branches around rare arguments."""
+    (program,) = take_apart(function, *arrays("float32", (1024, 1024))).programs
+    _, (decision,) = schedule_program(program, named(level))
+    assert (decision.template.name, decision.parameters["unroll"]) == ("elementwise", 1)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_vectors_of_long_chains_go_side_by_side(check, take_apart, arrays, level):
     """Long bodies fill a processor by themselves unless each of their operations waits for the one
     before."""
