@@ -9,6 +9,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,43 @@ def test_a_program_is_compiled_before_its_kernel(assembler: Assembler) -> None:
     assert not assembler.may.is_set()
     assembler.may.set()
     close(compiled(X), jax.nn.softmax(X * 2))
+
+
+def test_assembling_begins_before_the_proof(
+    assembler: Assembler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembler.may.set()
+    prove = kernel_objects._proved
+
+    def proved(*args: Any) -> Any:
+        assert assembler.begun.wait(LIMIT_S)
+        return prove(*args)
+
+    monkeypatch.setattr(kernel_objects, "_proved", proved)
+    function = mlc_jit(softmax, choose="auto")
+    close(function(X), jax.nn.softmax(X * 2))
+    assert function.report(X).coverage == 1
+
+
+def test_what_is_guarded_is_printed_again(
+    assembler: Assembler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code of the loops without guards is not what runs."""
+    assembler.may.set()
+    prove = kernel_objects._proved
+    begun: list[bool] = []
+
+    def guarded(*args: Any) -> Any:
+        begun.append(assembler.begun.wait(LIMIT_S))
+        loops, proof = prove(*args)
+        return replace(loops, name=f"{loops.name}_guarded"), proof
+
+    monkeypatch.setattr(kernel_objects, "_proved", guarded)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as that a kernel is interpreted
+        close(mlc_jit(softmax, choose="auto")(X), jax.nn.softmax(X * 2))
+    (kernel,) = building._built.values()
+    assert begun == [True] and kernel.wait()
 
 
 def test_nobody_waits_for_the_key_of_a_kernel_where_there_are_none(
