@@ -23,6 +23,9 @@ from hlo_mlc.passes.splat import splat, splat_constant
 MOST_WORK = 1 << 14
 MOST_NODES = 128
 _UPDATED = 12  # for each element that is updated
+# Updates, one of what the other gives, that are computed anew with what is selected: where others
+# read them as well, n selections would have n² / 2 (60 of them took 10 s to compile, and 0.8).
+_MOST_UPDATES = 4
 _COMPUTED = (ELEMENTWISE | MOVEMENT) - {"stablehlo.optimization_barrier"}
 _SCATTER = "stablehlo.scatter"
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", _SCATTER))
@@ -107,11 +110,11 @@ def _one_for_all(predicate: Value, context: Rewriter) -> tuple[Value, tuple[int,
 
 
 def _chain(value: Value, root: Value, context: Rewriter) -> dict[Value, Node]:
-    """The updates that make `value` of `root`, by their results; none where others do."""
+    """The few updates that make `value` of `root`, by their results; none where others do."""
     found: dict[Value, Node] = {}
     while value is not root:
         node = context.definition(value)
-        if node is None or not _is_update(node):
+        if node is None or not _is_update(node) or len(found) == _MOST_UPDATES:
             return {}
         found[value] = node
         value = node.operands[0]

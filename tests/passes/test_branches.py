@@ -155,6 +155,7 @@ def pushed_twice(p, k, c):
 
 SELECTED = (pushed, pushed_elsewhere, pushed_twice)
 ROW = np.arange(30, dtype=np.float32)
+MANY = np.arange(300, dtype=np.float32)
 ROWS = ROW * np.arange(1, 4, dtype=np.float32)[:, None]
 
 
@@ -184,6 +185,22 @@ def test_selected_updates_of_batches(function: Callable, traced: Callable, same:
 def test_large_selected_updates_stay(traced: Callable) -> None:
     graph = traced(lambda p, c: jnp.where(p, c.at[:9].set(1.0), c), np.bool_(1), ROW)
     assert apply_rules(graph, BRANCH_RULES) is graph
+
+
+def test_updates_that_others_read_are_not_computed_again_and_again(
+    traced: Callable, same: Callable, ops_of: Callable
+) -> None:
+    def function(p: jax.Array, c: jax.Array) -> list[jax.Array]:
+        found, new = [], c
+        for k in range(20):
+            new = lax.dynamic_update_slice(new, c[:1] + k, (k,))
+            found.append(jnp.where(p, new, c)[k + 1 :])
+        return found
+
+    graph = traced(function, np.bool_(1), MANY)
+    after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
+    assert 0 < ops_of(after).count("dynamic_update_slice") < 40
+    same(after, graph, [np.bool_(1), MANY])
 
 
 def test_a_loop_of_lanes_updates_in_place(check: Callable) -> None:
