@@ -447,9 +447,15 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
 
 def _lies_along(factor: Expr, depth: Var, columns: Var) -> int | None:
     """The bytes of the narrowest element that it is computed of, if all that changes with
-    both lies side by side along the depth, and not along the columns; else None."""
-    read = [one for one in loads(factor) if {depth, columns} <= one.free]
-    if not read or not all(is_plain(one) and stride(one, depth) == 1 for one in read):
+    both lies side by side along the depth, and not along the columns; else None.  What is read
+    and no more may be rows from anywhere, or with a border."""
+    if isinstance(factor, Load):
+        read = [factor]
+    else:
+        read = [one for one in loads(factor) if {depth, columns} <= one.free]
+        if not all(map(is_plain, read)):
+            return None
+    if not read or any(stride(one, depth) != 1 for one in read):
         return None
     return min(one.dtype.bytes for one in read)
 

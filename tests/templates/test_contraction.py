@@ -306,6 +306,28 @@ def test_right_factors_are_computed_along_the_depth_in_squares(
     np.testing.assert_array_equal(parts.run((a, b, scale), execute)[0], a @ _scaled(b, scale))
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda b, places: b,
+        lambda b, places: b[places],
+        lambda b, places: jnp.pad(b[:48], ((9, 7), (0, 0))),
+        lambda b, places: jnp.pad(b[:, :80], ((0, 0), (24, 24))),
+    ],
+    ids=["all", "gathered", "with rows around", "with columns around"],
+)
+def test_rows_that_are_only_read_are_packed_in_squares(take_apart, rows):
+    """From wherever they are, and with borders: a few numbers of each of a vector's rows at a time,
+    as whole columns went through all rows' lines of the cache again and again."""
+    shapes = ((24, 128), "float32"), ((64, 128), "float32"), ((64,), "int32")
+    args = [jax.ShapeDtypeStruct(*one) for one in shapes]
+    parts = take_apart(lambda a, b, places: a @ rows(b, places).T, *args)
+    (program,), target = parts.programs, named("x86-64-v3")
+    loops, _ = schedule_program(program, target, {0: ("contraction", {"pack": 1})})
+    lines = program_text(loops).splitlines()
+    assert any(".h." in line and "in 0..4 unroll" in line for line in lines)
+
+
 @pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 16), ("float16", 16), ("int8", 8)])
 def test_no_number_of_a_square_is_read_alone(take_apart, dtype, bits):
     shapes = ((24, 128), "float32"), ((64, 128), dtype), ((64, 1), "float32")
