@@ -8,6 +8,7 @@ from hlo_mlc.expr.dtypes import BF16, F32, INDEX
 from hlo_mlc.loops.rewrite import loops_named
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.tensor.classify import contraction, is_map, stride, vector_stride
+from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest
 
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
@@ -31,7 +32,11 @@ def product_refusal(nest: Nest) -> str:
         return "not a single reduction"
     if any(v.extent == 0 for v in nest.stages[0].reduce_axes):
         return "an axis without elements"
-    return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
+    (stage,) = nest.stages
+    # Axes that are merged may be a batch and rows, which conditions on the batch tell apart.
+    if contraction(stage) is None or contraction(coalesce(stage)) is None:
+        return "not a sum of products of two tensors"
+    return ""
 
 
 def is_plain(factor: Expr) -> bool:

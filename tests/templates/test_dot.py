@@ -101,3 +101,11 @@ def test_others_stay_with_vectors_of_columns(take_apart, arrays, rows, columns, 
     a, b = arrays("float32", (rows, depth), (columns, depth) if transposed else (depth, columns))
     parts = take_apart(lambda a, b: a @ (b.T if transposed else b), a, b)
     assert _templates(parts, named("x86-64-v4")) == {"contraction"}
+
+
+def test_a_factor_that_is_joined_of_the_same_is_none_of_a_batch(check, arrays):
+    """Rows and a batch merge, which only conditions of the other factor tell apart."""
+    a, b = arrays("float32", (3, 7), (100, 7))
+    check(
+        lambda a, b: jnp.einsum("bik,bjk->bij", jnp.stack([a, a * 2]), jnp.stack([b, b]) * 2), a, b
+    )
