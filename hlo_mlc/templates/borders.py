@@ -102,13 +102,13 @@ def between_borders(
     have no borders, loops around them are cut instead, but for the first, which tasks share: then
     nothing is left of the conditions (random_crops takes 0.87 of the time)."""
     *outer, last = stage.axes
+    cut = _cut_around(stage) if len(parts(stage, last)) == 1 else []
     for axis in outer:
         low, high = longest(stage, axis)
-        ranges = parts(stage, axis)
         if high - low == axis.extent:
             continue
-        if axis is not outer[0] and len(parts(stage, last)) == 1 and len(ranges) <= MOST_PARTS:
-            schedule, _ = _cut(schedule, axis.name, ranges)
+        if axis in cut:
+            schedule, _ = _cut(schedule, axis.name, parts(stage, axis))
         else:
             schedule = schedule.set_apart(axis.name, low, high)
     schedule, inside = _cut(schedule, last.name, parts(stage, last))
@@ -116,6 +116,17 @@ def between_borders(
     if others and all_rows:
         schedule, others = _cut(schedule, others[0], parts(stage, last))
     return schedule, inside, others
+
+
+def _cut_around(stage: Stage) -> list[Var]:
+    """The axes around rows to be cut, innermost first, as far as there is room for the copies."""
+    found, operations = [], sum(cost(a.value) for a in stage.assigns)
+    for axis in reversed(stage.axes[1:-1]):
+        operations *= len(parts(stage, axis))
+        if len(parts(stage, axis)) > MOST_PARTS or operations > MOST_OPERATIONS:
+            break
+        found.append(axis)
+    return found
 
 
 def _cut(schedule: Schedule, name: str, ranges: Sequence[Range]) -> tuple[Schedule, list[str]]:

@@ -154,7 +154,8 @@ class ElementwiseTemplate:
                     early=early,
                 )
             for axis in _conditional_rows(stage, width):
-                schedule = schedule.unroll(axis.name)
+                if axis.name in schedule.loop_names:  # else it was cut where conditions change
+                    schedule = schedule.unroll(axis.name)
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)

@@ -410,6 +410,26 @@ def test_rows_of_few_short_ones_are_between_borders(check, take_apart, arrays, l
     check(padded, x)
 
 
+def test_few_copies_of_rows_are_cut_around(check, take_apart, arrays):
+    """Short rows within borders along four axes: 625 copies would be too many, and what is cut is
+    not written out as well."""
+
+    def padded(x: jax.Array, width: int, value: float) -> jax.Array:
+        sides = ((0, 0), *[(width, width)] * 4, (0, 0))
+        return jnp.pad(x, sides, constant_values=value)
+
+    def function(x: jax.Array) -> jax.Array:
+        rows = padded(x, 2, 0) + padded(padded(x, 1, 1), 1, 2)
+        return rows * jnp.arange(8, dtype=rows.dtype)
+
+    (x,) = arrays("float32", (2, 12, 12, 12, 12, 8))
+    (program,) = take_apart(function, x).programs
+    loops, (decision,) = schedule_program(program, named("x86-64-v3"))
+    assert decision.parameters["borders"]
+    assert sum(isinstance(s, For) for s in walk(loops.body)) < 300
+    check(function, x[:, :6, :6, :6, :6])
+
+
 def test_much_between_borders_is_shared_out(check, arrays):
     (x,) = arrays("float32", (1030, 517))
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
