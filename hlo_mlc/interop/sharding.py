@@ -236,11 +236,14 @@ def make_partitionable(
         kernel_id = attributes["backend_config"]["id"].value
         built = kernels[kernel_id]
         ranks = [[len(v.type.shape) for v in vs] for vs in (operation.operands, operation.results)]
-        found = tuple(
-            factor
-            for factor in factors(built.kernel.program)
-            if all(d < ranks[0][n] for n, d in factor.operands)
-            and all(d < ranks[1][n] for n, d in factor.results)
+        found, followed = (
+            tuple(
+                factor
+                for factor in factors(built.kernel.program, may_run=may_run)
+                if all(d < ranks[0][n] for n, d in factor.operands)
+                and all(d < ranks[1][n] for n, d in factor.results)
+            )
+            for may_run in (False, True)
         )
         several = len(operation.results) > 1
         with module.context, operation.location, ir.InsertionPoint(operation):
@@ -262,7 +265,7 @@ def make_partitionable(
             )
             if operation.operands:  # Shardy takes no rules of others
                 call.attributes["sdy.sharding_rule"] = _rule(
-                    found, built.kernel.program, ranks, several
+                    found, _beside(found, followed), built.kernel.program, ranks, several
                 )
         for old, new in zip(operation.results, call.results, strict=True):
             if old.type == new.type:
@@ -308,17 +311,36 @@ def _is_asked_for(constraint: ir.Operation) -> bool:
     )
 
 
+def _beside(found: Sequence[Factor], others: Sequence[Factor]) -> list[Factor]:
+    """Those others of which no dimension belongs to what was found, and that lead from operands to
+    results."""
+    operands, results = ({p for f in found for p in getattr(f, s)} for s in ("operands", "results"))
+    return [
+        f
+        for f in others
+        if f.operands
+        and f.results
+        and operands.isdisjoint(f.operands)
+        and results.isdisjoint(f.results)
+    ]
+
+
 def _rule(
-    found: Sequence[Factor], program: TensorProgram, ranks: Sequence[Sequence[int]], several: bool
+    found: Sequence[Factor],
+    followed: Sequence[Factor],
+    program: TensorProgram,
+    ranks: Sequence[Sequence[int]],
+    several: bool,
 ) -> ir.Attribute:
     """The factors for Shardy, and every other dimension, or the rest of one that a factor leads, as
-    one that no device has a part of; the `ranks` are those that operands and results have in the
-    program."""
-    sizes = [factor.extent for factor in found]
-    whole: list[int] = []
+    one that no device has a part of, and so those of which results are sharded as operands are for
+    all that; the `ranks` are those that operands and results have in the program."""
+    known = (*found, *followed)
+    sizes = [factor.extent for factor in known]
+    whole = [*range(len(found), len(known))]
 
     def mapped(buffers: Sequence[Buffer], of: Sequence[int], places: str) -> list[ir.Attribute]:
-        numbers = {place: n for n, f in enumerate(found) for place in getattr(f, places)}
+        numbers = {place: n for n, f in enumerate(known) for place in getattr(f, places)}
         mappings = []
         for number, buffer in enumerate(buffers):
             dimensions = []

@@ -452,6 +452,16 @@ def test_what_runs_along_what_is_sharded_is_ours(function: Callable, shape: tupl
     assert ours.report(placed(x, "i")).coverage == 1
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_ran_along_what_is_sharded_is_sharded_as_before(axis: int) -> None:
+    """Else all that reads it would be computed by every device."""
+    spec = ("i",) if axis == 0 else (None, "i")
+    compiled = compared(lambda x: jnp.cumsum(x, axis), placed(X, *spec))
+    assert compiled.output_shardings.spec == P(*spec)
+    compiled = compared(lambda x, w: jnp.cumsum(x, 0) @ w, placed(X, "i"), placed(W))
+    assert compiled.output_shardings.spec == P("i")
+
+
 def test_what_xla_is_wrong_at_is_ours_wherever_it_is_moved() -> None:
     x = np.tile(np.array([[-(2**31)], [70000]], np.int32), (32, 4))
     ours = mlc_jit(lambda x: jnp.abs(x[::-1]) < 0)

@@ -302,9 +302,13 @@ def _has_minimum(stage: Stage, target: CpuTarget) -> bool:
 
 
 def _sure(stage: Stage, target: CpuTarget) -> float:
-    """How many times as fast as digits anything else has to be: wide floats have all of theirs."""
+    """How many times as fast as the other ways anything else has to be: where these sort wide
+    floats, no more, as such have all of their digits; where they look for some of them, as for
+    medians, as for anything else."""
     is_float = stage.accumulators[0].dtype.is_float
-    return 1 if is_float and not _has_minimum(stage, target) else SURE
+    if not is_float or _has_minimum(stage, target) or _is_scarce(stage, target):
+        return SURE
+    return SURE if _bits_ns(stage, target) < _in_order_ns(stage, target) else 1
 
 
 def _bits_ns(stage: Stage, target: CpuTarget) -> float:
