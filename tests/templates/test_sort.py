@@ -262,6 +262,26 @@ def test_codes_are_merged_where_vectors_hold_enough(take_apart, level, dtype, co
     assert SortTemplate().default(nest, target)["merges"] == merged
 
 
+@pytest.mark.parametrize(
+    ("level", "dtype", "function", "way"),
+    [
+        ("x86-64-v3", "float32", jnp.sort, "network"),
+        ("x86-64-v3", "float64", jnp.sort, "network"),
+        ("x86-64-v4", "float32", jnp.sort, "network"),
+        ("x86-64-v2", "float64", jnp.median, "bits"),
+        ("x86-64-v3", "float64", jnp.median, "bits"),
+        ("x86-64-v4", "float32", jnp.median, "bits"),
+    ],
+)
+def test_rows_of_no_power_of_two(take_apart, level, dtype, function, way):
+    """What a network is padded with is not compared; few places are looked for bit by bit."""
+    with jax.enable_x64(True):
+        taken = take_apart(lambda x: function(x, axis=1), np.zeros((500, 257), dtype))
+    nests = [n for p in taken.programs for n in p.steps if n.stages[0].sort is not None]
+    default = SortTemplate().default(nests[0], replace(named(level), cores=2))
+    assert next(name for name in ("network", "merges", "bits", "digit") if default[name]) == way
+
+
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float16"])
 def test_results_that_are_temporaries(dtype):
     """Records are moved within what the kernel keeps for itself."""

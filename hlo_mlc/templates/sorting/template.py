@@ -63,18 +63,20 @@ MOVED_NS, MERGED_NS, LOOKED_AT_NS, CANDIDATE_NS = 1.8, 2.0, 0.08, 120.0
 # Where a limit is looked for: those of a row, and of each of the groups that are meant to have one
 # of the first (2 of 200: 130, 7 of them: 310, 8 of 100: 290, 50 of 10,000: 3,400), on Zen 5.
 LIMIT_NS, UP_TO_IT_NS = 80.0, 16.0
-# And that a bit of a key takes: for each vector that is compared, and besides (a place among 256
-# and among a million f32: 0.4 and 1,100 us, on Zen 5).
+# And that a bit of a key takes: for each 64 bytes that are compared, and besides (a place among 256
+# and among a million f32: 0.4 and 1,100 us, on Zen 5; 500 medians of 257 f64 with AVX2: 0.34 ms,
+# and 0.57 by networks, on Zen 3).
 COMPARED_NS, BIT_NS = 1.0, 8.0
-# And what a network takes to compare vectors, and to transpose them on their way there and back in
-# as many steps; and how many times that where they do not fit into the L2 cache (rows of 16 to
-# 65,536 i32: 0.26 to 3.1 an element, on Zen 4).
+# And what a network takes to compare vectors, not with what it is padded with (rows of 2,049 f32
+# took 1.4 times as long an element as rows of 4,096, and 0.7 of what merging took, on Zen 3), and
+# to transpose them on their way there and back in as many steps; and how many times that where
+# they do not fit into the L2 cache (rows of 16 to 65,536 i32: 0.26 to 3.1 an element, on Zen 4).
 NETWORK_STEP_NS, STEPS_BESIDE, AWAY = 0.3, 8, 1.3
 # And that each byte of a code takes to be merged in vectors, and an element besides (a million f16,
 # f32 and f64: 3.0, 5.0 and 10.5 an element, on Zen 4).
 MERGED_BYTE_NS, HANDED_OUT_NS = 0.09, 0.3
 # How many times as long runs take where vectors have no minimum of codes, which are compared and
-# blended twice (64 rows of 4,096 f64: 8.8 ns an element, and 7.0 by networks alone, on Zen 3).
+# blended twice (32 rows of 4,096 f64: 4.7 ns an element, and 3.4 by networks alone, on Zen 3).
 BLENDED = 1.5
 # How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted, and
 # less where some are the same in all.  Not so those of f64 (a million of which took 17.2 ms by
@@ -265,7 +267,7 @@ def _network_us(stage: Stage, target: CpuTarget) -> float:
         return math.inf
     n = stage.reduce_axes[0].extent
     away = padded(n) * target.vector_bytes > target.l2_bytes
-    one = (steps(n) * padded(n) + n * STEPS_BESIDE) * NETWORK_STEP_NS * (AWAY if away else 1)
+    one = n * (steps(n) + STEPS_BESIDE) * NETWORK_STEP_NS * (AWAY if away else 1)
     return _groups_of_rows(stage, target) * one / 1e3
 
 
@@ -288,7 +290,7 @@ def _merges_us(stage: Stage, target: CpuTarget) -> float:
     run = n // (parts * lanes)
     step_ns = NETWORK_STEP_NS * (1 if _has_minimum(stage, target) else BLENDED)
     each = (
-        (steps(run) * padded(run) / run + STEPS_BESIDE) * step_ns / lanes
+        (steps(run) + STEPS_BESIDE) * step_ns / lanes
         + level_count(coded, target) * MERGED_BYTE_NS * size
         + HANDED_OUT_NS
     )
@@ -316,8 +318,8 @@ def _bits_ns(stage: Stage, target: CpuTarget) -> float:
     if len(stage.sort.keys) > 1:
         return math.inf
     bits = stage.sort.keys[0].dtype.bits // 2  # that many leave one key, or few
-    vectors = stage.reduce_axes[0].extent / lanes((stage,), target)
-    return stage.sort.place.extent * bits * (COMPARED_NS * vectors + BIT_NS)
+    compared = stage.reduce_axes[0].extent / lanes((stage,), target) * target.vector_bytes / 64
+    return stage.sort.place.extent * bits * (COMPARED_NS * compared + BIT_NS)
 
 
 def _collects(stage: Stage, target: CpuTarget) -> bool:
