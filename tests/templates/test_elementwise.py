@@ -10,6 +10,7 @@ from jax import lax
 
 from hlo_mlc.expr.core import loads
 from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.rewrite import expressions
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
@@ -428,6 +429,18 @@ def test_few_copies_of_rows_are_cut_around(check, take_apart, arrays):
     assert decision.parameters["borders"]
     assert sum(isinstance(s, For) for s in walk(loops.body)) < 300
     check(function, x[:, :6, :6, :6, :6])
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("shape", [(3, 5, 9, 3), (2, 8, 4, 5)])
+def test_few_rows_are_cut_or_written_out(take_apart, arrays, level, shape):
+    """Not both: the loop along them is gone once it was cut."""
+    (x,) = arrays("float32", shape)
+    pads = ((0, 0), (2, 2), (2, 2), (0, 0))
+    (program,) = take_apart(lambda x: jnp.pad(x, pads, mode="wrap"), x).programs
+    loops, _ = schedule_program(program, named(level))
+    (padded,) = interpret(loops, [x])
+    np.testing.assert_array_equal(padded, np.pad(x, pads, mode="wrap"))
 
 
 def test_much_between_borders_is_shared_out(check, arrays):
