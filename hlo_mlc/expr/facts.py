@@ -144,11 +144,24 @@ def _relaxed(e: Expr, facts: Facts) -> Iterator[Expr]:
                 # x - c + 1 <= c * (x // c) <= x
                 least = index.constant(0 if k > 0 else 1 - c)
                 yield index.add(rest, index.multiply(index.add(x, least), k // c))
-            # x // c <= n // c where x <= n
-            sign = 1 if k > 0 else -1
-            limit = sign * _most(index.multiply(x, sign), facts) // c
-            if k * limit < max(k * bound for bound in index.bounds(atom)):
-                yield index.add(rest, k * limit)
+            yield from _limited(rest, k, atom, x, c, facts)
+        elif atom.op == "floormod" and _is_quotient(atom.args[0]):
+            # (x // c) % n == x % (c * n) // c
+            x, c = atom.args[0].args[0], atom.args[0].args[1].value
+            whole = index.floormod(x, c * atom.args[1].value)
+            yield from _limited(rest, k, atom, whole, c, facts)
+
+
+def _is_quotient(e: Expr) -> bool:
+    return isinstance(e, Apply) and e.op == "floordiv"
+
+
+def _limited(rest: Expr, k: int, atom: Expr, x: Expr, c: int, facts: Facts) -> Iterator[Expr]:
+    """`rest + k * atom` for an atom that is x // c: that is at most n // c where x <= n."""
+    sign = 1 if k > 0 else -1
+    limit = sign * _most(index.multiply(x, sign), facts) // c
+    if k * limit < max(k * bound for bound in index.bounds(atom)):
+        yield index.add(rest, k * limit)
 
 
 def _undivided(e: Expr) -> Iterator[Expr]:

@@ -125,6 +125,21 @@ def test_a_quotient_beside_what_it_is_rounded_with() -> None:
     assert not within(before, 5, facts)
 
 
+@pytest.mark.parametrize("least", range(1, 12))
+@pytest.mark.parametrize(("divisor", "digits"), [(2, 2), (3, 4), (4, 3)])
+def test_a_digit_of_what_is_large_enough(divisor: int, digits: int, least: int) -> None:
+    """From i % 4 >= 2 follows (i // 2) % 2 >= 1."""
+    i = variable("i", 50)
+    whole = index.floormod(i, divisor * digits)
+    digit = index.floormod(index.floordiv(i, divisor), digits)
+    facts = of_condition(apply("ge", whole, index.constant(least)))
+    there = [n // divisor % digits for n in range(50) if n % (divisor * digits) >= least]
+    if there:
+        above = index.subtract(digit, min(there))
+        assert within(above, digits - min(there), facts)
+        assert not within(index.subtract(above, 1), digits, facts)
+
+
 def test_a_part_of_a_position() -> None:
     """The row of a place from some row on, or up to one."""
     row, column = variable("row", 6), variable("column", 7)
@@ -187,7 +202,9 @@ def random_condition(rng: np.random.Generator, depth: int = 2) -> Expr:
 
 def random_index(rng: np.random.Generator) -> Expr:
     e = index.add(times(A, int(rng.integers(-2, 4))), times(B, int(rng.integers(-2, 4))))
-    return index.floordiv(e, int(rng.integers(2, 5))) if rng.random() < 0.3 else e
+    if rng.random() < 0.3:
+        e = index.floordiv(e, int(rng.integers(2, 5)))
+    return index.floormod(e, int(rng.integers(2, 5))) if rng.random() < 0.3 else e
 
 
 @pytest.mark.parametrize("seed", range(200))
