@@ -239,7 +239,7 @@ class _Batch:
         )
 
     def _print(self, kernel: Kernel, key: KernelKey) -> None:
-        is_promised = self.may_promise and self.backend.promises and not was_broken(key)
+        promise = self.backend.promise if self.may_promise and not was_broken(key) else None
         try:
             begun = begin_object(
                 kernel,
@@ -249,15 +249,15 @@ class _Batch:
                 self.tally,
                 self.remaining,
                 self._announce,
-                self._assemble_ahead if is_promised else None,
+                self._assemble_ahead if promise is not None else None,
             )
         except self.backend.refusals as error:
             self.misfits += isinstance(error, CodeLimitError)
             self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
             return
         self.remaining -= begun.draft.lines
-        if is_promised and begun.loops is not None:
-            promised = self.backend.promise(kernel, begun.draft)
+        if promise is not None and begun.loops is not None:
+            promised = promise(kernel, begun.draft)
             self.kept.append(keep_later(promised, key, begun, self.assembler))
             self.built[kernel.fingerprint] = _built[key] = promised
         else:

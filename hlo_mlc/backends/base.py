@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -191,10 +191,6 @@ class Backend(Protocol):
         """Whether a program may have so many lines of source only (`compiler.most_lines_for`)."""
 
     @property
-    def promises(self) -> bool:
-        """Whether programs may be loaded with its kernels before there is code of them."""
-
-    @property
     def suffixes(self) -> tuple[str, str]:
         """Of the files of a dump with the source and the listing of a kernel."""
 
@@ -259,9 +255,10 @@ class Backend(Protocol):
     def load(self, kernel: Kernel, made: KernelObject) -> BuiltKernel:
         """The kernel in memory; nobody calls it yet."""
 
-    def promise(self, kernel: Kernel, draft: KernelObject) -> PromisedKernel:
-        """The kernel before there is code of it, for programs to be loaded with, where it
-        `promises` any. The `draft` is its object without."""
+    @property
+    def promise(self) -> Callable[[Kernel, KernelObject], PromisedKernel] | None:
+        """Makes of a kernel, and its object without code, what programs are loaded with before
+        there is code; None where they need the code."""
 
     # What is handed over.
 

@@ -37,7 +37,7 @@ class CBackend(CpuBackend):
 
     refusals = (CodegenError,)
     has_checks = is_bounded = False
-    promises = False  # it is the compiler that says what C has no words for
+    promise = None  # it is the compiler that says what C has no words for
     suffixes = ("c", "txt")
 
     @property

@@ -111,7 +111,7 @@ class CpuBackend:
 
     machines = "CPUs"
     refusals = (CodeLimitError,)
-    has_checks = is_bounded = promises = True
+    has_checks = is_bounded = True
     suffixes = ("ll", "s")
     limits = LIMITS
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import NoReturn
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, Source
 from hlo_mlc.backends.recorded import as_tuned, recorded_or, recorded_schedules
@@ -214,7 +213,7 @@ class CudaBackend:
     generator = CudaGenerator()
     refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
     has_checks = is_bounded = False
-    promises = False  # calls of kernels depend on how they were compiled
+    promise = None  # calls of kernels depend on how they were compiled
     suffixes = ("cu", "resources.txt")
     decides = None  # what a first call takes there is XLA's and the CUDA compiler's
 
@@ -296,10 +295,6 @@ class CudaBackend:
             kernel.fingerprint + self.variant,
             self.is_here,
         )
-
-    def promise(self, kernel: Kernel, draft: KernelObject) -> NoReturn:
-        """It promises none."""
-        raise NotImplementedError
 
     def completed(self, graph: Graph, built: Mapping[str, BuiltKernel]) -> Graph:
         """Each kernel with the scratch that its call is to be given: memory that is taken during an

@@ -247,6 +247,18 @@ def copied_nodes(nodes: Iterable[Node], copies: dict[Value, Value]) -> list[Node
     return list(map(node, nodes))
 
 
+def nodes_behind(values: Iterable[Value], makers: Mapping[Value, Node]) -> set[Node]:
+    """The nodes that have to be computed before there are these values."""
+    found: set[Node] = set()
+    pending = list(values)
+    while pending:
+        node = makers.get(pending.pop())
+        if node is not None and node not in found:
+            found.add(node)
+            pending += node.used
+    return found
+
+
 def eliminate_dead_nodes(graph: Graph) -> Graph:
     """Drops nodes, also in regions, that have no effect and whose results nobody uses."""
     return _live_part(graph, set())

@@ -11,7 +11,12 @@ from __future__ import annotations
 from hlo_mlc.expr.dtypes import BOOL, Kind
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.effects import is_mergeable
-from hlo_mlc.graph.rewrite import copied_nodes, eliminate_dead_nodes, with_other_values
+from hlo_mlc.graph.rewrite import (
+    copied_nodes,
+    eliminate_dead_nodes,
+    nodes_behind,
+    with_other_values,
+)
 from hlo_mlc.ops.registry import MOVEMENT
 from hlo_mlc.passes.common import node_key
 from hlo_mlc.passes.invariant import FREE
@@ -38,7 +43,7 @@ def _carried(loop: Node) -> Rewritten | None:
     again = _computed_again(condition, body)
     carried, needed = [], {}
     for value in _answers(condition, made, again):
-        below = _below([value], made)
+        below = nodes_behind([value], made)
         if any(_rounds(node) for node in below):
             carried.append(value)
             needed |= dict.fromkeys(below)
@@ -104,18 +109,6 @@ def _answers(condition: Graph, made: dict[Value, Node], again: dict[Value, Value
         else:
             pending += node.used
     return list(found)
-
-
-def _below(values: list[Value], made: dict[Value, Node]) -> set[Node]:
-    """The nodes that `values` are made by."""
-    found: set[Node] = set()
-    pending = list(values)
-    while pending:
-        node = made.get(pending.pop())
-        if node is not None and node not in found:
-            found.add(node)
-            pending += node.used
-    return found
 
 
 def _rounds(node: Node) -> bool:

@@ -8,10 +8,10 @@ nothing, or only what is written, does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from hlo_mlc.graph.core import Node, Value
-from hlo_mlc.graph.rewrite import uses_among
+from hlo_mlc.graph.core import Node
+from hlo_mlc.graph.rewrite import nodes_behind, uses_among
 
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 
@@ -26,18 +26,6 @@ def copied_bytes(nodes: Sequence[Node]) -> int:
             continue
         array = node.operands[0]
         others = [user for user in uses[array] if user is not node]
-        if others and not _before(node, makers).issuperset(others):
+        if others and not nodes_behind(node.operands, makers).issuperset(others):
             total += array.type.bytes
     return total
-
-
-def _before(update: Node, makers: Mapping[Value, Node]) -> set[Node]:
-    """What has to be computed before an update."""
-    found: set[Node] = set()
-    waiting = list(update.operands)
-    while waiting:
-        node = makers.get(waiting.pop())
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += node.used
-    return found
