@@ -308,8 +308,10 @@ def computed(
         if inner.literal is not None:
             known[result] = context.constant(inner.literal)
             continue
-        operands = [known.get(value, value) for value in inner.operands]
-        known[result] = context.add(inner.op, operands, result.type, inner.attributes)
+        (copy,) = copied_nodes([inner], known)
+        known[result] = context.add(
+            copy.op, copy.operands, result.type, copy.attributes, copy.regions
+        )
     return known
 
 

@@ -30,6 +30,29 @@ def test_an_if(choice: bool, traced: Callable, same: Callable, ops_of: Callable)
     same(after, graph, [np.asarray(choice), X])
 
 
+def test_a_branch_that_maps(read: Callable, same: Callable, ops_of: Callable) -> None:
+    """What is computed for each element comes along."""
+    graph = read(
+        "%p: tensor<i1>, %x: tensor<3xf32>",
+        """
+        %r = "stablehlo.if"(%p) ({
+          %y = "stablehlo.map"(%x) ({
+          ^bb0(%one: tensor<f32>):
+            %two = stablehlo.add %one, %one : tensor<f32>
+            stablehlo.return %two : tensor<f32>
+          }) {dimensions = array<i64: 0>} : (tensor<3xf32>) -> tensor<3xf32>
+          stablehlo.return %y : tensor<3xf32>
+        }, {
+          stablehlo.return %x : tensor<3xf32>
+        }) : (tensor<i1>) -> tensor<3xf32>
+        return %r : tensor<3xf32>""",
+    )
+    after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
+    assert {"map", "select"} <= set(ops_of(after)) and "if" not in ops_of(after)
+    for choice in (True, False):
+        same(after, graph, [np.asarray(choice), X[0, :3]])
+
+
 @pytest.mark.parametrize("number", [-1, 0, 1, 2, 7])
 def test_a_case_of_three(number: int, traced: Callable, same: Callable, ops_of: Callable) -> None:
     """A number out of range means the last branch."""
