@@ -183,8 +183,9 @@ def load(path: Path) -> Results:
     """
     try:
         document = json.loads(path.read_text())
-        if document["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {document['schema']!r}, expected {SCHEMA}")
+        schema = document.get("schema") if isinstance(document, dict) else None
+        if schema != SCHEMA:
+            raise ValueError(f"its schema is {schema!r}, expected {SCHEMA}")
         rows = tuple(Row(**row) for row in document["rows"])
         return Results(dict(document["environment"]), rows)
     except OSError as error:

@@ -12,9 +12,10 @@ import click
 import jax
 
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import explained
+from hlo_mlc.cli.function import explained, refuse_arguments, refuse_entry
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
+from hlo_mlc.support.errors import UsageError
 
 _DUMP = "HLO_MLC_DUMP"
 
@@ -54,6 +55,10 @@ def inspect(
     `hlo-mlc export` wrote it shows what is in it, without running any of it.
     """
     if is_archive(Path(program)):
+        refuse_arguments(given, files)
+        refuse_entry(program, entry)
+        if as_json or dump is not None:
+            raise UsageError(f"--json and --dump are for what is compiled here, not for {program}")
         click.echo(describe(program))
         return
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):

@@ -40,7 +40,7 @@ class ArgumentType:
         )
 
     def __str__(self) -> str:
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        sizes = ",".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.dtype.name}[{sizes}]"
 
 

@@ -24,6 +24,7 @@ from hlo_mlc.interop.calling import check_call
 from hlo_mlc.interop.jit_object import JitObject
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
+from hlo_mlc.runtime.files import path_of
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.warning import warn
@@ -82,7 +83,7 @@ def load(path: str | os.PathLike[str], *, entry: str | None = None) -> LoadedFun
     Raises: ArchiveError for a file that is damaged, or is for another kind of machine or other
     versions; UsageError for one that cannot be read or has no such entry.
     """
-    path = Path(path)
+    path = path_of(path)
     archive = read_archive(path)
     try:
         platform = _platform(path, archive)
@@ -105,7 +106,7 @@ def describe(path: str | os.PathLike[str]) -> str:
 
     Raises: ArchiveError, UsageError as `load` does.
     """
-    path = Path(path)
+    path = path_of(path)
     archive = read_archive(path)
     description = archive.description
     try:

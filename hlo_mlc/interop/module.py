@@ -43,6 +43,7 @@ from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, MlcError, UnsupportedOpError, UsageError
 from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.wording import counted
 
 with lazy_imports():
     from hlo_mlc.interop import tuning
@@ -277,7 +278,7 @@ class StablehloFunction:
     def _check(self, arrays: tuple[Any, ...], allowed: type | tuple[()] = ()) -> None:
         if len(arrays) != len(self._arguments):
             raise UsageError(
-                f"@{self._name} takes {len(self._arguments)} arguments "
+                f"@{self._name} takes {counted(len(self._arguments), 'argument')} "
                 f"({', '.join(map(str, self._arguments))}), got {len(arrays)}"
             )
         for index, (expected, array) in enumerate(zip(self._arguments, arrays, strict=True)):
@@ -287,7 +288,7 @@ class StablehloFunction:
                     f"got {type(array).__name__}; convert it with numpy.asarray"
                 )
             if not expected.accepts(array):
-                got = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
+                got = ArgumentType(array.shape, array.dtype)
                 narrow = jax.dtypes.canonicalize_dtype(expected.dtype)
                 hint = (
                     "; JAX has 64-bit types inside of functions only with jax_enable_x64"

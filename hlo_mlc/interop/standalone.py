@@ -29,7 +29,7 @@ from hlo_mlc.kernel_objects import kernel_source, proved_loops
 from hlo_mlc.loops.signature import ALIGNMENT
 from hlo_mlc.partition.memory import MemoryPlan, plan_memory
 from hlo_mlc.partition.plan import Plan
-from hlo_mlc.runtime.files import writable, write_for_others
+from hlo_mlc.runtime.files import path_of, writable, write_for_others
 from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
@@ -105,7 +105,7 @@ def export_c(
     Raises: UsageError for arguments that make no sense, UnsupportedOpError for an operation that no
     kernel of ours computes, UnknownTargetError.
     """
-    library, name = _library_and_name(Path(path))
+    library, name = _library_and_name(path_of(path))
     writable(library, "a library")  # shows before anything is compiled
     chosen = dataclasses.replace(cpu.named(target), cores=1)
     plain = function.choosing("xla") if hasattr(function, "choosing") else function

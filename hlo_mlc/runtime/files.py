@@ -20,12 +20,22 @@ PRIVATE, PUBLIC = 0o600, 0o644
 """What is only the user's own business, and what is handed on to others."""
 
 
+def path_of(given: object) -> Path:
+    """The path that a user gave.
+
+    Raises: UsageError for what is none.
+    """
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"expected the path of a file, got {type(given).__name__}")
+    return Path(given)
+
+
 def writable(path: str | os.PathLike[str], what: str) -> Path:
     """A path that a user gave to write `what` to, of which it shows early if that cannot be.
 
     Raises: UsageError.
     """
-    file = Path(path)
+    file = path_of(path)
     folder = file.absolute().parent
     if file.is_dir():
         raise _unwritable(file, what, "it is a folder")

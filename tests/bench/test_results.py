@@ -62,12 +62,19 @@ def test_a_machine_without_rates_has_those_that_are_typical(some_results: Result
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "environment": {}, "rows": [3]}']
+    ("content", "why"),
+    [
+        ("", "Expecting value"),
+        ("{}", "its schema is None, expected 1"),
+        ("[]", "its schema is None, expected 1"),
+        ('{"schema": 99}', "its schema is 99, expected 1"),
+        ('{"schema": 1, "environment": {}, "rows": [3]}', "must be a mapping, not int"),
+    ],
 )
-def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_refused(content: str, why: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
-    with pytest.raises(MlcError, match="not a file of benchmark results"):
+    with pytest.raises(MlcError, match=f"not a file of benchmark results: .*{why}"):
         results.load(path)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hlo_mlc.runtime.archive import MAGIC
+
 _MODULE = "module {{ func.func @{name}(%x: tensor<4xf32>) -> tensor<4xf32> {{ {body} }} }}"
 _NEGATE = "%0 = stablehlo.negate %x : tensor<4xf32> return %0 : tensor<4xf32>"
 
@@ -44,6 +46,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "empty.mlir").touch()
     (tmp_path / "empty.mlc").touch()
+    (tmp_path / "some.mlc").write_bytes(MAGIC)
     (tmp_path / "static.a").write_bytes(b"!<arch>\n" + bytes(60))
     (tmp_path / "shared.so").write_bytes(b"\x7fELF" + bytes(60))
     (tmp_path / "failing.py").write_text("def f(x):\n    raise OSError('no licence')\n")
@@ -135,6 +138,13 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "nobody_knows for Host); custom calls are registered with jax.ffi.register_ffi_target",
         ),
         (["inspect", "empty.mlir"], 2, "empty.mlir is empty; expected a StableHLO module"),
+        (
+            ["inspect", "some.mlc", "--arg", "f32[4]"],
+            2,
+            "a StableHLO file says itself what it takes",
+        ),
+        (["inspect", "some.mlc", "--entry", "f"], 2, "a StableHLO module, which some.mlc is not"),
+        (["inspect", "some.mlc", "--json"], 2, "--json and --dump are for what is compiled here"),
         (["inspect", "empty.mlc"], 2, "empty.mlc is empty; expected a StableHLO module"),
         (["inspect", "static.a"], 2, "static.a is a library of machine code"),
         (["inspect", "shared.so"], 2, "shared.so is a library of machine code"),

@@ -654,11 +654,11 @@ def test_sizes_that_are_free() -> None:
         sizes={"x": ["batch", 7]},
     )
     ours = hlo_mlc.from_onnx(made, choose="ours")
-    assert not hasattr(ours, "example_args") and "x[batch, 7]" in ours.origin.fun.__doc__
+    assert not hasattr(ours, "example_args") and "x[batch,7]" in ours.origin.fun.__doc__
     for rows in (1, 4, 9):
         x = floats(rows, 7)
         np.testing.assert_allclose(ours(x)[0], jax.nn.softmax(x), rtol=1e-5)
-    with pytest.raises(UsageError, match="takes 1 arguments"):
+    with pytest.raises(UsageError, match="takes 1 argument "):
         ours(x, x)
 
 

@@ -1,7 +1,8 @@
-"""One test for each way to hand `compile_stablehlo` what it cannot take."""
+"""What `compile_stablehlo` cannot take, one test for each way; and what is no path."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import MlcError, UnsupportedOpError, compile_stablehlo
+import hlo_mlc
+from hlo_mlc import MlcError, UnsupportedOpError, compile_stablehlo, load, mlc_jit
+from hlo_mlc.interop.load import describe
 from hlo_mlc.support.errors import FrontendError, UnknownTargetError, UsageError
 
 TEXT = """
@@ -101,11 +104,11 @@ def test_arguments_that_are_no_arrays(argument: str) -> None:
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ((X,), r"@main takes 2 arguments \(float32\[2, 3\], float32\[\]\), got 1"),
+        ((X,), r"@main takes 2 arguments \(float32\[2,3\], float32\[\]\), got 1"),
         ((X, Y, Y), "takes 2 arguments .* got 3"),
-        ((X.T, Y), r"Argument 0 of @main: expected float32\[2, 3\], got float32\[3, 2\]"),
+        ((X.T, Y), r"Argument 0 of @main: expected float32\[2,3\], got float32\[3,2\]"),
         ((X[0], Y), r"Argument 0 .* got float32\[3\]"),
-        ((X.astype(np.float64), Y), r"Argument 0 .* got float64\[2, 3\]"),
+        ((X.astype(np.float64), Y), r"Argument 0 .* got float64\[2,3\]"),
         ((X, np.int32(1)), r"Argument 1 of @main: expected float32\[\], got int32\[\]"),
         ((X, 1.0), "Argument 1 .* got float; convert it with numpy.asarray"),
         (([[1, 2, 3], [4, 5, 6]], Y), "Argument 0 .* got list"),
@@ -115,3 +118,26 @@ def test_arguments_that_are_no_arrays(argument: str) -> None:
 def test_arguments(arrays: tuple[Any, ...], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compile_stablehlo(TEXT, choose="xla")(*arrays)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        load,
+        describe,
+        lambda path: hlo_mlc.export(jnp.sin, X, path=path),
+        lambda path: hlo_mlc.export_c(jnp.sin, X, path=path),
+        lambda path: mlc_jit(jnp.sin).trace(X, path=path),
+        lambda path: mlc_jit(jnp.sin, choose="xla").report(X).html(path),
+    ],
+    ids=["load", "describe", "export", "export_c", "trace", "html"],
+)
+def test_what_is_no_path(use: Callable[[Any], object]) -> None:
+    with pytest.raises(UsageError, match="expected the path of a file, got int"):
+        use(3)
+
+
+def test_one_argument_is_no_arguments() -> None:
+    text = "func.func @main(%x: tensor<2x?xf32>) -> tensor<2x?xf32> { return %x : tensor<2x?xf32> }"
+    with pytest.raises(UsageError, match=r"takes 1 argument \(float32\[2,\?\]\), got 2"):
+        compile_stablehlo(text)(X, X)

@@ -453,7 +453,7 @@ def test_dynamic_shapes() -> None:
         (out,) = function(np.ones((size, 2), np.float32))
         np.testing.assert_array_equal(out, np.full((size, 2), 2.0))
     assert 0 <= function.report().coverage <= 1
-    with pytest.raises(UsageError, match=r"expected float32\[\?, 2\], got float32\[2, 3\]"):
+    with pytest.raises(UsageError, match=r"expected float32\[\?,2\], got float32\[2,3\]"):
         function(np.ones((2, 3), np.float32))
 
 

@@ -94,15 +94,15 @@ def test_64_bit_types_inside_of_jit() -> None:
         assert jax.jit(h)(*wide)[0].dtype == np.float64
     assert h.eval_shape(*wide)[0].dtype == np.float64
     widening = jax.jit(lambda x: x.astype(jnp.bfloat16)).lower(X).as_text().replace("bf16", "f64")
-    with pytest.raises(UsageError, match=r"returns float64\[3, 4\].*jax_enable_x64"):
+    with pytest.raises(UsageError, match=r"returns float64\[3,4\].*jax_enable_x64"):
         jax.jit(compile_stablehlo(widening))(X)
 
 
 def test_it_reads_well() -> None:
     h = traceable()
     assert h.__name__ == "main"
-    assert str(inspect.signature(h)) == "(arg0: 'float32[3, 4]', arg1: 'float32[4, 2]', /)"
-    types = "(float32[3, 4], float32[4, 2]) -> (float32[3, 2], float32[])"
+    assert str(inspect.signature(h)) == "(arg0: 'float32[3,4]', arg1: 'float32[4,2]', /)"
+    types = "(float32[3,4], float32[4,2]) -> (float32[3,2], float32[])"
     assert types in repr(h) and types in inspect.getdoc(h)
     assert f"program=@{h.__name__}" in str(jax.make_jaxpr(h)(X, Y))
     assert h.report(X, Y).stage_seconds is h.report().stage_seconds

@@ -15,6 +15,7 @@ from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.onnx import graphs
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
+from hlo_mlc.support.wording import counted
 
 
 def from_onnx(
@@ -55,14 +56,14 @@ def from_onnx(
     def call(*arrays: Any) -> tuple[jax.Array, ...]:
         if len(arrays) != len(inputs):
             raise UsageError(
-                f"{call.__name__} takes {len(inputs)} arguments "
+                f"{call.__name__} takes {counted(len(inputs), 'argument')} "
                 f"({', '.join(map(_described, inputs))}), got {len(arrays)}"
             )
         for given, kind, array in zip(inputs, types, arrays, strict=True):
             if kind is not None and not _fits(array, *kind):
                 raise UsageError(
                     f"{_described(given)} of {call.__name__} is of type {kind[1]}, "
-                    f"got {array.dtype}[{', '.join(map(str, array.shape))}]"
+                    f"got {array.dtype}[{','.join(map(str, array.shape))}]"
                 )
         return graphs.constants(graphs.run(graph, scope, {}, arrays))
 
@@ -145,4 +146,4 @@ def _described(given: Any) -> str:
         d.dim_param or (str(d.dim_value) if d.HasField("dim_value") else "?")
         for d in tensor.shape.dim
     )
-    return f"{given.name}[{', '.join(sizes) if tensor.HasField('shape') else '...'}]"
+    return f"{given.name}[{','.join(sizes) if tensor.HasField('shape') else '...'}]"
