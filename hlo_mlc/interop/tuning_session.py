@@ -237,23 +237,18 @@ class Session:
         known = self._records.get(cluster.kernel.fingerprint, self._target.key)
         if reason := self._why_left_out(cluster, program is not None, known):
             return dataclasses.replace(tuned, reason=reason)
-        original, operands, expected = None, list[np.ndarray](), tuple[np.ndarray, ...]()
-        if not self._modelled:
-            original = original_program(graph, self._module, cluster)
-            operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
-            expected = tuple(map(np.asarray, compat.compile_for(original)(operands)))
+        original = None if self._modelled else original_program(graph, self._module, cluster)
+        operands = (
+            []
+            if self._modelled
+            else cluster_operands(graph, cluster, program, self._given or (), self._platform)
+        )
+        task = self._task(cluster, original, operands)
         space = self._generator.space(cluster.kernel.program, self._target)
         study = self._study(cluster, tuned.ops, space, known)
         if self._trials is None and self._deadline is None and study.is_complete:
             budget = _NO_TRIALS
         progress.begin(label, study, space, budget, least_us, xla_us)
-        task = Task(
-            cluster.kernel.program,
-            self._target,
-            self._generator,
-            in_memory(cluster, cluster.operands, operands),
-            in_memory(cluster, cluster.results, expected),
-        )
         try:
             winner = tune_kernel(
                 task,
@@ -285,6 +280,19 @@ class Session:
             given=program is not None,
             interrupted=winner.interrupted,
             of_limit=of_limit,
+        )
+
+    def _task(
+        self, cluster: Cluster, original: ir.Module | None, operands: Sequence[np.ndarray]
+    ) -> Task:
+        """What candidates are run with, if they are, and what is to come of it."""
+        expected = () if original is None else compat.compile_for(original)(operands)
+        return Task(
+            cluster.kernel.program,
+            self._target,
+            self._generator,
+            in_memory(cluster, cluster.operands, operands),
+            in_memory(cluster, cluster.results, tuple(map(np.asarray, expected))),
         )
 
     def _why_left_out(self, cluster: Cluster, given: bool, known: Record | None) -> str:

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put, moves
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -191,77 +191,108 @@ class _Copied:
 
     @staticmethod
     def of(stage: Stage) -> _Copied:
-        axis, numbers, memo = stage.axes[-1], itertools.count(), dict[Expr, Expr]()
-        arrays, steps = list(stage.procedure.arrays), list(stage.procedure.body)
-        near, first, inward, along, outward = dict[Tensor, Buffer](), [], [], [], []
-        inner: list[Var] = []
-
-        def over(shape: Sequence[int]) -> tuple[tuple[Expr, ...], Loops]:
-            """The places of an array, and the loops over them."""
-            places = tuple(
-                Var(f"{stage.name}_e{next(numbers)}", INDEX, n) if n > 1 else index.constant(0)
-                for n in shape
-            )
-            return places, tuple(v for v in places if isinstance(v, Var))
-
-        def here(node: Expr) -> Expr | None:
-            found = _own_tensor(node, stage.axes)
-            return load(near[found], node.indices[len(found[1]) :]) if found in near else None
-
-        readers = dict[Tensor, list[Load]]()
-        for one in itertools.chain.from_iterable(stage.loads_by_buffer.values()):
-            if (found := _own_tensor(one, stage.axes)) is not None:
-                readers.setdefault(found, []).append(one)
-        for found, users in readers.items():
-            source, leading = found
-            copy = _copy(steps, users[0], len(leading)) if len(users) == 1 else None
-            if copy is not None:
-                array, done = copy
-                steps = [step for step in steps if step is not done]
-            else:
-                array = near[found] = Buffer(
-                    f"{stage.name}_in{len(inward)}",
-                    source.dtype,
-                    source.shape[len(leading) :],
-                    "stack",
-                )
-                arrays.append(array)
-            places, loops = over(array.shape)
-            first.append(_nested(loops, Put(array, places, load(source, (*leading, *places)))))
-            inward.append(loops)
-        for assign in stage.along:
-            old = [i for i in assign.indices if i in stage.reduce_axes]
-            places, loops = over([v.extent for v in old])
-            at = dict(zip(old, places, strict=True))
-            value = substitute(transform(assign.value, here, memo), at)
-            if not _is_whole(value, arrays, loops):
-                array = Buffer(
-                    f"{stage.name}_out{len(along)}",
-                    value.dtype,
-                    tuple(v.extent for v in loops),
-                    "stack",
-                )
-                steps.append(_nested(loops, Put(array, loops, value)))
-                arrays.append(array)
-                places, loops = over([v.extent for v in old])
-                at, value = dict(zip(old, places, strict=True)), load(array, loops)
-            along.append(
-                Assign(assign.buffer, tuple(substitute(i, at) for i in assign.indices), value)
-            )
-            inner += loops
-            is_apart = begin(assign, axis) == len(assign.buffer.shape)
-            outward.append(() if is_apart else loops)
-        body = Procedure((), tuple(steps)).mapped(lambda e: transform(e, here, memo)).body
+        copying = _Copying(stage, list(stage.procedure.arrays), list(stage.procedure.body))
+        first, inward = copying.read()
+        along, loops = copying.written()
+        body = Procedure((), tuple(copying.steps)).mapped(copying.near).body
         return _Copied(
             replace(
                 stage,
-                along=tuple(along),
-                reduce_axes=tuple(inner),
-                procedure=Procedure(tuple(reversed(arrays)), (*first, *body)),
+                along=along,
+                reduce_axes=tuple(itertools.chain.from_iterable(loops)),
+                procedure=Procedure(tuple(reversed(copying.arrays)), (*first, *body)),
             ),
-            tuple(inward),
-            tuple(outward),
+            inward,
+            tuple(
+                () if begin(assign, stage.axes[-1]) == len(assign.buffer.shape) else own
+                for assign, own in zip(stage.along, loops, strict=True)
+            ),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """The arrays and the steps of a stage, to which those of copies are added: `copied` has the
+    arrays in place of tensors."""
+
+    stage: Stage
+    arrays: list[Buffer]
+    steps: list[Move]
+    copied: dict[Tensor, Buffer] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    memo: dict[Expr, Expr] = field(default_factory=dict)
+
+    def read(self) -> tuple[list[Move], tuple[Loops, ...]]:
+        """What copies each tensor that is read into an array, and its loops: one of the stage's
+        own, if that is all that fills it."""
+        first, inward = [], []
+        for found, users in self._readers().items():
+            source, leading = found
+            copy = _copy(self.steps, users[0], len(leading)) if len(users) == 1 else None
+            if copy is not None:
+                array, done = copy
+                self.steps[:] = [step for step in self.steps if step is not done]
+            else:
+                shape = source.shape[len(leading) :]
+                array = self._array(f"in{len(inward)}", source.dtype, shape)
+                self.copied[found] = array
+            places, loops = self._over(array.shape)
+            first.append(_nested(loops, Put(array, places, load(source, (*leading, *places)))))
+            inward.append(loops)
+        return first, tuple(inward)
+
+    def written(self) -> tuple[tuple[Assign, ...], list[Loops]]:
+        """What stores arrays, each as a whole, and the loops of each; what is no array as it stands
+        becomes one by a step more."""
+        along, outward = [], []
+        for assign in self.stage.along:
+            old = [i for i in assign.indices if i in self.stage.reduce_axes]
+            extents = [v.extent for v in old]
+            places, loops = self._over(extents)
+            at = dict(zip(old, places, strict=True))
+            value = substitute(self.near(assign.value), at)
+            if not _is_whole(value, self.arrays, loops):
+                array = self._array(f"out{len(along)}", value.dtype, [v.extent for v in loops])
+                self.steps.append(_nested(loops, Put(array, loops, value)))
+                places, loops = self._over(extents)
+                at, value = dict(zip(old, places, strict=True)), load(array, loops)
+            indices = tuple(substitute(i, at) for i in assign.indices)
+            along.append(Assign(assign.buffer, indices, value))
+            outward.append(loops)
+        return tuple(along), outward
+
+    def near(self, value: Expr) -> Expr:
+        """The same of arrays in the place of tensors."""
+
+        def here(node: Expr) -> Expr | None:
+            found = _own_tensor(node, self.stage.axes)
+            if found not in self.copied:
+                return None
+            return load(self.copied[found], node.indices[len(found[1]) :])
+
+        return transform(value, here, self.memo)
+
+    def _readers(self) -> Mapping[Tensor, list[Load]]:
+        readers = dict[Tensor, list[Load]]()
+        for one in itertools.chain.from_iterable(self.stage.loads_by_buffer.values()):
+            if (found := _own_tensor(one, self.stage.axes)) is not None:
+                readers.setdefault(found, []).append(one)
+        return readers
+
+    def _array(self, name: str, dtype: DType, shape: Sequence[int]) -> Buffer:
+        array = Buffer(f"{self.stage.name}_{name}", dtype, tuple(shape), "stack")
+        self.arrays.append(array)
+        return array
+
+    def _over(self, shape: Sequence[int]) -> tuple[tuple[Expr, ...], Loops]:
+        """The places of an array, and the loops over them."""
+        places = tuple(
+            Var(f"{self.stage.name}_e{next(self.numbers)}", INDEX, n)
+            if n > 1
+            else index.constant(0)
+            for n in shape
+        )
+        return places, tuple(v for v in places if isinstance(v, Var))
 
 
 def _nested(loops: Loops, move: Move) -> Move:

@@ -276,19 +276,6 @@ class _Strip:
                 for a, s in zip(stage.assigns, stores_at(stage.assigns, where), strict=True)
             ]
 
-        def write_out(r: Expr, w: Expr) -> Steps:
-            place = width - 1 - w if stage.scan.reverse else w
-            point = self._point(v, r, begin + place)
-            return [
-                Store(
-                    a.buffer, tuple(substitute(i, point) for i in a.indices), load(tile, (place, r))
-                )
-                for a, tile in tiles.items()
-            ]
-
-        def row(r: Var) -> Stmt:
-            return vectorized(f"{self._axis}_w", width, lambda w: write_out(r, w))
-
         each = cost(*stage.expressions) + 2 * cost(*stage.combiner.results)
         kind = LoopKind.UNROLL if steps * each <= WRITTEN_OUT else LoopKind.SERIAL
         taken = loop(
@@ -300,8 +287,28 @@ class _Strip:
                 self._start(levels, base, prefix, v) if inexact else (),
                 taken,
                 self._fold(carry, v, lambda lane: _read(prefix, lane)) if inexact else (),
-                unrolled(f"{self._axis}_r", width, row) if tiles else (),
+                self._written_out(tiles, v, begin) if tiles else (),
             ),
+        )
+
+    def _written_out(self, tiles: Mapping[Assign, Buffer], v: Expr, begin: Expr) -> Stmt:
+        """Squares of results, by rows of what is stored."""
+        stage, width = self.stage, self.layout.width
+
+        def at(r: Expr, w: Expr) -> Steps:
+            place = width - 1 - w if stage.scan.reverse else w
+            point = self._point(v, r, begin + place)
+            return [
+                Store(
+                    a.buffer, tuple(substitute(i, point) for i in a.indices), load(tile, (place, r))
+                )
+                for a, tile in tiles.items()
+            ]
+
+        return unrolled(
+            f"{self._axis}_r",
+            width,
+            lambda r: vectorized(f"{self._axis}_w", width, lambda w: at(r, w)),
         )
 
     def _start(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -114,31 +115,11 @@ def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
         functions = list(_activations(node, usual, count))
         rows, finals = [], []
         for d, reverse in enumerate(backwards):
-            wb, rb = jnp.split(b[d], 2)
-            p = {
-                "w": w[d],
-                "r": r[d],
-                "wb": wb,
-                "rb": rb,
-                "peepholes": None if peepholes is None else peepholes[d],
-            }
-
-            def step(state: Any, given: Any, d: int = d, p: Any = p) -> Any:
-                at, row = given
-                new = cell(node, functions[d], p, row, state)
-                out = new[0]
-                if lengths is not None:  # rows behind the end of a sequence leave the state
-                    within = (at < lengths)[:, None]
-                    new = tuple(jnp.where(within, a, b) for a, b in zip(new, state, strict=True))
-                    out = jnp.where(within, out, 0)
-                return new, out
-
-            final, out = lax.scan(
-                step,
-                tuple(jnp.asarray(s[d]) for s in states),
-                (np.arange(x.shape[0], dtype=np.int32), x),
-                reverse=reverse,
-            )
+            p: dict[str, Any] = {"w": w[d], "r": r[d]}
+            p["wb"], p["rb"] = jnp.split(b[d], 2)
+            p["peepholes"] = None if peepholes is None else peepholes[d]
+            step = partial(cell, node, functions[d], p)
+            final, out = _along(step, x, [jnp.asarray(s[d]) for s in states], lengths, reverse)
             rows.append(out)
             finals.append(final)
         y, *last = jnp.stack(rows, 1), *map(jnp.stack, zip(*finals, strict=True))
@@ -147,6 +128,29 @@ def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
         return y, *last
 
     return operator
+
+
+def _along(
+    step: Callable[[Any, Any], tuple[Any, ...]],
+    x: Any,
+    states: Sequence[Any],
+    lengths: Any,
+    reverse: bool,
+) -> tuple[Any, Any]:
+    """The last states of a cell, and what it gives out in each row of x, forwards or backwards."""
+
+    def at(state: Any, given: Any) -> Any:
+        number, row = given
+        new = step(row, state)
+        out = new[0]
+        if lengths is not None:  # rows behind the end of a sequence leave the state
+            within = (number < lengths)[:, None]
+            new = tuple(jnp.where(within, a, b) for a, b in zip(new, state, strict=True))
+            out = jnp.where(within, out, 0)
+        return new, out
+
+    numbers = np.arange(x.shape[0], dtype=np.int32)
+    return lax.scan(at, tuple(states), (numbers, x), reverse=reverse)
 
 
 RECURRENT: Mapping[str, Operator] = {

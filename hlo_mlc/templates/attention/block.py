@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr import index
@@ -229,69 +229,80 @@ class RowBlock:
             for f in step.folds
         ]
         abreast = 4 if work <= FOUR_ABREAST else 2 if work <= TWO_ABREAST else 1
-
-        def some(start: Expr, rows: int) -> Body:
-            padded = -(-rows // self.lanes) * self.lanes
-            apart = [f for f in folds if f.combiner.identity is not None]
-            partial = {
-                v: Buffer(f"{v.name}_part", v.dtype, (padded,), "register")
-                for f in apart
-                for v in f.accumulators
-            }
-
-            def fold(stage: Stage, where: Mapping[str, Expr], r: Expr) -> Stmt:
-                terms = tuple(self.frame.at(t, start + r, **where) for t in stage.terms)
-                into = tuple(partial.get(v, totals[v]) for v in stage.accumulators)
-                place = r if stage in apart else start + r
-                return Accumulate(into, (place,), stage.combiner, terms)
-
-            def at(near: Expr, r: Expr) -> Steps:
-                where = {"key": chunk.key(near), "near": near}
-                row = start + r
-                return [
-                    [fold(f, where, r) for f in folds],
-                    [
-                        store(
-                            place.source,
-                            self.frame.at(value, row, **where),
-                            *self.frame.place(place, row, **where),
-                        )
-                        for place, value in stored
-                    ],
-                ]
-
-            def begin(r: Expr) -> Steps:
-                return [
-                    store(partial[v], e, r)
-                    for f in apart
-                    for v, e in zip(f.accumulators, f.combiner.identity, strict=True)
-                ]
-
-            def end(r: Expr) -> Steps:
-                return [
-                    Accumulate(
-                        tuple(totals[v] for v in f.accumulators),
-                        (start + r,),
-                        f.combiner,
-                        tuple(read(partial[v], r) for v in f.accumulators),
-                    )
-                    for f in apart
-                ]
-
-            def rows_at(near: Expr) -> Body:
-                return across(f"{name}r", rows, self.lanes, lambda r: at(near, r))
-
-            return allocated(
-                reversed((*partial.values(),)),
-                (
-                    across(f"{name}z", rows, self.lanes, begin) if partial else (),
-                    serial(f"{name}n", chunk.size, rows_at),
-                    across(f"{name}e", rows, self.lanes, end) if partial else (),
-                ),
-            )
-
+        some = functools.partial(self._some_at_keys, name, folds, stored, totals, chunk)
         across_rows = in_parts(f"{name}p", self.height, abreast * self.lanes, some)
         return self.packing.crossing(name, needed, chunk) + across_rows
+
+    def _some_at_keys(
+        self,
+        name: str,
+        folds: Sequence[Stage],
+        stored: Sequence[tuple[Load, Expr]],
+        totals: Mapping[Var, Buffer],
+        chunk: Chunk,
+        start: Expr,
+        rows: int,
+    ) -> Body:
+        """The same for some of the rows, side by side: each fold begins anew in a chunk, if it can,
+        and joins the totals behind it."""
+        padded = -(-rows // self.lanes) * self.lanes
+        apart = [f for f in folds if f.combiner.identity is not None]
+        partial = {
+            v: Buffer(f"{v.name}_part", v.dtype, (padded,), "register")
+            for f in apart
+            for v in f.accumulators
+        }
+
+        def fold(stage: Stage, where: Mapping[str, Expr], r: Expr) -> Stmt:
+            terms = tuple(self.frame.at(t, start + r, **where) for t in stage.terms)
+            into = tuple(partial.get(v, totals[v]) for v in stage.accumulators)
+            place = r if stage in apart else start + r
+            return Accumulate(into, (place,), stage.combiner, terms)
+
+        def at(near: Expr, r: Expr) -> Steps:
+            where = {"key": chunk.key(near), "near": near}
+            row = start + r
+            return [
+                [fold(f, where, r) for f in folds],
+                [
+                    store(
+                        place.source,
+                        self.frame.at(value, row, **where),
+                        *self.frame.place(place, row, **where),
+                    )
+                    for place, value in stored
+                ],
+            ]
+
+        def begin(r: Expr) -> Steps:
+            return [
+                store(partial[v], e, r)
+                for f in apart
+                for v, e in zip(f.accumulators, f.combiner.identity, strict=True)
+            ]
+
+        def end(r: Expr) -> Steps:
+            return [
+                Accumulate(
+                    tuple(totals[v] for v in f.accumulators),
+                    (start + r,),
+                    f.combiner,
+                    tuple(read(partial[v], r) for v in f.accumulators),
+                )
+                for f in apart
+            ]
+
+        def rows_at(near: Expr) -> Body:
+            return across(f"{name}r", rows, self.lanes, lambda r: at(near, r))
+
+        return allocated(
+            reversed((*partial.values(),)),
+            (
+                across(f"{name}z", rows, self.lanes, begin) if partial else (),
+                serial(f"{name}n", chunk.size, rows_at),
+                across(f"{name}e", rows, self.lanes, end) if partial else (),
+            ),
+        )
 
     def _mix(self, chunk: Chunk) -> Body:
         """The second product of one chunk, added to the sums, in tiles of rows by columns."""

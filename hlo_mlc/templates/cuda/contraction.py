@@ -169,19 +169,7 @@ def _tiles(stage: Stage, parameters: Parameters, target: CudaTarget) -> Schedule
     *batch, m, n = (v.name for v in whole.axes)
     k = whole.reduce_axes[0].name
     row, column, step, sums = f"{m}.i", f"{n}.i", f"{k}.i", f"{stage.name}.{accumulator.name}"
-    # All sums of a tile begin, go along the depth, and are stored, side by side.
-    schedule = (
-        open_stage(whole)
-        .split(m, shape.rows)
-        .split(n, shape.columns)
-        .split(k, depth)
-        .reorder(f"{m}.o", f"{n}.o", row, column)
-        .expand(column, "register")
-        .expand(row, "register")
-        .distribute(row, f"{k}.o", "e")
-        .distribute(row, f"{k}.o")
-        .reorder(f"{k}.o", row, column, step)
-    )
+    schedule = _step_by_step(open_stage(whole), (m, n, k), (shape.rows, shape.columns, depth))
     filling = []
     deep = product(roles.summed) % depth > 0
     for value, axes, size, own, other in (
@@ -190,15 +178,13 @@ def _tiles(stage: Stage, parameters: Parameters, target: CudaTarget) -> Schedule
     ):
         side = side_of(value, axes, roles, with_tensor_cores)
         along_depth = side.along_depth and not side.turned
-        schedule = schedule.reorder(other, *((own, step) if along_depth else (step, own))).hoist(
-            other, other, 1, "source"
-        )
         padding = PADDING // value.dtype.bytes
         if with_tensor_cores and not along_depth:  # four rows of eight f32 at once
             padding = max(8, padding)
-        schedule = schedule.pad(f"{other}.h", padding)
         schedule, threads = _filled(
-            schedule,
+            schedule.reorder(other, *((own, step) if along_depth else (step, own)))
+            .hoist(other, other, 1, "source")
+            .pad(f"{other}.h", padding),
             side,
             f"{other}.h.{own}",
             f"{other}.h.{step}",
@@ -227,6 +213,26 @@ def _tiles(stage: Stage, parameters: Parameters, target: CudaTarget) -> Schedule
     if not target.is_one_block:
         schedule = schedule.bind(".".join(blocks), "block")
     return schedule.bind((*filling[0], *summing, *storing), "thread")
+
+
+def _step_by_step(
+    schedule: Schedule, names: tuple[str, str, str], sizes: tuple[int, int, int]
+) -> Schedule:
+    """Tiles of rows and columns, whose sums all begin, go along the depth in steps, and are stored,
+    side by side."""
+    (m, n, k), (rows, columns, depth) = names, sizes
+    row, column = f"{m}.i", f"{n}.i"
+    return (
+        schedule.split(m, rows)
+        .split(n, columns)
+        .split(k, depth)
+        .reorder(f"{m}.o", f"{n}.o", row, column)
+        .expand(column, "register")
+        .expand(row, "register")
+        .distribute(row, f"{k}.o", "e")
+        .distribute(row, f"{k}.o")
+        .reorder(f"{k}.o", row, column, f"{k}.i")
+    )
 
 
 def _filled(
