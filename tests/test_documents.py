@@ -24,13 +24,13 @@ DOCUMENTS = (
 )
 # A folder, or a file of a kind that lies here, maybe with the name of something in it behind a
 # colon; `<family>` and the like stand for any.
-PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.<>-]+(?:/|\.(?:py|cc|h|cuh|in|sh)))(?::\w+)?`")
+PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.<>-]+(?:/|\.(?:py|cc|h|cuh|in|sh)))(?::(\w+))?`")
 FOLDERS = (ROOT, ROOT / "hlo_mlc", ROOT / "hlo_mlc" / "codegen")
-FILES = {
-    path.name
-    for folder in ("hlo_mlc", "custom_calls", "scripts", "tests")
-    for path in (ROOT / folder).rglob("*.*")
-}
+SOURCES = (".py", ".cc", ".h", ".cuh")
+FILES: dict[str, list[Path]] = {}
+for _folder in ("hlo_mlc", "custom_calls", "scripts", "tests"):
+    for _path in (ROOT / _folder).rglob("*.*"):
+        FILES.setdefault(_path.name, []).append(_path)
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -38,13 +38,34 @@ def test_places_exist(name: str) -> None:
     places = PLACE.findall((ROOT / name).read_text())
     assert name == "README.md" or name.startswith("docs") or len(places) > 20
     missing = [
-        place
-        for place in places
-        if "<" not in place
-        and place not in FILES
-        and not any((folder / place).exists() for folder in FOLDERS)
+        f"{place}:{what}" if what else place
+        for place, what in places
+        if "<" not in place and not any(_has(path, what) for path in _found(place))
     ]
     assert not missing, f"{name} names what is not there"
+
+
+def _found(place: str) -> list[Path]:
+    """What a place may mean: from the root, from the package, or a file by its name alone."""
+    paths = [folder / place for folder in FOLDERS if (folder / place).exists()]
+    return paths or FILES.get(place, [])
+
+
+def _has(path: Path, what: str) -> bool:
+    return not what or re.search(rf"\b{what}\b", path.read_text()) is not None
+
+
+# Names of code: of several words, or with capitals within.
+NAME = re.compile(r"`((?:\w+\.)*(?:\w+_\w+|_\w+|[A-Z]\w*[a-z]\w*[A-Z]\w*))(?:\(.*?\))?`")
+
+
+@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/internals.md"])
+def test_names_are_those_of_the_code(name: str) -> None:
+    named = {part for found in NAME.findall((ROOT / name).read_text()) for part in found.split(".")}
+    assert named
+    sources = [path for paths in FILES.values() for path in paths if path.suffix in SOURCES]
+    words = {word for path in sources for word in re.findall(r"\w+", path.read_text())}
+    assert named <= words, f"{name} names what is not there"
 
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
