@@ -1,41 +1,23 @@
 """What differs between JAX 0.10, 0.11 and 0.12, and all that we take from inside JAX but for the
-rules of a call (`call_rules.py`)."""
+rules of a call (`call_rules.py`), meshes (`compat_meshes.py`) and exports (`compat_exports.py`)."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-import io
-import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import (
-    api,
-    api_util,
-    compiler,
-    config,
-    core,
-    custom_partitioning,
-    sharding_impls,
-    source_info_util,
-    traceback_util,
-)
+from jax._src import api, api_util, compiler, config, core, source_info_util, traceback_util
 from jax._src import linear_util as lu
-from jax._src.export import _export
-from jax._src.interpreters import batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state.types import AbstractRef
 from jax._src.util import fun_name
 from jax.extend.backend import get_backend
 from jaxlib import _jax
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
 
 from hlo_mlc.frontend.walking import operations
 from hlo_mlc.support.lazy_imports import lazy_imports
@@ -250,219 +232,12 @@ def equation_line(equation: Any) -> str:
     return f"{frame.file_name}:{frame.start_line} {equation.primitive.name}"
 
 
-def partition_count(axis_context: Any) -> int:
-    """Over how many devices the partitioner will split what is lowered in this context.
-
-    Axes that `shard_map` made manual do not count: there, the program of one device is written.
-    """
-    if hasattr(axis_context, "num_devices"):
-        return axis_context.num_devices
-    mesh = axis_context.mesh
-    return math.prod(
-        size for name, size in mesh.shape.items() if name not in axis_context.manual_axes
-    )
-
-
-def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:
-    """The mesh of all devices that values of these types may be sharded over by JAX's propagation
-    (Shardy), if there are several, and it is used for all axes.
-
-    Types of arguments that were on no device say nothing; where the program wants them does.
-    """
-    axis_context = module_context.axis_context
-    count = partition_count(axis_context)
-    if count == 1 or hasattr(axis_context, "mesh") or not config.use_shardy_partitioner.value:
-        return None
-    known = {t.sharding.mesh for t in types if hasattr(t, "sharding") and not t.sharding.mesh.empty}
-    known = known or _meshes_named(module_context.module)
-    if len(known) != 1:
-        return None
-    (mesh,) = known
-    return None if mesh._any_axis_manual or mesh.size != count else mesh
-
-
-def with_automatic_axes(mesh: Any) -> Any:
-    """The mesh as the partitioner sees it, which knows nothing of what axes are to the user."""
-    return mesh.update_axis_types(dict.fromkeys(mesh.axis_names, jax.sharding.AxisType.Auto))
-
-
-def _meshes_named(module: ir.Module) -> set[Any]:
-    """The meshes over which a module, as far as it is written, says that something is sharded."""
-    shardings = [
-        one.attributes["sharding"] for one in operations(module, "sdy.sharding_constraint")
-    ]
-    shardings += [
-        value["sdy.sharding"]
-        for function in operations(module, "func.func")
-        for name in ("arg_attrs", "res_attrs")
-        if name in function.attributes
-        for value in function.attributes[name]
-        if "sdy.sharding" in value
-    ]
-    meshes = {sdy.TensorShardingAttr(sharding).mesh_or_ref for sharding in shardings}
-    named = {
-        tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes))
-        for mesh in map(sdy.MeshAttr, filter(sdy.MeshAttr.isinstance, meshes))
-    }
-    return {
-        jax.sharding.AbstractMesh(
-            tuple(size for _, size in axes),
-            tuple(name for name, _ in axes),
-            axis_types=(jax.sharding.AxisType.Auto,) * len(axes),
-        )
-        for axes in named
-        if axes
-    }
-
-
-def partitioned_call(
-    module_context: Any,
-    mesh: Any,
-    partition: Callable[..., Any],
-    operand_count: int,
-    result_count: int,
-) -> dict[str, ir.Attribute]:
-    """The attributes of a custom call that is partitioned over a mesh as `custom_partitioning` of
-    JAX has it done; `partition` is kept as long as the program is."""
-    info = custom_partitioning._ShardingCallbackInfo(
-        None,
-        partition,
-        lambda sharding, rank: _named_sharding(sharding, rank, mesh),
-        jax.tree.structure((0,) * operand_count),
-        jax.tree.structure([0] * result_count),
-        None,
-        module_context,
-        mesh,
-        (),
-    )
-    # No other process finds the program in JAX's cache on disk, and then no kernels for it.
-    key = secrets.token_hex(16)
-    custom_partitioning._sharding_callbacks[key.encode()] = info
-    module_context.add_keepalive(info)
-    return {
-        "call_target_name": ir.StringAttr.get(custom_partitioning._CUSTOM_PARTITIONING_CALL_NAME),
-        "has_side_effect": ir.BoolAttr.get(False),
-        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
-        "called_computations": ir.ArrayAttr.get([]),
-        "backend_config": ir.StringAttr.get(key),
-        "mhlo.frontend_attributes": ir.DictAttr.get({"hlo_mlc": ir.StringAttr.get(key)}),
-    }
-
-
-def _named_sharding(sharding: Any, rank: int, mesh: Any) -> Any:
-    """What XLA calls a sharding, in the names of a mesh; as if each device had all where these do
-    not say it, such as for parts of an axis."""
-    try:
-        (spec, *_) = sharding_impls.parse_flatten_op_sharding(sharding, mesh)
-    except Exception:  # which it is depends on the sharding and on JAX's version
-        spec = ()
-    return jax.sharding.NamedSharding(
-        mesh, jax.sharding.PartitionSpec(*spec, *(None,) * (rank - len(spec)))
-    )
-
-
-def is_for_export(module_context: Any) -> bool:
-    """Whether `jax.export` asks for the module that is being lowered."""
-    return module_context.lowering_parameters.for_export
-
-
-def has_symbolic_sizes(module_context: Any) -> bool:
-    """Whether the module that is being lowered calls exported functions with symbolic sizes."""
-    return module_context.shape_poly_state.uses_dim_vars
-
-
-def resolved(module: ir.Module) -> ir.Module:
-    """The module, whose @main has arguments of known sizes, with all others that follow from them,
-    in the same context; what it asserts of them holds.
-
-    Raises: ValueError where some do not follow, or what it asserts does not hold.
-    """
-    found = io.BytesIO()
-    mlir.refine_polymorphic_shapes(module).operation.write_bytecode(found)
-    with module.context:
-        return ir.Module.parse(found.getvalue())
-
-
-def symbols_of(exported: jax.export.Exported) -> dict[str, bool]:
-    """The symbols in the sizes of an exported function's arguments, and of each whether some
-    argument begins with it."""
-    found: dict[str, bool] = {}
-    for aval in exported.in_avals:
-        for position, size in enumerate(aval.shape):
-            for name in sorted(size._get_vars()) if jax.export.is_symbolic_dim(size) else ():
-                found[name] = found.get(name, False) or position == 0
-    return found
-
-
-def with_sizes(
-    exported: jax.export.Exported, sizes: Mapping[str, int]
-) -> list[jax.ShapeDtypeStruct] | None:
-    """The types of an exported function's arguments with these sizes for its symbols; None where
-    it is not for such."""
-    try:
-        types = [
-            jax.ShapeDtypeStruct(
-                [
-                    size._evaluate(sizes) if jax.export.is_symbolic_dim(size) else size
-                    for size in aval.shape
-                ],
-                aval.dtype,
-            )
-            for aval in exported.in_avals
-        ]
-        args, kwargs = jax.tree.unflatten(exported.in_tree, types)
-        jax.eval_shape(exported.call, *args, **kwargs)
-    except (TypeError, ValueError):
-        return None
-    return types
-
-
 def source_line(jaxpr: Any) -> tuple[str, int] | None:
     """The file and the line at which the function that a jaxpr was made from begins."""
     info = jaxpr.jaxpr.debug_info
     if info is None or info.func_filename is None or info.func_lineno is None:
         return None
     return info.func_filename, info.func_lineno
-
-
-def refusing_vjp(
-    exported: jax.export.Exported, refuse: Callable[[Any], Any]
-) -> jax.export.Exported:
-    """The exported function, which calls `refuse` where JAX asks for a derivative of a higher
-    order than it has."""
-    given = exported._get_vjp
-    derivative = refuse if given is None else lambda it: refusing_vjp(given(it), refuse)
-    return dataclasses.replace(exported, _get_vjp=derivative)
-
-
-def map_calls_of_exported_functions() -> None:
-    """Has `vmap` of an exported function call it for one element after the other, unless JAX knows
-    better: without, it is an error."""
-    primitive = _export.call_exported_p
-    if primitive not in batching.fancy_primitive_batchers:
-        batching.primitive_batchers[primitive] = partial(map_calls, primitive)
-
-
-def map_calls(
-    primitive: jex.Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
-) -> tuple[list[Any], list[int]]:
-    """A batching rule: calls with one element of the batch after the other."""
-    is_mapped = [dim is not None for dim in dims]
-    mapped = [
-        jax.numpy.moveaxis(arg, dim, 0)
-        for arg, dim, chosen in zip(args, dims, is_mapped, strict=True)
-        if chosen
-    ]
-
-    def call(elements: Sequence[Any]) -> list[Any]:
-        remaining = iter(elements)
-        operands = [
-            next(remaining) if chosen else arg for arg, chosen in zip(args, is_mapped, strict=True)
-        ]
-        return primitive.bind(*operands, **params)
-
-    results = jax.lax.map(call, mapped)
-    return results, [0] * len(results)
 
 
 def compile_for(

@@ -18,7 +18,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat, compat_exports
 from hlo_mlc.interop.bundle_reader import PLATFORMS, Platform, target_line
 from hlo_mlc.interop.calling import check_call
 from hlo_mlc.interop.jit_object import JitObject
@@ -274,8 +274,8 @@ def _function(
         check_call(name, exported, args, kwargs, embedded=len(inside))
         return program.call(*inside, *args, **kwargs)
 
-    program = compat.refusing_vjp(exported, refuse)
-    compat.map_calls_of_exported_functions()
+    program = compat_exports.refusing_vjp(exported, refuse)
+    compat_exports.map_calls_of_exported_functions()
     loaded.__name__ = loaded.__qualname__ = name
     loaded.__doc__ = chosen.get("documentation")
     how = chosen.get("open_sizes")

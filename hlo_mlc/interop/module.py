@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from hlo_mlc.explain import Explanation, explain
 from hlo_mlc.frontend.parse import BYTECODE_MAGIC, parse_module
 from hlo_mlc.frontend.sizes import write_rounded_sizes
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat, compat_exports
 from hlo_mlc.interop.arguments import (
     ArgumentType,
     FreeSize,
@@ -393,7 +393,7 @@ class StablehloFunction:
             pipeline = _ARGUMENTS.format(types=",".join(map(str, types)))
             try:
                 passmanager.PassManager.parse(pipeline).run(module.operation)
-                module = compat.resolved(module)
+                module = compat_exports.resolved(module)
             except (ir.MLIRError, ValueError) as error:
                 raise UnsupportedOpError(
                     f"@{self._name}", f"its dynamic shapes cannot be resolved: {error}"

@@ -17,7 +17,7 @@ import numpy as np
 
 from hlo_mlc.backends.base import KernelObject
 from hlo_mlc.backends.cpu import cpu_backend
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat_exports
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
@@ -59,7 +59,7 @@ def supply_kernel(
 
 def is_open(exported: jax.export.Exported) -> bool:
     """Whether it is exported with symbolic sizes."""
-    return bool(compat.symbols_of(exported))
+    return bool(compat_exports.symbols_of(exported))
 
 
 def kernels_for_sizes(
@@ -93,10 +93,10 @@ def kernels_for_sizes(
 
 def _types(exported: jax.export.Exported) -> Iterator[list[jax.ShapeDtypeStruct]]:
     """Types of arguments with sizes that the function is for."""
-    symbols = compat.symbols_of(exported)
+    symbols = compat_exports.symbols_of(exported)
     for rows in _ROWS:
         for multiple in _MULTIPLES:
-            types = compat.with_sizes(
+            types = compat_exports.with_sizes(
                 exported,
                 {
                     name: (rows if leads else _OTHER_SIZE) * multiple

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import DONATED
 from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat, compat_exports, compat_meshes
 from hlo_mlc.interop.background import BACKGROUND
 from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
@@ -98,7 +98,7 @@ def _lower_call(
     lowering = _Lowering(module_context, function, subject)
     cache = mesh = None
     with lowering.contained():
-        mesh = compat.mesh_of(module_context, call_jaxpr.in_avals)
+        mesh = compat_meshes.mesh_of(module_context, call_jaxpr.in_avals)
         refusal = _why_not(ctx, call_jaxpr, function, mesh)
         if refusal is None:
             cache = _body_cache(module_context, operands, function)
@@ -200,7 +200,7 @@ def _take_over(
     if symbol not in cache.compiled:
         cache.compiled[symbol] = False
         extracted = called(module, symbols, symbol, operands)
-        if compat.has_symbolic_sizes(module_context):
+        if compat_exports.has_symbolic_sizes(module_context):
             extracted = with_known_sizes(extracted, symbol)
         if mesh is not None and not mesh.are_all_axes_auto:
             sharding.propagate_types(extracted, symbol)
@@ -251,7 +251,7 @@ def _why_not(
 ) -> _Refusal | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
-    if compat.is_for_export(module_context) and not function.for_archive:
+    if compat_exports.is_for_export(module_context) and not function.for_archive:
         return _Refusal(
             "jax.export takes no custom calls, and its files hold no machine code; "
             "hlo_mlc.export writes files with our kernels"
@@ -266,7 +266,7 @@ def _why_not(
         return _Refusal("it has no results")
     if ctx.dim_var_values:
         return _Refusal("it is exported with symbolic shapes", "export it for sizes that are known")
-    partitions = compat.partition_count(module_context.axis_context)
+    partitions = compat_meshes.partition_count(module_context.axis_context)
     if partitions > 1 and (mesh is None or platforms[0] != CPU):
         return _Refusal(
             f"it is partitioned over {partitions} devices outside shard_map, and neither its "
@@ -321,7 +321,7 @@ def called(
 def with_known_sizes(module: ir.Module, symbol: str) -> ir.Module:
     """The module with sizes in place of symbols in what it calls of exported functions."""
     rename_to_main(module, symbol)
-    found = compat.resolved(module)
+    found = compat_exports.resolved(module)
     rename(found, MAIN, symbol)
     return found
 

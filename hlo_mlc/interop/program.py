@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from hlo_mlc.frontend.types import listed_elements
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat_exports
 from hlo_mlc.interop.arguments import ArgumentType
 from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.extraction import MAIN, function_named
@@ -149,5 +149,5 @@ def _shapes(avals: Sequence[Any]) -> Shapes:
 program_call_p.def_impl(_run)
 program_call_p.def_abstract_eval(_abstract_eval)
 mlir.register_lowering(program_call_p, _lower, cacheable=False)
-batching.primitive_batchers[program_call_p] = partial(compat.map_calls, program_call_p)
+batching.primitive_batchers[program_call_p] = partial(compat_exports.map_calls, program_call_p)
 ad.primitive_jvps[program_call_p] = _refuse_derivative

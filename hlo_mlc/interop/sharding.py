@@ -40,7 +40,7 @@ from hlo_mlc.building import build_kernels
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.walking import operations
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat_meshes
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.report import Report
@@ -223,7 +223,7 @@ def make_partitionable(
 ) -> None:
     """Has calls of kernels in a compiled module partitioned over a mesh by their rules; what fails
     then is `contained`."""
-    mesh = compat.with_automatic_axes(mesh)
+    mesh = compat_meshes.with_automatic_axes(mesh)
     backend = sharded_cpu_backend(options)
     kernels = {k.id + backend.variant: k.kept for k in report.kernels}
     known: dict[str, dict[str, ir.Attribute]] = {}
@@ -248,7 +248,7 @@ def make_partitionable(
         several = len(operation.results) > 1
         with module.context, operation.location, ir.InsertionPoint(operation):
             if kernel_id not in known:
-                known[kernel_id] = compat.partitioned_call(
+                known[kernel_id] = compat_meshes.partitioned_call(
                     module_context,
                     mesh,
                     PartitionedKernel(built, backend, options, contained, found).partition,
