@@ -7,14 +7,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import mmap
 import os
 import shutil
 import subprocess
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -24,46 +22,32 @@ import numpy as np
 import pytest
 from jax._src import compiler
 from jax._src.interpreters import mlir
-from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir import ir
 
 from emulation.emulator import Emulator
 from hlo_mlc import kept_programs
-from hlo_mlc.backends.cpu import target_of
-from hlo_mlc.backends.cuda import limits_of, stays_complex
 from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
-from hlo_mlc.expr.layout import restored, stored
-from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
-from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.ops.registry import evaluate_graph, references
-from hlo_mlc.partition.choose.cost import choose_all
-from hlo_mlc.partition.costs import Costs
-from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.planner import partition
-from hlo_mlc.passes.complex_parts import nothing, split_complex
-from hlo_mlc.passes.packed_integers import in_bytes
-from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import busyness
 from hlo_mlc.runtime.measure import bind_kernel
-from hlo_mlc.runtime.variants import KernelCode, load_object
+from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.errors import UnsupportedOpError
-from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
-from hlo_mlc.target.cpu import CpuTarget, named
-from hlo_mlc.target.levels import THIS_MACHINE, missing_features, runnable
-from hlo_mlc.templates.base import Parameters
+from hlo_mlc.target.levels import THIS_MACHINE, runnable
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
-from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
-from making.code import generate
+from hlo_mlc.tensor.core import TensorProgram
+from making import apart
+from making.agreement import assert_agree, compare
+from making.apart import Arrays, Parts
+from making.machine import Fenced, MachineCode, Tuned, is_for_cpus
 from making.pairs import in_pairs, once
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
@@ -259,68 +243,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
-GPU = limits_of(cuda.named("sm_90"))
-PLANNED = named("x86-64-v4")  # what functions are taken apart for, wherever the parts run then
-Arrays = Sequence[np.ndarray]
-Tuned = Mapping[int, tuple[str, Parameters]]
-_PAGE = mmap.PAGESIZE
-
-
-def in_f64(function: Callable, args: Sequence) -> list[np.ndarray]:
-    """The results of the function where all floats among its arguments are f64."""
-
-    def widen(a: np.ndarray) -> np.ndarray:
-        return np.asarray(a).astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a
-
-    with jax.enable_x64(True):
-        results = jax.jit(function)(*jax.tree.map(widen, args))
-        return [np.asarray(r).astype(np.float64) for r in jax.tree.leaves(results)]
-
-
-def _as_f64(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array).astype(np.float64)
-
-
-def _assert_close(
-    actual: np.ndarray,
-    expected: np.ndarray,
-    exact: Callable[[], np.ndarray],
-    ulps: float,
-    magnitude: float | None,
-) -> None:
-    """Errors are below `ulps` of the larger of the value and `magnitude`, or twice XLA's own."""
-    info = jnp.finfo(expected.dtype)
-    ours, theirs = _as_f64(actual), _as_f64(expected)
-    np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs), "where NaNs are")
-    infinite = np.isinf(ours) | np.isinf(theirs)
-    np.testing.assert_array_equal(ours[infinite], theirs[infinite], "where infinities are")
-    finite = np.isfinite(theirs)
-    ours, theirs = ours[finite], theirs[finite]
-    if magnitude is None:
-        magnitude = float(np.max(np.abs(theirs), initial=0.0))
-    bound = ulps * float(info.eps) * np.maximum(np.abs(theirs), magnitude) + float(info.tiny)
-    if np.all(np.abs(ours - theirs) <= bound):
-        return
-    true = exact()[finite]
-    allowed = np.maximum(bound, 2 * np.abs(theirs - true))
-    error = np.abs(ours - true)
-    worst = int(np.argmax(error / allowed))
-    assert np.all(error <= allowed), (
-        f"{np.count_nonzero(error > allowed)} of {error.size} values are too far off, the worst: "
-        f"{ours[worst]!r} where {true[worst]!r} is exact and XLA has {theirs[worst]!r}"
-    )
-
-
-def _assert_agree(actual: Arrays, expected: Arrays) -> None:
-    """The results of two kernels, whose sums are in different orders."""
-    for one, other in zip(actual, expected, strict=True):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if jnp.issubdtype(other.dtype, jnp.floating):
-            _assert_close(one, other, lambda other=other: _as_f64(other), 64.0, None)
-        else:
-            np.testing.assert_array_equal(one, other)
-
-
 def _check(
     function: Callable,
     *args: object,
@@ -343,39 +265,8 @@ def _check(
     assert report.coverage >= coverage, report.explain()
     assert kernels in (None, KERNEL_TARGET in stage.as_text()), report.explain()
     actual = jax.tree.leaves(stage.compile()(*args))
-    _compare(actual, function, args, ulps, magnitude, exact)
+    compare(actual, function, args, ulps, magnitude, exact)
     return report
-
-
-def _compare(
-    actual: Arrays,
-    function: Callable,
-    args: Sequence,
-    ulps: float,
-    magnitude: float | None,
-    exact: Callable | None,
-) -> None:
-    """With what `jax.jit` of the function gives, as `_check` says."""
-    expected = jax.tree.leaves(jax.jit(function)(*args))
-    assert len(actual) == len(expected)
-    wide: list[np.ndarray] = []
-
-    def exact_result(number: int) -> np.ndarray:
-        wide.extend(() if wide else in_f64(exact or function, args))
-        return wide[number]
-
-    for number, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
-        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), number
-        if jnp.issubdtype(theirs.dtype, jnp.floating):
-            _assert_close(
-                np.asarray(ours),
-                np.asarray(theirs),
-                lambda n=number: exact_result(n),
-                ulps,
-                magnitude,
-            )
-        else:
-            np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), f"result {number}")
 
 
 @pytest.fixture(scope="session")
@@ -389,7 +280,7 @@ def emulated(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray] |
     emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
 
     def run(function: Callable, *args: object) -> list[np.ndarray] | None:
-        parts = _take_apart(function, *args, limits=GPU)
+        parts = apart.take_apart(function, *args, limits=apart.GPU)
         sources = {p: cuda_source(p) for p in parts.programs}
         emulator.prepare(list(sources.values()), keep=False, run_once=True)
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
@@ -407,11 +298,11 @@ def through_c(as_c: Callable[..., list[KernelCode]]) -> Callable[..., list[np.nd
     run."""
 
     def run(function: Callable, *args: object) -> list[np.ndarray] | None:
-        parts = _take_apart(function, *args)
+        parts = apart.take_apart(function, *args)
         codes = dict(
             zip(
                 parts.programs,
-                as_c([schedule_program(p, PLANNED)[0] for p in parts.programs]),
+                as_c([schedule_program(p, apart.PLANNED)[0] for p in parts.programs]),
                 strict=True,
             )
         )
@@ -444,7 +335,7 @@ def check(emulated: Callable) -> Callable[..., Report]:
         report = _check(function, *args, ulps=ulps, magnitude=magnitude, exact=exact, **rest)
         actual = emulated(function, *args)
         if actual is not None:  # sums are in another order there
-            _compare(actual, function, args, max(ulps, 64.0), None, exact)
+            compare(actual, function, args, max(ulps, 64.0), None, exact)
         return report
 
     return on_both
@@ -459,173 +350,27 @@ def run(emulated: Callable) -> Callable[..., list[np.ndarray]]:
         compiled = mlc_jit(function, choose="ours")
         results = [np.asarray(r) for r in jax.tree.leaves(compiled(*args))]
         assert compiled.report().coverage == 1, str(compiled.explain(verbose=True))
-        _assert_agree(emulated(function, *args) or results, results)
+        assert_agree(emulated(function, *args) or results, results)
         return results
 
     return run
 
 
-Execute = Callable[[TensorProgram, Arrays], list[np.ndarray]]
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """A function as the compiler takes it apart: kernels, and the graph that connects them."""
-
-    graph: Graph
-    kernels: Mapping[str, Kernel]
-
-    @property
-    def programs(self) -> list[TensorProgram]:
-        return [kernel.program for kernel in self.kernels.values()]
-
-    def run(self, args: Arrays, execute: Execute) -> list[np.ndarray]:
-        """The results of the function, with `execute` running its kernels.
-
-        Raises: UnsupportedOpError for what only XLA can run.
-        """
-
-        def kernel(node: Node, operands: Arrays) -> Arrays:
-            given, found = (
-                [layout[::-1] for layout in node.attributes.get(name, [()] * len(values))]
-                for values, name in (
-                    (node.operands, "operand_layouts"),
-                    (node.results, "result_layouts"),
-                )
-            )
-            laid = (stored(a, order) for a, order in zip(operands, given, strict=True))
-            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in laid]
-            results = execute(self.kernels[node.attributes["id"]].program, parts)
-            return [
-                restored(r, v.type, order)
-                for r, v, order in zip(results, node.results, found, strict=True)
-            ]
-
-        return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
-
-
-def _take_apart(
-    function: Callable, *args: object, platform: str = "cpu", limits: FusionLimits | None = None
-) -> Parts:
-    traced = jax.jit(function, keep_unused=True).trace(*args)
-    module = traced.lower(lowering_platforms=(platform,)).compiler_ir()
-    return _take_module_apart(module, limits or (GPU if platform == "cuda" else LIMITS))
-
-
-def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Parts:
-    with module.context:
-        passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
-            module.operation
-        )
-    graph, _ = simplify(in_bytes(import_function(module)), references, verify=True)
-    stays = nothing if limits == LIMITS else stays_complex
-    graph, _ = simplify(split_complex(graph, stays), references, verify=True)
-    plan = partition(
-        graph, lambda cluster: choose_all(cluster, PLANNED), Costs(PLANNED), limits=limits
-    )
-    return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
-
-
 @pytest.fixture(scope="session")
 def take_apart() -> Callable[..., Parts]:
     """`take_apart(function, *args)`: its kernels, to be scheduled and run one by one."""
-    return _take_apart
+    return apart.take_apart
 
 
 @pytest.fixture(scope="session")
 def take_module_apart() -> Callable[[ir.Module], Parts]:
     """The same of a StableHLO module."""
-    return _take_module_apart
-
-
-def _is_for_cpus(step: Step) -> bool:
-    """Whether GPUs leave it to XLA."""
-    if isinstance(step, Nest):
-        return any(s.sort or s.procedure for s in step.stages)
-    return isinstance(step, Branch) or any(map(_is_for_cpus, step.inner))
-
-
-class Fenced:
-    """Arrays whose first (or last) element borders on memory that cannot be touched."""
-
-    def __init__(self) -> None:
-        self._protect = ctypes.CDLL(None, use_errno=True).mprotect
-
-    def empty(self, shape: Sequence[int], dtype: np.dtype, at_end: bool) -> np.ndarray:
-        """An array of zeros that ends (or starts) at a page without access."""
-        count = int(np.prod(shape, dtype=np.int64))
-        size = max(1, count * np.dtype(dtype).itemsize)
-        pages = -(-size // _PAGE)
-        memory = mmap.mmap(-1, (pages + 2) * _PAGE)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for fence in (base, base + (pages + 1) * _PAGE):
-            assert self._protect(ctypes.c_void_p(fence), ctypes.c_size_t(_PAGE), 0) == 0
-        # The array keeps what is mapped; a process may only have so many maps at once.
-        start = _PAGE + (pages * _PAGE - size if at_end else 0)
-        return np.ndarray(shape, dtype, memory, start)
-
-    def copy(self, array: np.ndarray, at_end: bool) -> np.ndarray:
-        """A copy of the array between fences."""
-        result = self.empty(array.shape, array.dtype, at_end)
-        result[...] = array
-        return result
+    return apart.take_module_apart
 
 
 @pytest.fixture(scope="session")
 def fenced() -> Fenced:
     return Fenced()
-
-
-class MachineCode:
-    """Runs tensor programs as machine code, outside of XLA."""
-
-    def __init__(self, fences: Fenced, check: Callable[..., None] | None = None) -> None:
-        """`check(program, operands, results)` looks at all that is run."""
-        self._fences, self._check = fences, check
-        self.target = target_of(Options.from_environment())  # --target, else this machine
-
-    def code(
-        self, program: TensorProgram, tuned: Tuned | None = None, target: CpuTarget | None = None
-    ) -> KernelCode:
-        """A program compiled with these templates and parameters, for this target."""
-        target = target or self.target
-        loops, _ = schedule_program(program, target, tuned)
-        generated = generate(loops, target, Options.from_environment().check)
-        return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
-
-    def executing(
-        self,
-        *,
-        tuned: Tuned | None = None,
-        target: CpuTarget | None = None,
-        threads: int = 1,
-        fence_at: str | None = None,
-    ) -> Execute:
-        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there.
-        Code that would end the process here is compiled, and the rest of the test skipped."""
-
-        def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
-            code = self.code(program, tuned, target)
-            if missing := missing_features(target or self.target):
-                pytest.skip(f"this machine lacks {', '.join(sorted(missing))}")
-            place = (
-                (lambda a: a)
-                if fence_at is None
-                else (lambda a: self._fences.copy(a, fence_at == "end"))
-            )
-            inputs = [
-                place(np.ascontiguousarray(a)).reshape(b.shape)
-                for a, b in zip(operands, program.operands, strict=True)
-            ]
-            outputs = [
-                place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy)) for b in program.results
-            ]
-            bind_kernel(code, inputs, outputs, threads=threads)()
-            if self._check is not None:
-                self._check(program, operands, outputs)
-            return outputs
-
-        return execute
 
 
 @pytest.fixture(scope="session")
@@ -639,11 +384,11 @@ def machine_code(request: pytest.FixtureRequest, fenced: Fenced) -> MachineCode:
     def check(program: TensorProgram, operands: Arrays, results: Arrays) -> None:
         if program in sources:  # which parameters machine code has makes no difference
             return
-        if any(map(_is_for_cpus, program.steps)):
+        if any(map(is_for_cpus, program.steps)):
             return
         source = sources[program] = cuda_source(program)
         emulator.prepare([source], keep=False, run_once=True)
-        _assert_agree(emulator.run(source, program, operands, 7), results)
+        assert_agree(emulator.run(source, program, operands, 7), results)
 
     return MachineCode(fenced, check)
 

@@ -7,7 +7,9 @@ import json
 import select
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from jaxlib.mlir import ir
@@ -123,3 +125,44 @@ def bounded() -> Iterator[Bounded]:
     bounded = Bounded()
     yield bounded
     bounded.end()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where a function is exported to."""
+    return tmp_path / "model.mlc"
+
+
+@pytest.fixture
+def fresh(path: Path, tmp_path: Path) -> Callable[..., str]:
+    """`fresh(lines)`: runs them in a new process with an empty cache; `f` is what was loaded.
+    Making code is an error there."""
+
+    def run(lines: str, entry: str | None = None) -> str:
+        script = textwrap.dedent(f"""
+            import jax, jax.numpy as jnp, numpy as np
+            import hlo_mlc, hlo_mlc.backends.cpu, hlo_mlc.codegen.cpu.assemble as assemble
+            def refuse(*_): raise AssertionError("a kernel is compiled")
+            assemble.compile_ir = hlo_mlc.backends.cpu.compile_ir = refuse
+            f = hlo_mlc.load({str(path)!r}, entry={entry!r})
+        """) + textwrap.dedent(lines)
+        environment = {"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""}
+        ran = subprocess.run(
+            [sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert not (tmp_path / "empty").exists()
+        return ran.stdout
+
+    return run
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder in which nothing was kept, in the folder that the test runs in."""
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"

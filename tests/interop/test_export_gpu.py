@@ -48,11 +48,6 @@ def long_rows(x: jax.Array) -> jax.Array:
     return jnp.cos(jax.nn.softmax(x) * 3) + jnp.sum(jax.nn.softmax(x), 1, keepdims=True)
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "model.mlc"
-
-
 def test_machine_code_for_each_architecture(path: Path) -> None:
     report = hlo_mlc.export(
         mlc_jit(function, choose="ours"), X, path=path, targets=("sm_80", "sm_90")

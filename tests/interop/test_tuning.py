@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-import subprocess
-import sys
-import textwrap
-import time
 from pathlib import Path
 
 import jax
@@ -18,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.backends.cpu import cpu_backend, target_of
+from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.building import built_kernel, rebuild_kernel
 from hlo_mlc.cli import main
@@ -26,7 +21,6 @@ from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning, tuning_session
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.interop.tuning_report import TunedKernel
 from hlo_mlc.kernel_objects import kernel_object, scheduled
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
@@ -36,20 +30,9 @@ from hlo_mlc.tuning.history import attempts
 from hlo_mlc.tuning.storage import journal_path
 from hlo_mlc.tuning.tuner import Winner
 from making.left import by_xla
+from making.tuned import SCHEDULES, X, product, records_target
 
-X = np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(64, 96)
-SCHEDULES = {0: ("contraction", {"rows": 4, "vectors": 1})}
-
-
-def product(x: jax.Array) -> jax.Array:
-    return x @ x.T + 1
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 def only_kernel(function):
@@ -57,10 +40,6 @@ def only_kernel(function):
     _, plan = clusters_of(module, Options.from_environment(choose="ours"))
     ((cluster, _),) = plan.taken
     return cluster.kernel
-
-
-def records_target() -> str:
-    return target_of(Options.from_environment()).key
 
 
 def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record:
@@ -415,235 +394,3 @@ def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
         )
         for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
-
-
-def test_on_the_command_line(tmp_path: Path) -> None:
-    (tmp_path / "my_model.py").write_text(
-        textwrap.dedent("""
-        import jax, jax.numpy as jnp
-        def product(x):
-            return x @ x.T + 1
-        product.example_args = (jax.ShapeDtypeStruct((64, 96), jnp.float32),)
-    """)
-    )
-    runner = CliRunner()
-    result = runner.invoke(main, ["tune", "my_model:product", "--trials", "2"])
-    assert result.exit_code == 0, result.output
-    assert "2 configurations known" in result.output
-    listed = runner.invoke(main, ["records", "list"]).output.splitlines()
-    assert len(listed) == 3 and listed[2].startswith("1 record in ")
-    again = runner.invoke(
-        main, ["tune", "my_model:product", "--trials", "2", "--arg", "f32[64,96]"]
-    )
-    assert "2 configurations known" in again.output
-    assert runner.invoke(main, ["records", "export", "all.json"]).exit_code == 0
-    imported = runner.invoke(
-        main, ["records", "import", "all.json"], env={"HLO_MLC_CACHE": str(tmp_path / "elsewhere")}
-    )
-    assert imported.output.splitlines() == [
-        "1 of 1 record kept",
-        f"1 record for this machine ({records_target()}) by now",
-    ]
-    wrong = runner.invoke(main, ["records", "import", "my_model.py"])
-    assert wrong.exit_code == 1
-    assert wrong.output.startswith("error: my_model.py: These are no exported records")
-    missing = runner.invoke(main, ["records", "import", "gone.json"])
-    assert missing.exit_code == 2 and "Cannot read gone.json" in missing.output
-
-
-def test_a_stablehlo_file(tmp_path: Path) -> None:
-    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
-    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "2"])
-    assert result.exit_code == 0, result.output
-    assert "2 configurations known" in result.output and "made-up operands" in result.output
-
-
-def look_up(table: jax.Array, rows: jax.Array, on: jax.Array) -> jax.Array:
-    return jnp.where(on[:, None], jnp.take(table, rows, axis=0), 0).sum(0)
-
-
-TABLE = np.linspace(-1, 1, 1000 * 16, dtype=np.float32).reshape(1000, 16)
-ROWS, ON = np.arange(300, dtype=np.int32)[::-1] * 3, np.arange(300) % 2 == 0
-
-
-@pytest.fixture
-def measured_on(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The operands that kernels were to be measured on."""
-    found: list[np.ndarray] = []
-
-    def tune_kernel(task, *_, **__):
-        found.extend(task.operands)
-        return Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
-
-    monkeypatch.setattr(tuning_session, "tune_kernel", tune_kernel)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["npy", "npz"])
-@pytest.mark.parametrize("program", ["model.mlir", "looking_up:look_up"])
-def test_arrays_from_files(tmp_path: Path, measured_on: list, kind: str, program: str) -> None:
-    arrays = (TABLE, ROWS, ON)
-    (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(*arrays).as_text())
-    (tmp_path / "looking_up.py").write_text(
-        f"import jax, jax.numpy as jnp\n{inspect.getsource(look_up)}"
-    )
-    if kind == "npz":
-        np.savez("all.npz", *arrays)
-        files = ["all.npz"]
-    else:
-        files = ["0.npy", "1.npy", "2.npy"]
-        for file, array in zip(files, arrays, strict=True):
-            np.save(file, array)
-    result = CliRunner().invoke(
-        main, ["tune", program, "--trials", "1", *(f"--arg-file={file}" for file in files)]
-    )
-    assert result.exit_code == 0, result.output
-    assert "made-up operands" not in result.output
-    assert {TABLE.tobytes(), ROWS.tobytes()} <= {array.tobytes() for array in measured_on}
-
-
-def test_made_up_indices_are_within_bounds_and_reach_all(tmp_path: Path, measured_on: list) -> None:
-    (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(TABLE, ROWS, ON).as_text())
-    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "1"])
-    assert result.exit_code == 0 and "made-up operands" in result.output, result.output
-    (rows,) = (array for array in measured_on if array.dtype == np.int32)
-    assert rows.min() >= 0 and 900 < rows.max() < 1000
-    (on,) = (array for array in measured_on if array.dtype == np.bool_)
-    assert on.any() and not on.all()
-
-
-def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> None:
-    text = "tensor<?xf32>"
-    (tmp_path / "open.mlir").write_text(
-        f"func.func @main(%x: {text}) -> {text} {{\n%0 = stablehlo.sine %x : {text}\n"
-        f"return %0 : {text}\n}}"
-    )
-    result = CliRunner().invoke(main, ["tune", "open.mlir", "--arg", "f32[4096]", "--trials", "1"])
-    assert result.exit_code == 0 and "1 configuration known" in result.output, result.output
-    f = compile_stablehlo(Path("open.mlir"), choose="ours")
-    (kernel,) = f.tune(X[0], trials=1).kernels
-    assert kernel.given
-    np.testing.assert_allclose(f(X[0])[0], np.sin(X[0]), rtol=1e-5)
-    assert "tuned: " in f.report().explain()
-
-
-def test_kernels_for_any_number_of_rows() -> None:
-    """As many as a block has are tuned, others are refused."""
-
-    def exponential(x):
-        return jax.nn.softmax(jnp.exp(x))
-
-    ours = mlc_jit(exponential, any_rows=True, choose="ours")
-    report = ours.tune(X, trials=2)
-    assert [k.id for k in report.kernels] == [k.id for k in ours.report(X).kernels]
-    with pytest.raises(UsageError, match="in blocks of 16, 4, 1: tune it for"):
-        ours.tune(X[:21], trials=2)
-    assert "any_rows=True" in str(
-        mlc_jit(exponential, any_rows=True, tune="background").report(X[:21]).background
-    )
-    scaled = mlc_jit(lambda x: jnp.tanh(x * 3) / 7, any_rows=True, choose="ours")
-    (tuned,) = scaled.tune(X, trials=2).kernels
-    assert tuned.id == scaled.report(X).kernels[0].id and tuned.record is not None
-    for folding in (lambda x: x.sum(0), lambda x: x - x.mean(0)):
-        (left,) = mlc_jit(folding, any_rows=True, choose="ours").tune(X, trials=2).kernels
-        assert "in pieces" in left.reason and left.record is None
-
-
-def test_killed_and_started_again(tmp_path: Path) -> None:
-    """kill -9 leaves no process behind, and what was measured."""
-    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        "from hlo_mlc.cli import main; main()",
-        "tune",
-        "model.mlir",
-        "--minutes",
-        "5",
-    ]
-    journal = journal_path(Options.from_environment())
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        while not journal.exists() or journal.read_text().count("speedup") < 3:
-            assert process.poll() is None
-            time.sleep(0.05)
-        workers = children(process.pid)
-        assert workers
-        process.kill()
-    for _ in range(200):
-        if not any(map(is_alive, workers)):
-            break
-        time.sleep(0.05)
-    assert not any(map(is_alive, workers))
-    known = journal.read_text().count("speedup")
-    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", str(known)])
-    assert f"{known} configuration" in result.output
-
-
-def children(process: int) -> list[int]:
-    running = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
-    return [p for p in running if (status(p) or ["", ""])[1] == str(process)]
-
-
-def is_alive(process: int) -> bool:
-    return (status(process) or "Z")[0] != "Z"
-
-
-def status(process: int) -> list[str] | None:
-    """The state of a process and its parent's number; None if there is no such process."""
-    try:
-        text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    return text.rpartition(")")[2].split()[:2]
-
-
-def test_a_second_interrupt_and_kernels_that_had_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tune_kernel(task, study, *_, **__):
-        if started:
-            raise KeyboardInterrupt
-        started.append(study)
-        return Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0, interrupted=again)
-
-    monkeypatch.setattr(tuning_session, "tune_kernel", tune_kernel)
-    for again, known in ((False, 1), (True, 1)):
-        started: list = []
-        f = mlc_jit(lambda x: (x @ x.T + 1, jnp.cumsum(x, 1)), choose="ours")
-        with pytest.raises(tuning.TuningInterrupted, match="tuning again goes on") as stopped:
-            f.tune(X, trials=9)
-        report = stopped.value.report
-        assert len(report.kernels) == 2
-        assert [k.record is not None for k in report.kernels] == [True] * known + [False]
-        assert report.kernels[0].interrupted == again
-        assert "not tuned: interrupted before its winner was known" in str(report)
-        assert report.whole is None
-
-
-def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
-
-    def interrupted(self, study, outcome) -> None:
-        if len(study.tried) == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(tuning.TuningProgress, "on_trial", interrupted)
-        stopped = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"])
-    assert stopped.exit_code == 130 and "the same command goes on" in stopped.output
-    assert "2 configurations known" in stopped.output
-    assert "interrupted: this is the winner so far" in stopped.output
-    (record,) = open_records(Options.from_environment()).all()
-    assert record.measured.xla_us > 0
-    trials = []
-    monkeypatch.setattr(
-        tuning.TuningProgress, "on_trial", lambda self, study, outcome: trials.append(outcome)
-    )
-    assert CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"]).exit_code == 0
-    assert len(trials) == 1
-
-
-def test_a_kernel_that_there_was_no_time_for() -> None:
-    """Of which it is not said that nothing is faster."""
-    record = Record("abc", "cpu", {}, Measured(2.0, 2.0, 1.0))
-    text = str(TunedKernel("sum@m.py:1", ("stablehlo.reduce",), 1, record))
-    assert text == "sum@m.py:1: reduce\n  nothing was tried: there was no time left"
