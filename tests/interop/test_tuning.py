@@ -30,7 +30,7 @@ from hlo_mlc.tuning.history import attempts
 from hlo_mlc.tuning.storage import journal_path
 from hlo_mlc.tuning.tuner import Winner
 from making.left import by_xla
-from making.tuned import SCHEDULES, X, product, records_target
+from making.tunable import SCHEDULES, X, product, records_target
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -18,7 +18,7 @@ from hlo_mlc.interop import tuning_session
 from hlo_mlc.runtime.records import Measured
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.tuning.tuner import Winner
-from making.tuned import X, product, records_target
+from making.tunable import X, product, records_target
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 

@@ -20,7 +20,7 @@ from hlo_mlc.runtime.records import Measured, Record, open_records
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.storage import journal_path
 from hlo_mlc.tuning.tuner import Winner
-from making.tuned import SCHEDULES, X, product
+from making.tunable import SCHEDULES, X, product
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
