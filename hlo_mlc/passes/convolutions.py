@@ -117,6 +117,16 @@ def phases_as_features(node: Node, context: Rewriter) -> Value | None:
         TensorType((batch, *counts, apart * features), dtype),
         attributes,
     )
+    return _in_place(phases, c, outputs, context)
+
+
+def _in_place(phases: Value, c: Convolution, outputs: Sequence[int], context: Rewriter) -> Value:
+    """The outputs [batch, *outputs, o], in the order of the convolution's axes, out of all that
+    their phases [batch, *counts, phases and o] have."""
+    batch, *counts, columns = phases.type.shape
+    steps = [w.input_dilation for w in c.windows]
+    rank, features = len(steps), columns // math.prod(steps)
+    spatial = tuple(range(1, rank + 1))
     result = _reshaped(phases, (batch, *counts, *steps, features), context)
     beside = itertools.chain.from_iterable((d, d + rank) for d in spatial)
     result = _transposed(result, (0, *beside, 2 * rank + 1), context)
@@ -128,7 +138,7 @@ def phases_as_features(node: Node, context: Rewriter) -> Value | None:
     result = context.add(
         "stablehlo.slice",
         (result,),
-        TensorType((batch, *outputs, features), dtype),
+        TensorType((batch, *outputs, features), phases.type.dtype),
         {
             "start_indices": (0, *starts, 0),
             "limit_indices": (batch, *ends, features),
