@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -22,8 +21,8 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
 from hlo_mlc.target.levels import THIS_MACHINE, runnable
 from making.code import generate
+from making.machine import Fenced
 
-_PAGE = mmap.PAGESIZE
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 _PARALLEL_FOR = ctypes.CFUNCTYPE(
     None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64
@@ -44,22 +43,7 @@ def _run_tasks(context: int, body: int, closure: int, count: int) -> None:
 _run_tasks_pointer = _PARALLEL_FOR(_run_tasks)
 
 
-class _Fenced:
-    """An array whose last element (or first) borders on a page that cannot be touched."""
-
-    def __init__(self, values: np.ndarray, at_end: bool) -> None:
-        self.size = max(values.nbytes, 1)
-        pages = -(-self.size // _PAGE)
-        # PROT_NONE around `pages` pages of memory
-        self.map = mmap.mmap(-1, (pages + 2) * _PAGE)
-        base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        libc = ctypes.CDLL(None, use_errno=True)
-        for fence in (base, base + (pages + 1) * _PAGE):
-            assert libc.mprotect(ctypes.c_void_p(fence), _PAGE, 0) == 0
-        self.address = base + _PAGE + (pages * _PAGE - self.size if at_end else 0)
-        raw = (ctypes.c_char * self.size).from_address(self.address)
-        self.array = np.frombuffer(raw, values.dtype, values.size).reshape(values.shape)
-        self.array[...] = values
+_FENCES = Fenced()
 
 
 class Machine:
@@ -98,7 +82,7 @@ class Machine:
                 return checked
         code = self._code(program, target or host(), False)
         inputs = {
-            b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
+            b.name: _FENCES.copy(np.asarray(a, b.dtype.numpy), at_end)
             for b, a in zip(program.operands, operands, strict=True)
         }
         aliases = {result.name: operand.name for result, operand in program.aliases}
@@ -107,20 +91,19 @@ class Machine:
             if buffer.name in aliases:
                 outputs.append(inputs[aliases[buffer.name]])
             else:
-                start = (
-                    np.zeros(buffer.shape, buffer.dtype.numpy)
+                outputs.append(
+                    _FENCES.empty(buffer.shape, buffer.dtype.numpy, at_end)
                     if results is None
-                    else results[number]
+                    else _FENCES.copy(results[number], at_end)
                 )
-                outputs.append(_Fenced(start, at_end))
-        scratch = _Fenced(np.zeros(max(program.scratch_bytes, 64), np.uint8), at_end)
+        scratch = _FENCES.empty((max(program.scratch_bytes, 64),), np.uint8, at_end)
         fenced = [*inputs.values(), *outputs]
-        buffers = (ctypes.c_void_p * len(fenced))(*(f.address for f in fenced))
+        buffers = (ctypes.c_void_p * len(fenced))(*(f.ctypes.data for f in fenced))
         pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
         context = _Context(pointer, 1)
         entry = _ENTRY(code.entry)
-        entry(ctypes.addressof(context), ctypes.addressof(buffers), scratch.address)
-        return [f.array.copy() for f in outputs]
+        entry(ctypes.addressof(context), ctypes.addressof(buffers), scratch.ctypes.data)
+        return [f.copy() for f in outputs]
 
     def _run_checked(
         self, program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.expr.core import loads
-from hlo_mlc.loops.core import Accumulate, For, LoopKind, Store, walk
+from hlo_mlc.expr.core import Buffer, loads
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.base import lanes
 from hlo_mlc.templates.columns import FAR, ROWS
@@ -362,6 +362,13 @@ def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
         assert not {"reduction", "side_by_side"}.isdisjoint(written)
 
 
+def stores_of(loops: LoopProgram, buffer: Buffer) -> tuple[list[Store], set[Stmt]]:
+    """What stores into a buffer, and all that stands in loops of vectors."""
+    vectors = (s for s in walk(loops.body) if isinstance(s, For) and s.kind is LoopKind.VECTORIZE)
+    stores = [s for s in walk(loops.body) if isinstance(s, Store) and s.buffer == buffer]
+    return stores, {stmt for vector in vectors for stmt in walk(vector.body)}
+
+
 @pytest.mark.parametrize("shape", [(70, 7), (3, 37, 12), (2, 65, 17)])
 def test_what_is_folded_is_a_result_too(check, take_apart, arrays, shape):
     """Terms are stored as they are folded; what follows from the fold goes in vectors still."""
@@ -375,17 +382,7 @@ def test_what_is_folded_is_a_result_too(check, take_apart, arrays, shape):
     check(function, x, y)
     (program,) = take_apart(function, x, y).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    in_vectors = {
-        stmt
-        for vector in walk(loops.body)
-        if isinstance(vector, For) and vector.kind is LoopKind.VECTORIZE
-        for stmt in walk(vector.body)
-    }
-    results = [
-        stmt
-        for stmt in walk(loops.body)
-        if isinstance(stmt, Store) and stmt.buffer == program.results[1]
-    ]
+    results, in_vectors = stores_of(loops, program.results[1])
     assert results and in_vectors.issuperset(results)
 
 
@@ -394,17 +391,7 @@ def test_results_of_a_block_are_stored_behind_its_folds(take_apart, arrays):
     (x,) = arrays("float32", (70, 10))
     (program,) = take_apart(lambda x: jnp.tanh(x.sum(1)), x).programs
     loops, _ = schedule_program(program, named("x86-64-v4"))
-    in_vectors = {
-        stmt
-        for vector in walk(loops.body)
-        if isinstance(vector, For) and vector.kind is LoopKind.VECTORIZE
-        for stmt in walk(vector.body)
-    }
-    results = [
-        stmt
-        for stmt in walk(loops.body)
-        if isinstance(stmt, Store) and stmt.buffer == program.results[0]
-    ]
+    results, in_vectors = stores_of(loops, program.results[0])
     assert len(results) == 2 and in_vectors.issuperset(results)
 
 
