@@ -78,10 +78,14 @@ def _gaps(
             reads.setdefault(name, {}).setdefault(
                 (access.indices, access.guards, frames[path]), access
             )
+    whole: dict[tuple, bool] = {}  # asked once of results that are written alike
     for result in program.results:
         if 0 not in result.shape:
             written = stores.get(result.name, _Stores(result.shape))
-            written.whole = written.cover_all(certainly=True)
+            alike = written.circumstances()
+            if alike not in whole:
+                whole[alike] = written.cover_all(certainly=True)
+            written.whole = whole[alike]
             if not written.whole:
                 yield Gap(
                     f"every element of {result!r} is written",
@@ -186,6 +190,11 @@ class _Stores:
     boxes: dict[tuple[Access, Shape], tuple[Boxes | None, Boxes]] = field(default_factory=dict)
     solids: dict[Access, Box | None] = field(default_factory=dict)
     whole: bool = False
+
+    def circumstances(self) -> tuple:
+        """All that it depends on which elements are written."""
+        places = tuple([(access.path, access.indices, access.guards) for access in self.found])
+        return self.shape, self.filled, places
 
     def solid(self, access: Access) -> Box | None:
         """The box that one store alone writes, if that is seen at a glance.  What is around the

@@ -11,6 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.loops import coverage
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.interpret import interpret
@@ -160,6 +161,36 @@ def test_results_may_be_written_in_parts() -> None:
     )
     assert not list(gaps(LoopProgram("parts", (), (wide,), (rows, run))))
     assert list(gaps(LoopProgram("parts", (), (wide,), (rows,))))
+
+
+def test_results_that_are_written_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of an optimizer; here each is written in two parts, the last one not to its end."""
+    asked: list[tuple] = []
+    look = coverage.touched
+    monkeypatch.setattr(coverage, "touched", lambda *about: asked.append(about) or look(*about))
+    first, second, third = (variable(name, 4) for name in "abc")
+
+    def written(count: int, short: int = 0) -> LoopProgram:
+        alike = [Buffer(f"r{n}", F32, (8,), "result") for n in range(count)]
+        others = [Buffer(f"s{n}", F32, (8,), "result") for n in range(short)]
+        low = [Store(r, (first,), ZERO) for r in (*alike, *others)]
+        high = [Store(r, (index.add(second, at(4)),), ONE) for r in alike]
+        rest = [Store(r, (index.add(third, at(4)),), ONE) for r in others]
+        loops = [
+            loop(*stores, var=v, extent=extent)
+            for stores, v, extent in ((low, first, 4), (high, second, 4), (rest, third, 3))
+        ]
+        return LoopProgram("written", (), (*alike, *others), tuple(loops))
+
+    counts = []
+    for count in (1, 3):
+        asked.clear()
+        assert not [*gaps(written(count))]
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
+    assert [gap.text for gap in gaps(written(2, 1))] == [
+        "every element of s0: 8xf32 result is written"
+    ]
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
