@@ -67,6 +67,8 @@ def refined(step: Step) -> Step:
         # A fold of one row after the other goes through all terms of one before the next.
         nested = len(s.axes) == 1 and not walks_columns(s)
         better = dict(zip(s.expressions, refine(s.expressions, inner, nested), strict=True))
+        if all(e is form for e, form in better.items()):
+            return s
         return map_expressions(s, lambda e: better[e])
 
     return replace(step, stages=tuple(map(stage, step.stages)))
