@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.accesses import SIDE_BY_SIDE, Access, Inside, Survey
-from hlo_mlc.loops.core import For, If, LoopProgram, While
+from hlo_mlc.loops.core import Accumulate, For, If, LoopProgram, While
 from hlo_mlc.loops.dependence import Memory, carried, variables
 from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.regions import disjoint
@@ -21,6 +21,7 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
     shared = {buffer for pair in program.aliases for buffer in pair}
     places = [a for a in survey.found if a.buffer in shared]
     written = frozenset(a.buffer for a in survey.found if a.writes)
+    verdicts: dict[tuple, bool] = {}
     for result, operand in program.aliases:
         if not memory.comparable(result, operand):
             yield f"{operand!r} and {result!r} have the same memory, but not the same layout"
@@ -29,12 +30,22 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
         reads = [(n, a) for n, a in enumerate(places) if not a.writes and a.buffer == operand]
         for n, write in writes:
             for m, read in reads:
-                if _comes_after(write, read, n < m, memory, written):
+                key = _circumstances(write), _circumstances(read), n < m, write.stmt is read.stmt
+                if key not in verdicts:
+                    verdicts[key] = _comes_after(write, read, n < m, memory, written)
+                if verdicts[key]:
                     yield (
                         f"{operand!r}, whose memory {result!r} takes over, is read before it is "
                         f"overwritten: {read} may come after {write}"
                     )
                     return
+
+
+def _circumstances(access: Access) -> tuple:
+    """All of an access that its place depends on, and what it does there: several results in the
+    memory of operands differ in their buffers alone, as a rule."""
+    stmt = access.stmt if isinstance(access.stmt, Accumulate) else None
+    return access.path, access.indices, access.guards, access.buffer.shape, access.called, stmt
 
 
 def _comes_after(

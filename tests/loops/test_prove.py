@@ -11,7 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
-from hlo_mlc.loops import coverage
+from hlo_mlc.loops import aliases, coverage
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.interpret import interpret
@@ -245,6 +245,33 @@ def test_aliased_operands_are_read_before_they_are_overwritten(read, is_refused)
             prove(program)
     else:
         prove(program)
+
+
+def test_results_in_place_that_differ_in_their_buffers_alone_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple] = []
+    look = aliases._comes_after
+    monkeypatch.setattr(aliases, "_comes_after", lambda *about: asked.append(about) or look(*about))
+
+    def in_place(*reads: Expr) -> LoopProgram:
+        operands = tuple(Buffer(f"x{n}", F32, (8,), "operand") for n in range(len(reads)))
+        results = tuple(Buffer(f"y{n}", F32, (8,), "result") for n in range(len(reads)))
+        stores = [
+            Store(y, (ROW,), load(x, (i,)))
+            for x, y, i in zip(operands, results, reads, strict=True)
+        ]
+        pairs = tuple(zip(results, operands, strict=True))
+        return LoopProgram("in_place", operands, results, (loop(*stores),), aliases=pairs)
+
+    counts = []
+    for count in (1, 3):
+        asked.clear()
+        prove(in_place(*[ROW] * count))
+        counts.append(len(asked))
+    assert counts[0] == counts[1] > 0
+    with pytest.raises(VerifyError, match=r"x2.*is read before it is overwritten"):
+        prove(in_place(ROW, ROW, index.subtract(at(7), ROW)))
 
 
 def test_tiles_that_overlap_are_not_computed_in_place() -> None:
