@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 import hlo_mlc
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.interop.comparing import FunctionComparison
+from hlo_mlc.interop.comparing import FunctionComparison, first_call_s
 from hlo_mlc.interop.referee import largest_error
 from hlo_mlc.support.errors import UsageError
 
@@ -58,6 +59,19 @@ def test_kernels_that_are_known_are_no_first_call(
         str(compare(mlc_jit(lambda x: jnp.sin(x) * 3.25, choose="ours"), x)) for _ in range(2)
     )
     assert "known from before" not in first and "its kernels were known from before" in again
+
+
+def test_a_first_call_has_no_full_collection() -> None:
+    """Which takes as long as the process has objects, whoever runs into it."""
+    before, seen = gc.get_threshold(), []
+
+    def f(x: jax.Array) -> jax.Array:
+        seen.append(gc.get_threshold())
+        return x + 1
+
+    assert first_call_s(jax.jit(f), (X,)) > 0
+    assert [thresholds[:2] for thresholds in seen] == [before[:2]] and seen[0][2] > 1e9
+    assert gc.get_threshold() == before
 
 
 def test_what_xla_runs_is_said() -> None:
