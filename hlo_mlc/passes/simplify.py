@@ -46,6 +46,7 @@ from hlo_mlc.passes.products import PRODUCT_RULES
 from hlo_mlc.passes.products_after_loops import multiply_after_loops
 from hlo_mlc.passes.products_before_loops import multiply_before_loops
 from hlo_mlc.passes.scans import SCAN_RULES
+from hlo_mlc.passes.scatters import SCATTER_RULES
 from hlo_mlc.passes.sinking import sink_constants
 from hlo_mlc.passes.static_shapes import STATIC_SHAPE_RULES
 from hlo_mlc.passes.unrolling import unroll_short_loop
@@ -82,6 +83,7 @@ def graph_rules(references: Mapping[str, Reference]) -> Rules:
         CONVOLUTION_RULES,
         PRODUCT_RULES,
         BRANCH_RULES,
+        SCATTER_RULES,
         KNOWN_PLACES_RULES,
         folding,
         unrolling,
