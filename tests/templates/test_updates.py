@@ -208,23 +208,34 @@ def test_parts_of_rows_of_several_dimensions(check, arrays):
     check(function, x, y, PLACES)
 
 
-def test_rows_that_lie_in_pieces_are_stored_before_they_are_added_up(check, arrays, take_apart):
-    """A row of the transposed image is in pieces of three colours."""
-    image, columns = arrays("float32", (50, 40, 3), (40, 70, 3))
+def test_rows_that_lie_across_are_stored_before_they_are_added_up(check, arrays, take_apart):
+    """No two elements of a row of the transposed image lie side by side."""
+    image, columns = arrays("float32", (50, 40), (40, 70))
     places = np.resize(PLACES, 70)
 
     def added(image, columns):
         return image.at[places].add(columns.swapaxes(0, 1))
 
     check(added, image, columns, magnitude=200)
-    decisions = [
-        d
-        for program in take_apart(added, image, columns).programs
-        for d in schedule_program(program, TARGET)[1]
-        if d.template.name == "update"
-    ]
-    (schedule,) = decisions[0].schedules
-    assert "in 0..16 vectorize" in program_text(schedule.program)
+    _, (program,) = updates_of(take_apart(added, image, columns).programs)
+    assert "in 0..16 vectorize" in program_text(program)
+
+
+@pytest.mark.parametrize(("planes", "width"), [(64, 8), (99, 4), (35, 16)])
+def test_pieces_of_several_planes_are_added_to_together(check, arrays, take_apart, planes, width):
+    """Pieces that share lines of memory are of one task, and follow each other."""
+    y, places = arrays("float32", (planes, 2000, width))[0], np.resize(PLACES, 2000)
+
+    def function(y, places):
+        return jnp.zeros((9, planes, width)).at[places].add(y.swapaxes(0, 1))
+
+    check(function, y, places, magnitude=2000)
+    _, (program,) = updates_of(take_apart(function, y, places).programs)
+    assert re.search(
+        r"(i\d+).o in .* parallel:\n.*in 0..2000:\n *for \1.i in .*\n *for .* in 0.."
+        f"{width} vectorize",
+        program_text(program),
+    )
 
 
 def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):

@@ -333,7 +333,7 @@ CASES = (
         {"planes": 64, "columns": 2000, "width": 8, "segments": 500},
         tiny={"planes": 3, "columns": 9, "width": 2, "segments": 5},
     ),
-    _case(  # of which too little lies side by side
+    _case(  # of which little lies side by side
         "scattered_corners",
         scattered_columns,
         {"planes": 128, "columns": 2000, "width": 4, "segments": 500},
