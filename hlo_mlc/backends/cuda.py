@@ -58,6 +58,7 @@ def limits_of(target: CudaTarget) -> FusionLimits:
         PROLOGUE,
         packs_constants=False,
         folds_both_ways=False,
+        fills_rows=False,
         keeps_factors=False,
         takes_layouts=False,
         left=LEFT,

@@ -16,6 +16,7 @@ from hlo_mlc.partition.fuse.fuser import Fuser
 from hlo_mlc.partition.fuse.groups import Group, in_order, merge_runs, readers
 from hlo_mlc.partition.fuse.limits import LIMITS, FusionLimits
 from hlo_mlc.partition.fuse.loops import lower_while, refusal
+from hlo_mlc.partition.fuse.row_parts import row_by_row
 from hlo_mlc.partition.lower.layouts import stated_orders
 from hlo_mlc.partition.lower.stages import StageLowering
 from hlo_mlc.partition.naming import told_apart
@@ -224,8 +225,9 @@ def _lower(
         else:
             lowering.add(node, uses)
         if lowering.items and any(item.update or item.inner for item in lowering.items):
-            steps = [Nest((i.stage,), len(i.stage.axes)) for i in lowering.items]
-            fuser.add_steps(node, list(steps), before)
+            stages = [i.stage for i in lowering.items]
+            apart = [Nest((s,), len(s.axes)) for s in stages]
+            fuser.add_steps(node, row_by_row(stages) if limits.fills_rows else apart, before)
         else:
             for item in lowering.items:
                 fuser.add_stage(item.node, item.stage, before)

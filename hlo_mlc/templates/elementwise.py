@@ -133,8 +133,7 @@ class ElementwiseTemplate:
         early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:
             axes = stage.axes[-parameters["along"] :]
-            period = math.prod(v.extent for v in axes[1:])
-            schedule = _along(schedule, axes, width_along(period, width, target), early)
+            schedule = vectorize_along(schedule, axes, width, target, early)
         elif parameters["down"]:
             schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
         else:
@@ -232,23 +231,6 @@ def _axes_as_one(stage: Stage, target: CpuTarget) -> int:
     )
 
 
-def _along(schedule: Schedule, axes: Sequence[Var], width: int, early: bool) -> Schedule:
-    """Vectors along some axes as if these were one, as many as begin a period side by side."""
-    names = [v.name for v in axes]
-    schedule, name = schedule.fuse(*names), ".".join(names)
-    period = math.lcm(math.prod(v.extent for v in axes[1:]), width)
-    parts = [name]
-    if constant_extent(schedule.loops(name)[0]) > period:
-        schedule = schedule.split(name, period)
-        parts = [part for part in (f"{name}.i", f"{name}.t") if part in schedule.loop_names]
-    for part in parts:
-        if early and _has_tail(schedule, part, width):
-            schedule = _early(schedule, part, width).unroll(f"{part}.o")
-        else:
-            schedule = abreast(schedule, part, width)
-    return schedule
-
-
 def _are_apart_under_conditions(stage: Stage, axis: Var) -> bool:
     """Whether conditions for each lane of a vector along an axis say which elements are read that
     are no neighbours: these are read one by one."""
@@ -312,6 +294,27 @@ def vectorize(
         if extent % (width * unroll) == 0:
             return schedule
     return (in_powers if in_pieces else in_vectors)(schedule, name, width)
+
+
+def vectorize_along(
+    schedule: Schedule, axes: Sequence[Var], width: int, target: CpuTarget, early: bool = False
+) -> Schedule:
+    """Vectors along some axes as if these were one, as many as begin a period side by side."""
+    names = [v.name for v in axes]
+    schedule, name = schedule.fuse(*names), ".".join(names)
+    period = math.prod(v.extent for v in axes[1:])
+    width = width_along(period, width, target)
+    period = math.lcm(period, width)
+    parts = [name]
+    if constant_extent(schedule.loops(name)[0]) > period:
+        schedule = schedule.split(name, period)
+        parts = [part for part in (f"{name}.i", f"{name}.t") if part in schedule.loop_names]
+    for part in parts:
+        if early and _has_tail(schedule, part, width):
+            schedule = _early(schedule, part, width).unroll(f"{part}.o")
+        else:
+            schedule = abreast(schedule, part, width)
+    return schedule
 
 
 def _has_tail(schedule: Schedule, name: str, width: int) -> bool:

@@ -1,4 +1,5 @@
-"""Reductions along rows, and row-wise chains: softmax, norms, argmax, sums of everything.
+"""Reductions along rows, and row-wise chains: softmax, norms, argmax, sums of everything; rows that
+are copied from several places.
 
 One loop over the rows that the stages share; inside it each stage is a vectorized loop over its
 row, and what passes between stages stays in a buffer of one row.  Few long rows are cut into
@@ -33,8 +34,9 @@ from hlo_mlc.templates.base import (
     why_empty,
     work,
 )
-from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize
+from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize, vectorize_along
 from hlo_mlc.templates.product import reads_vectors_along
+from hlo_mlc.templates.short_axes import MOST_READ, short_axes
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
@@ -70,7 +72,7 @@ class ReductionTemplate:
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not a row-wise chain; empty where it is."""
-        if all(is_map(s) for s in nest.stages):
+        if len(nest.stages) == 1 and is_map(nest.stages[0]):
             return "no reduction in it"
         if any(s.scan is not None for s in nest.stages):
             return "a scan stores all results on the way"
@@ -246,6 +248,9 @@ def _row(
     if is_map(stage):
         if not stage.axes:
             return schedule
+        along = short_axes(stage, target, MOST_READ)
+        if along > 1:
+            return vectorize_along(schedule, stage.axes[-along:], width, target)
         return vectorize(
             schedule,
             stage.axes[-1].name,

@@ -5,7 +5,8 @@
         y[i, j] = x[i, j] * a[j]                    y[…] = x[…] * a[(i, j + l) % 7]
 
 After a few vectors rows begin at the same lanes again: which places lanes read, and which of them
-conditions switch on, are constants then, and a few vectors shuffled (codegen/cpu/strides.py).
+conditions switch on, are constants then, and a few vectors shuffled (codegen/cpu/strides.py).  Rows
+that lie apart from the next are one vector, if it holds them all: four columns of three colours.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:
     each = 1 + sum(cost(a.value) for a in stage.assigns)
     most = max(MOST_COPIES, MOST_OPERATIONS // each)
     for axis in reversed(stage.axes[:-1]):
+        if not _stores_along(stage, stage.axes[-count - 1 :]):
+            break
         count += 1
         lanes_along = width_along(period, width, target)
         if (
@@ -60,7 +63,7 @@ def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:
         period *= axis.extent
         if period >= width:
             return count if _suits(stage, stage.axes[-count:], lanes_along, most_read) else 1
-    return 1
+    return count if count > 1 and _suits(stage, stage.axes[-count:], width, most_read) else 1
 
 
 def width_along(period: int, width: int, target: CpuTarget) -> int:
@@ -74,9 +77,7 @@ def width_along(period: int, width: int, target: CpuTarget) -> int:
 def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> bool:
     """Whether vectors of a stage may go along some axes as if these were one."""
     read = [load for group in stage.loads_by_buffer.values() for load in group]
-    if not all(a.guard is None and _lies_along(a, axes) for a in stage.assigns) or not may_repeat(
-        stage
-    ):
+    if not may_repeat(stage):
         return False
     if not any(picks_along(stage, v) for v in axes) and all(
         _lies_near(load, axes, width) for load in read
@@ -95,6 +96,11 @@ def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> boo
             if found > MOST_PIECES or total > most_read:
                 return False
     return True
+
+
+def _stores_along(stage: Stage, axes: Sequence[Var]) -> bool:
+    """Whether all results lie side by side along some axes."""
+    return all(a.guard is None and _lies_along(a, axes) for a in stage.assigns)
 
 
 def _lies_along(access: Load | Assign, axes: Sequence[Var]) -> bool:

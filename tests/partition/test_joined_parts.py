@@ -280,3 +280,19 @@ def test_one_loop_stores_no_more_parts_than_a_cache_has_ways(
     (program,) = take_apart(function, x).programs
     assert len(program.steps) == loops
     check(function, x)
+
+
+@pytest.mark.parametrize(("rows", "columns", "channels"), [(300, 32, 3), (41, 9, 5), (3, 7000, 2)])
+def test_parts_of_the_same_rows_are_filled_row_by_row(
+    check, arrays, take_apart, rows: int, columns: int, channels: int
+) -> None:
+    """Rows that are longer than those that are kept between passes are not."""
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((0, 0), (0, 0), (4, 4), (0, 0)), mode="reflect")
+
+    (x,) = arrays("float32", (2, rows, columns, channels))
+    check(function, x, ulps=0)
+    (program,) = take_apart(function, x).programs
+    shared = [(len(nest.stages), nest.shared) for nest in program.steps]
+    assert shared == ([(3, 2)] if columns * channels < 8192 else [(1, 4)] * 3)

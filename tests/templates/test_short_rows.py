@@ -319,3 +319,15 @@ def test_several_small_matrices_in_a_vector(machine_code, take_apart, arrays, sh
     (program,) = take_apart(lambda x: x.swapaxes(1, 2), x).programs
     (decision,) = schedule_program(program, named("x86-64-v4"))[1]
     assert decision.parameters.get("along") == 3 or shape[0] * shape[1] not in (24, 32)
+
+
+def test_short_rows_in_parts_of_longer_ones_are_one_vector(check, take_apart, arrays) -> None:
+    """Four columns of three colours between others."""
+
+    def function(x):
+        return jnp.pad(x, ((0, 0), (0, 0), (4, 4), (0, 0)), mode="reflect")
+
+    (x,) = arrays("float32", (3, 20, 32, 3))
+    _, loops = _scheduled(take_apart, function, x)
+    assert loops.count("in 0..12 vectorize") == 2
+    check(function, x, ulps=0)

@@ -19,6 +19,7 @@ class FusionLimits:
     prologue: int = 0  # simple operations of a factor that each tile of a product does again
     packs_constants: bool = True  # constant factors are laid out as tiles of registers read them
     folds_both_ways: bool = True  # matrices that are, are read once (both_ways.py)
+    fills_rows: bool = True  # copied from elsewhere part by part, each at once (row_parts.py)
     keeps_factors: bool = True  # no more of a scan's are multiplied than it says (Stage.trips)
     takes_layouts: bool = True  # of the calls beside kernels (lower/layouts.py)
     left: Mapping[str, str] = field(default_factory=dict)  # ops that stay with XLA, and why
