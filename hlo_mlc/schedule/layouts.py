@@ -54,7 +54,8 @@ def transform_layout(
                                             floormod(j, 3)]…
 
     The `parts` are (4, 2, 2, 3) here, and their `order` is ("0", "1 2", "3"): a dimension each, but
-    for those that are one together.  TVM: transform_layout.
+    for those that are one together.  One part may be 0: as many as there are, of each array of that
+    name.  TVM: transform_layout.
     """
     groups = [[int(n) for n in group.split()] for group in order]
     if sorted(n for group in groups for n in group) != [*range(len(parts))]:
@@ -62,11 +63,22 @@ def transform_layout(
             f"transform_layout: expected {len(parts)} parts of {name!r} in some "
             f"order, got {', '.join(order)}"
         )
-    arrays = _private_arrays(program, "transform_layout", name)
-    owners = _parts_of(arrays[0].shape, parts)
-    if owners is None or any(b.shape != arrays[0].shape for b in arrays):
+    for array in _private_arrays(program, "transform_layout", name):
+        program = _laid_out(program, array, parts, groups)
+    return program
+
+
+def _laid_out(
+    program: LoopProgram, array: Buffer, parts: tuple[int, ...], groups: list[list[int]]
+) -> LoopProgram:
+    """The program with one private array in another layout."""
+    known = math.prod(filter(None, parts))
+    parts = tuple(n or max(1, array.size // known) for n in parts)
+    owners = _parts_of(array.shape, parts)
+    if owners is None:
         raise ScheduleError(
-            f"transform_layout: {name!r} does not consist of parts of {'x'.join(map(str, parts))}"
+            f"transform_layout: {array.name!r} does not consist of parts of "
+            f"{'x'.join(map(str, parts))}"
         )
 
     def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
@@ -79,17 +91,8 @@ def transform_layout(
             [linearize([digits[n] for n in group], [parts[n] for n in group]) for group in groups]
         )
 
-    return with_body(
-        program,
-        redirect(
-            program.body,
-            {
-                b: replace(b, shape=tuple(math.prod(parts[n] for n in group) for group in groups))
-                for b in arrays
-            },
-            place,
-        ),
-    )
+    shape = tuple(math.prod(parts[n] for n in group) for group in groups)
+    return with_body(program, redirect(program.body, {array: replace(array, shape=shape)}, place))
 
 
 def _parts_of(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[tuple[int, int]] | None:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from hlo_mlc.expr import build
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.dtypes import INDEX, DType, dtype, holds
 from hlo_mlc.loops.core import (
     STACK_BYTES,
     Accumulate,
@@ -308,12 +308,19 @@ def hoist(
     several it is the one that changes in the most loops; a constant stays where it is.  It has an
     element for each iteration of the loops in which it changes, in the order of these, with room
     for a whole `multiple` of elements: so a factor is packed as it is read.  With "source" `kept`,
-    not "value", what is converted is converted afterwards.  Refused where an iteration writes what
-    it is computed from, or may not need it.  Halide: compute_at of what was inline; TVM:
+    not "value", what is converted is converted afterwards; with a type such as "i16" it is that
+    meanwhile.  Refused where an iteration writes what it is computed from, or may not need it, or
+    the type may not hold it.  Halide: compute_at of what was inline; TVM:
     cache_read.
     """
+    narrow = None
     if kept not in ("value", "source"):
-        raise ScheduleError(f"hoist: expected value or source to be kept of {name!r}, got {kept!r}")
+        try:
+            narrow = dtype(kept)
+        except KeyError:
+            raise ScheduleError(
+                f"hoist: expected value, source or a type to be kept of {name!r}, got {kept!r}"
+            ) from None
     if multiple < 1:
         raise ScheduleError(
             f"hoist: expected a multiple of at least 1 for {name!r}, got {multiple}"
@@ -339,11 +346,18 @@ def hoist(
         ((value, loops),) = chosen.items()
         if kept == "source" and isinstance(value, Apply) and value.op == "convert":
             (value,) = value.args
+        if narrow is not None and not (
+            isinstance(value, Apply)
+            and value.op == "convert"
+            and holds(value.dtype, narrow)
+            and holds(narrow, value.args[0].dtype)
+        ):
+            raise refuse("hoist", stmt, f"combines {value}, which {narrow} may not hold")
         if memory is not None:
             _refuse_unstable(stmt, value, loops, memory)
         if f"{name}.h" in taken:
             raise refuse("hoist", stmt, f"is behind {name}.h already")
-        return _computed_before(stmt, value, loops, multiple)
+        return _computed_before(stmt, value, loops, multiple, narrow)
 
     result = rewrite_loops(program, "hoist", name, before)
     if not found:
@@ -374,23 +388,29 @@ def _same_operands(stmt: For, names: tuple[str, str]) -> dict[Expr, list[For]]:
     return chosen
 
 
-def _computed_before(stmt: For, value: Expr, loops: list[For], multiple: int) -> Body:
-    """A loop behind others that compute a value for it."""
+def _computed_before(
+    stmt: For, value: Expr, loops: list[For], multiple: int, narrow: DType | None = None
+) -> Body:
+    """A loop behind others that compute a value for it, which it has in a `narrow` type."""
     sizes = [most_iterations("hoist", s) for s in loops]
     sizes[-1] = -(-sizes[-1] // multiple) * multiple
-    buffer = Buffer(f"{stmt.var.name}.h", value.dtype, tuple(sizes), "stack")
+    kept = value if narrow is None else build.apply("convert", *value.args, dtype=narrow)
+    buffer = Buffer(f"{stmt.var.name}.h", kept.dtype, tuple(sizes), "stack")
     refuse_large("hoist", stmt, buffer)
     place = tuple(s.var for s in loops)
+    read: Expr = Load(buffer, place)
+    if narrow is not None:
+        read = build.apply("convert", read, dtype=value.dtype)
     body: Body = (
         For(
             stmt.var,
             stmt.extent,
             stmt.kind,
-            transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place))),
+            transform(stmt.body, lambda s: _instead(s, value, read)),
         ),
     )
     refuse_tasks("hoist", body, buffer)
-    fill = nest_like(loops, (Store(buffer, place, value),), buffer.name)
+    fill = nest_like(loops, (Store(buffer, place, kept),), buffer.name)
     return (Allocate(buffer, (*fill, *body)),)
 
 

@@ -100,6 +100,12 @@ class CpuTarget:
         return self.is_x86 and self.vector_bytes == 64
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether one instruction adds the products of a pair of i16 to each i32 (VPDPWSSD)."""
+        name = "avx512vnni" if self.vector_bytes == 64 else "avxvnni"
+        return self.is_x86 and f"+{name}" in self.features.split(",")
+
+    @property
     def has_fast_division(self) -> bool:
         """Whether a division of vectors takes less than the seven multiply-adds of a reciprocal."""
         return self.cpu.startswith(_FAST_DIVIDERS) or (

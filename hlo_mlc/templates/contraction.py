@@ -14,6 +14,9 @@ for the next panel.  Multiplications run at the processor's peak once their fact
 is left to win is the time that a panel takes to come.  Where a panel is longer than there is room
 for on the stack, all tiles of a block go along a part of the depth before the next part.
 
+Where the processor adds products of pairs of i16 to i32, factors of at most 16 bits are packed as
+such, two steps of the depth side by side: [summed / 2, panel, 2], which goes with pairs of a row.
+
 A large left factor whose rows lie across the depth, and one that is computed and read by many
 panels, is laid out along the depth first (left_factor.py).
 
@@ -26,7 +29,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Expr, Load, Var, loads
+from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import I16, I32, holds
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
@@ -87,6 +91,10 @@ STORED_ALONE = 2
 # A row of a left factor that is joined along the depth is written out up to this depth: 16 arrays
 # of 6000 side by side, times 16 x 3, took 20 times as long with the question which one is read.
 WRITTEN_DEPTH = 32
+# Products of i16 that an instruction adds up, and rows from which on laying out factors so pays:
+# 512 and 1024 square took 0.5 of the time, 12 to 32 x 1024 x 1024 0.55 to 0.75, 8 0.92, 4 1.08.
+# By a multiplication and two additions, with AVX2, they took 0.75 to 1.3.
+PAIR, PAIRED_ROWS = 2, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,7 @@ class ContractionTemplate:
             "pack_rows": (0, 1),
             "ahead": (0, 4, 8, 16),
             "next_panel": (0, 1, 2, 4, 8),
+            "pairs": (0, 1) if adds_pairs(coalesce(nest.stages[0]), target) else (0,),
             "turn": (0, 1) if laid_out(coalesce(nest.stages[0]), target) else (0,),
         }
 
@@ -142,19 +151,22 @@ class ContractionTemplate:
         # 128 rows 1.15 times.
         wide = -(-lanes * vectors * size // CACHE_LINE_BYTES)
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
-        turn = pays(stage, panels, lanes * vectors, computed, target)
+        pairs = adds_pairs(stage, target)
+        turn = not pairs and pays(stage, panels, lanes * vectors, computed, target)
         return _fitting(
             stage,
             lanes,
             {
                 "rows": rows,
                 "vectors": vectors,
-                "pack": int(pack),
+                "pack": int(pack or pairs),
                 "row_blocks": row_blocks,
                 "depth": 0,
                 "pack_rows": int(
-                    computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1])
+                    pairs
+                    or (computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1]))
                 ),
+                "pairs": int(pairs),
                 "turn": int(turn),
                 "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
                 "next_panel": 1 << apart.bit_length() >> 1,
@@ -163,7 +175,8 @@ class ContractionTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         stage = coalesce(nest.stages[0])
-        if parameters["turn"] and (found := laid_out(stage, target)) is not None:
+        turn = parameters["turn"] and not parameters.get("pairs")
+        if turn and (found := laid_out(stage, target)) is not None:
             template, nest, stage, factor = found
             first = template.apply(nest, target, template.default(nest, target))
             then = self._tiled(stage, target, parameters)
@@ -200,10 +213,12 @@ class _Tiling:
                 .distribute(self.row, self.depth[0], "e")
                 .reorder(f"{self.column}.e", f"{self.row}.e")
             )
-        if self.parameters["pack_rows"]:
+        if self.parameters["pack_rows"] or self.in_pairs:
             schedule = self._with_rows_computed(schedule)
         schedule = self._in_registers(schedule)
-        if self.parameters["pack"]:
+        if self.in_pairs:
+            schedule = self._packed_in_pairs(schedule)
+        elif self.parameters["pack"]:
             schedule = self._packed(schedule)
         schedule = self._with_next_panel_fetched(schedule).cascade(RUN)
         schedule = self._with_rows_fetched(self._in_vectors(schedule))
@@ -280,6 +295,16 @@ class _Tiling:
         return self.part < self.roles.summed[-1].extent
 
     @property
+    def in_pairs(self) -> bool:
+        """Whether pairs of products are added to a sum at once."""
+        return bool(self.parameters.get("pairs"))
+
+    @property
+    def _kept(self) -> str:
+        """What is kept of a factor that is computed for several tiles."""
+        return "i16" if self.in_pairs else "value"
+
+    @property
     def finishes_apart(self) -> bool:
         """Whether the results of a tile are computed from sums on the stack."""
         return epilogue_cost(self.stage) > EPILOGUE_INLINE
@@ -341,7 +366,7 @@ class _Tiling:
         # Rows 4 KiB apart would share their places in L1.
         schedule = (
             schedule.reorder(self.column, self.row)
-            .hoist(self.column, self.column, self.part + self.lanes)
+            .hoist(self.column, self.column, self.part + self.lanes, self._kept)
             .reorder(self.row, self.column)
         )
         along = f"{self.column}.h.{self.depth[-1]}"
@@ -372,9 +397,29 @@ class _Tiling:
             return in_square_blocks(schedule, along, across, self.lanes, narrowest)
         return abreast(schedule, across, self.lanes) if across in schedule.loop_names else schedule
 
+    def _packed_in_pairs(self, schedule: Schedule) -> Schedule:
+        """A panel of the right factor in which each two steps of the depth lie side by side, and
+        both at once for all sums of a tile."""
+        depth, panel = self.depth[-1], f"{self.tile}.h"
+        schedule = schedule.hoist(self.tile, self.row, self.lanes, "i16")
+        along, across = f"{panel}.{depth}", f"{panel}.{self.column}"
+        if self.part % PAIR:
+            schedule = schedule.pad(panel, 1, 0)
+        steps = -(-self.part // PAIR)
+        schedule = schedule.transform_layout(panel, (steps, PAIR, 0), ("0", "2", "1"))
+        schedule = schedule.split(along, PAIR).reorder(across, f"{along}.i")
+        schedule = schedule.split(across, self.lanes)
+        for part in (f"{across}.i", f"{across}.t"):
+            if part in schedule.loop_names:
+                schedule = schedule.reorder(f"{along}.i", part).vectorize(part)
+        schedule = schedule.unroll(f"{along}.i")
+        schedule = schedule.split(depth, PAIR).reorder(self.row, self.column, f"{depth}.i")
+        return schedule.unroll(f"{depth}.i")
+
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
         """Of the next panel, or of this one's next part, a line asked for now and then."""
-        matrix, every, steps = self._matrix(), self.depth[-1], self.parameters["next_panel"]
+        matrix, steps = self._matrix(), self.parameters["next_panel"]
+        every = f"{self.depth[-1]}.o" if self.in_pairs else self.depth[-1]
         at = ((self.panel,) if self.roles.columns[-1].extent > self.width else ()) + (
             (f"{self.roles.summed[-1].name}.o",) if self.in_parts else ()
         )
@@ -429,20 +474,48 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     """The parameters, with so little of the depth at a time, and then so few rows, that what is put
     aside fits on the stack; nothing is where it never does."""
     roles, size = register_roles(stage, lanes), stage.accumulators[0].dtype.bytes
+    kept = I16.bytes if parameters.get("pairs") else size
     *outer, last = (v.extent for v in roles.summed)
     width = lanes * parameters["vectors"]
     aside = width * parameters["pack"] + parameters["rows"] * parameters["pack_rows"]
-    least = math.prod(outer) * aside * size
+    least = math.prod(outer) * aside * kept
     if least > STACK_PANEL:
-        return _fitting(stage, lanes, {**parameters, "pack": 0, "pack_rows": 0})
+        return _fitting(stage, lanes, {**parameters, "pack": 0, "pack_rows": 0, "pairs": 0})
     spans = max(1, -(-least * last // STACK_PANEL))
     step = min(parameters["depth"] or last, -(-last // spans))
     if step >= last:
         return {**parameters, "depth": 0}
+    if parameters.get("pairs") and (step := _even_part(last, step)) is None:
+        return _fitting(stage, lanes, {**parameters, "pairs": 0})
     # Unfinished sums of a block of rows stay on the stack between spans.
     most_rows = STACK_PARTIAL // (width * size)
     fewest = -(-roles.rows[-1].extent // most_rows)
     return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
+
+
+def adds_pairs(stage: Stage, target: CpuTarget) -> bool:
+    """Whether products of what i16 holds are added up as i32, of which the target does two at once
+    where both factors are laid out for that."""
+    roles = register_roles(stage, _lanes(stage, target))
+    return (
+        target.has_pairs
+        and stage.accumulators[0].dtype is I32
+        and len(roles.summed) == 1
+        and roles.summed[0].extent >= PAIR
+        and roles.rows[-1].extent >= PAIRED_ROWS
+        and all(
+            isinstance(one, Apply)
+            and one.op == "convert"
+            and one.args[0].dtype.is_integer
+            and holds(I16, one.args[0].dtype)
+            for one in (roles.lhs, roles.rhs)
+        )
+    )
+
+
+def _even_part(extent: int, most: int) -> int | None:
+    """The largest even number that divides an extent, of those not far below `most`."""
+    return next((n for n in range(most, most // 2, -1) if n % PAIR == 0 == extent % n), None)
 
 
 def _lies_along(factor: Expr, depth: Var, columns: Var) -> int | None:

@@ -70,6 +70,8 @@ def test_transform_layout(tiny, assert_same) -> None:
     )
     assert "x.r[i.i, i.o, j]" in str(split)
     assert replay(program, [Step.from_json(s.to_json()) for s in split.trace]).trace == split.trace
+    known, rest = (tiles.transform_layout("x.r", (4, 2, n), ("0", "2", "1")) for n in (6, 0))
+    assert str(rest) == str(known)
     refuses(lambda: tiles.transform_layout("x.r", (4, 2, 6), ("0", "1")), "3 parts of 'x.r'")
     refuses(lambda: tiles.transform_layout("x.r", (3, 2, 6), ("0", "1", "2")), "parts of 3x2x6")
     refuses(lambda: tiles.transform_layout("x", (8, 6), ("1", "0")), "no private array is called")

@@ -230,7 +230,7 @@ def test_hoist_of_the_one_that_changes_more(tiny, matrices, assert_same) -> None
 
 
 def test_hoist_of_the_source_of_what_is_converted(small_product, halves, assert_same) -> None:
-    for kept, dtype in (("value", F32), ("source", F16)):
+    for kept, dtype in (("value", F32), ("source", F16), ("f16", F16)):
         hoisted = small_product.hoist("e", "e", 1, kept)
         (tile,) = (
             s.buffer
@@ -239,7 +239,8 @@ def test_hoist_of_the_source_of_what_is_converted(small_product, halves, assert_
         )
         assert tile.dtype is dtype
         assert_same(small_product.program, hoisted.program, halves)
-    refuses(lambda: small_product.hoist("e", "e", 1, "half"), "expected value or source")
+    refuses(lambda: small_product.hoist("e", "e", 1, "half"), "expected value, source or a type")
+    refuses(lambda: small_product.hoist("e", "e", 1, "bf16"), "which bf16 may not hold")
 
 
 def test_hoist_of_a_constant(tiny) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.codegen.cpu.assemble import assembly
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.core import For, LoopKind, Prefetch, Stmt, walk
 from hlo_mlc.loops.rewrite import constant_extent, paths
@@ -606,3 +607,45 @@ def test_results_one_behind_the_other(check, arrays, m, k, n):
 
     check(function, x, w, ulps=64)
     check(lambda x, w: (x @ w).reshape(-1), x, w, ulps=64)
+
+
+def _of_bytes(a: jax.Array, b: jax.Array) -> jax.Array:
+    return lax.dot(a, b, preferred_element_type=jnp.int32)
+
+
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(24, 64, 128), (33, 70, 131), (8, 5, 7), (13, 40, 4096), (9, 33, 4098)]
+)
+def test_products_of_pairs(machine_code, take_apart, dtype, m, n, k, level):
+    """Of the largest and smallest numbers, too, of which two products of i16 wrap; at any level,
+    with what is left of an odd depth, and in parts of a long one."""
+    kind, rng = np.iinfo(dtype), np.random.default_rng(0)
+    a, b = (rng.integers(kind.min, kind.max, s, dtype, endpoint=True) for s in ((m, k), (k, n)))
+    a[0], b[:, 0] = kind.min, kind.min
+    parts = take_apart(lambda a, b: _of_bytes(a, b) * 2, a, b)
+    execute = machine_code.executing(
+        tuned={0: ("contraction", {"pairs": 1, "pack": 1})}, target=named(level), fence_at="end"
+    )
+    expected = (a.astype(np.int64) @ b.astype(np.int64) * 2).astype(np.int32)
+    np.testing.assert_array_equal(parts.run((a, b), execute)[0], expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [("int8", 24), ("int16", 8), ("uint16", 24), ("int8", 4)]
+)
+def test_pairs_are_added_by_one_instruction(take_apart, dtype, rows, transposed):
+    """Of targets that have it, where what is multiplied fits into i16, for some rows."""
+    target = replace(named("x86-64-v4"), features="+avx512vnni")
+    shapes = (rows, 64), ((96, 64) if transposed else (64, 96))
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    (program,) = take_apart(lambda a, b: _of_bytes(a, b.T if transposed else b), *args).programs
+    loops, (decision,) = schedule_program(program, target)
+    is_paired = dtype != "uint16" and rows >= 8
+    assert decision.parameters["pairs"] == is_paired
+    code = assembly(print_program(loops, target), target)
+    assert ("vpdpwssd" in code) == is_paired
+    loops, (decision,) = schedule_program(program, named("x86-64-v4"))
+    assert not decision.parameters["pairs"]

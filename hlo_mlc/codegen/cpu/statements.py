@@ -12,6 +12,7 @@ from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.block import Block, Kind
 from hlo_mlc.codegen.cpu.function import Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
+from hlo_mlc.codegen.cpu.pairs import accumulate_pairs
 from hlo_mlc.codegen.cpu.places import address, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
@@ -90,6 +91,8 @@ def _write_for(writer: Writer, loop: For) -> None:
 def _write_unrolled(writer: Writer, loop: For) -> None:
     block, constants = writer.function.block, writer.function.constants
     written, label, count = block.instructions, block.label, _constant_extent(writer, loop)
+    if accumulate_pairs(writer, loop, count):
+        return
     between = _stored_between(writer, loop, count)
     writer.function.unrolled_in[loop.var] = len(writer.function.scopes)
     places, values, begins = [], [], []

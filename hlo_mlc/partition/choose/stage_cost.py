@@ -20,6 +20,7 @@ from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
+from hlo_mlc.templates.contraction import PAIR, adds_pairs
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
@@ -201,6 +202,8 @@ def _part(
     ours = rows
     if template in _BESIDE and stage.sort is None:
         ours = replace(rows, alone_us=vector_us(work, lanes((stage,), target), rates))
+    elif template == "contraction" and adds_pairs(coalesce(stage), target):
+        ours = replace(rows, alone_us=rows.alone_us / PAIR)
     there = xla_time(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), around.held(far))
