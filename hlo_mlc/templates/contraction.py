@@ -159,12 +159,11 @@ class ContractionTemplate:
             {
                 "rows": rows,
                 "vectors": vectors,
-                "pack": int(pack or pairs),
+                "pack": int(pack),
                 "row_blocks": row_blocks,
                 "depth": 0,
                 "pack_rows": int(
-                    pairs
-                    or (computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1]))
+                    computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1])
                 ),
                 "pairs": int(pairs),
                 "turn": int(turn),
@@ -213,7 +212,7 @@ class _Tiling:
                 .distribute(self.row, self.depth[0], "e")
                 .reorder(f"{self.column}.e", f"{self.row}.e")
             )
-        if self.parameters["pack_rows"] or self.in_pairs:
+        if self.parameters["pack_rows"]:
             schedule = self._with_rows_computed(schedule)
         schedule = self._in_registers(schedule)
         if self.in_pairs:
@@ -472,7 +471,9 @@ class _Tiling:
 
 def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     """The parameters, with so little of the depth at a time, and then so few rows, that what is put
-    aside fits on the stack; nothing is where it never does."""
+    aside fits on the stack; nothing is where it never does.  Both factors are for pairs."""
+    if parameters.get("pairs"):
+        parameters = {**parameters, "pack": 1, "pack_rows": 1}
     roles, size = register_roles(stage, lanes), stage.accumulators[0].dtype.bytes
     kept = I16.bytes if parameters.get("pairs") else size
     *outer, last = (v.extent for v in roles.summed)
