@@ -93,6 +93,10 @@ class _Nest:
         nest = cls(access.indices, facts, extents)._numbered()._taken_apart()._numbered()
         return nest._narrowed()
 
+    def renumbered(self) -> _Nest:
+        """The same with loops over parts of a number in one, as the indices are now."""
+        return self._numbered()._narrowed()
+
     def _numbered(self) -> _Nest:
         """The same with one loop over `high * size + low` for two, as often as that takes no
         division that there was not."""
@@ -290,23 +294,20 @@ def _boxes(access: Access, conditions: Sequence[Expr], steps: Sequence[int] = ()
     """What is touched where conditions hold, said as facts about loops; None where that is not all
     a matter of their variables, or there are too many values."""
     nest, shape = _Nest.around(access, conditions), access.buffer.shape
-    extents = nest.extents
-    facts = (
-        *nest.facts,
-        *(1 - extent for extent in extents.values() if extent.free or index.bounds(extent)[0] < 1),
-    )
     if steps and any(map(_goes_in_turns, nest.indices, steps)):
         with contextlib.suppress(Unknown):
             axes, indices = _in_turns(shape, nest.indices, steps)
-            return split_axes(_Sides(indices, facts, extents).boxes(), axes)
+            return split_axes(_Sides.of(replace(nest, indices=indices)).boxes(), axes)
         return None
     turns = interleaved(shape, steps) if steps else [(d,) for d in shape]
     axes, (merged,) = merged_axes(shape, (tuple(nest.indices),))
     if len(axes) < len(nest.indices):
+        # Without the divisions, more loops may count as one.
+        whole = replace(nest, indices=merged).renumbered()
         with contextlib.suppress(Unknown):
-            return split_axes(split_axes(_Sides(merged, facts, extents).boxes(), axes), turns)
+            return split_axes(split_axes(_Sides.of(whole).boxes(), axes), turns)
     with contextlib.suppress(Unknown):
-        return split_axes(_Sides(nest.indices, facts, extents).boxes(), turns)
+        return split_axes(_Sides.of(nest).boxes(), turns)
     return None
 
 
@@ -369,6 +370,13 @@ class _Sides:
         self.cuts: list[tuple[int, int, Expr]] = []  # axis, sign, rest: sign * index + rest <= 0
         for fact in facts:
             self._cut(fact)
+
+    @classmethod
+    def of(cls, nest: _Nest) -> _Sides:
+        """Those of an access where all loops around it are entered."""
+        extents = nest.extents
+        entered = (1 - e for e in extents.values() if e.free or index.bounds(e)[0] < 1)
+        return cls(nest.indices, (*nest.facts, *entered), extents)
 
     def _walking(self, axis: int) -> dict[Var, int]:
         """Variables whose values, all together, are a run of neighbours along an axis."""

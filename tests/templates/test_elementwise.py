@@ -11,6 +11,7 @@ from jax import lax
 from hlo_mlc.expr.core import loads
 from hlo_mlc.loops.core import For, LoopKind, walk
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import expressions
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
@@ -511,3 +512,12 @@ def test_vectors_of_long_chains_go_side_by_side(check, take_apart, arrays, level
     (program,) = take_apart(chain, x[:3]).programs
     _, (decision,) = schedule_program(program, named(level))
     assert decision.parameters["unroll"] == 1  # not worth the code
+
+
+@pytest.mark.parametrize("shape", [(9000, 1000), (123_457, 1000), (40, 3000, 1000)])
+def test_large_maps_of_which_the_last_task_is_shorter_are_proved(take_apart, shape) -> None:
+    """However many vectors there are, in however many tasks."""
+    (program,) = take_apart(lambda x: x * 2 + 1, jax.ShapeDtypeStruct(shape, "float32")).programs
+    for level in ("x86-64-v3", "x86-64-v4"):
+        loops, _ = schedule_program(program, named(level))
+        prove(loops)
