@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,9 @@ from hlo_mlc.loops.core import For, LoopKind, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import expressions
+from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.program import schedule_program
 
 EXTENTS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 65, 127)
@@ -521,3 +525,26 @@ def test_large_maps_of_which_the_last_task_is_shorter_are_proved(take_apart, sha
     for level in ("x86-64-v3", "x86-64-v4"):
         loops, _ = schedule_program(program, named(level))
         prove(loops)
+
+
+@pytest.mark.parametrize(("rows", "is_large"), [(10_000, False), (20_000, True)])
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_results_that_no_cache_holds_are_stored_past_them(
+    take_apart, rows, is_large, level
+) -> None:
+    """Of 40 and 80 MB."""
+    x = jax.ShapeDtypeStruct((rows, 1000), "float32")
+    (program,) = take_apart(lambda x: x * 2 + 1, x).programs
+    loops, _ = schedule_program(program, named(level))
+    assert ("streaming" in program_text(loops)) == is_large
+
+
+def test_what_is_overwritten_is_not_stored_past_the_caches(take_apart) -> None:
+    """It is in a cache, as it was read."""
+    x = jax.ShapeDtypeStruct((20_000, 1000), "float32")
+    (program,) = take_apart(lambda x: x * 2 + 1, x).programs
+    (nest,), target = program.steps, named("x86-64-v4")
+    (stage,) = nest.stages
+    in_place = replace(nest, stages=(replace(stage, overwrites=program.operands),))
+    assert ElementwiseTemplate().default(nest, target)["streaming"]
+    assert not ElementwiseTemplate().default(in_place, target)["streaming"]
