@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Load
 from hlo_mlc.partition.fuse.limits import ROW_LIMIT
+from hlo_mlc.partition.lower.parts import PARTS_ABREAST
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import Nest, Stage
 from hlo_mlc.tensor.rewrite import rename_axes
@@ -39,7 +40,9 @@ def _common_rows(nest: Nest, stage: Stage) -> int:
     """How many axes go through the rows of which the stages of a nest and `stage` each fill a part,
     one behind the other; 0 where they do not."""
     everything = (*nest.stages, stage)
-    if not all(is_map(s) and len(s.assigns) == 1 for s in everything):
+    if len(everything) > PARTS_ABREAST or not all(
+        is_map(s) and len(s.assigns) == 1 and s.assigns[0].guard is None for s in everything
+    ):
         return 0
     read = [s.assigns[0].value for s in everything]
     if not all(isinstance(one, Load) and one.guard is None for one in read):
@@ -53,7 +56,7 @@ def _common_rows(nest: Nest, stage: Stage) -> int:
         if at != [one, other] or one.extent != other.extent:
             break
         rows += 1
-    if not rows or (len(nest.stages) > 1 and rows != nest.shared):
+    if not 0 < rows < len(first.indices) or (len(nest.stages) > 1 and rows != nest.shared):
         return 0
     (_, end), (begin, _) = (index.bounds(a.indices[rows]) for a in (first, last))
     longest = max(math.prod(v.extent for v in s.axes[rows:]) for s in everything)
