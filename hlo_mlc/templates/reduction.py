@@ -15,7 +15,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.core import STACK_BYTES, For, LoopKind, walk
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -48,6 +48,8 @@ from hlo_mlc.tensor.pairs import repeated_reads
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
 CHUNKS = 64
 SHORTEST_CHUNK = 64  # elements
+# Bytes of rows that are private to a task: what else it has on its stack is a few vectors.
+STACK = STACK_BYTES - (1 << 14)
 # Operations on what was folded from which on they are worth a loop of their own, and the vectors of
 # results in a block of rows: enough for their chains to overlap, and for calls to be rare.
 HEAVY, BLOCK = 8, 4
@@ -122,8 +124,12 @@ class ReductionTemplate:
         schedule = open_schedule(nest, lower_nest(shared, inner))
         for stage in inner:
             schedule = _row(schedule, nest, stage, target, parameters)
+        left = STACK
         for buffer in nest.private:
-            schedule = schedule.contract(buffer.name)
+            row = buffer.bytes // math.prod(v.extent for v in shared)
+            if row <= left:
+                left -= row
+                schedule = schedule.contract(buffer.name)
         if shared:
             schedule = schedule.fuse(*(v.name for v in shared))
         if shared and work(nest) > SERIAL_WORK:

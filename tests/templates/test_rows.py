@@ -165,3 +165,16 @@ def test_large_arrays(check, arrays, shape, dtype):
     (x,) = arrays(dtype, shape)
     assert x.nbytes >= FAR
     check(lambda x: (jax.nn.softmax(x), largest_of_rows(x), x.max(1)), x, ulps=8)
+
+
+def test_more_rows_than_fit_onto_a_stack(check, arrays):
+    """Each waits for the largest of the one before, and all are needed in the end."""
+    (x,) = arrays("float32", (3, 8000))
+
+    def function(x):
+        rows = [x]
+        for _ in range(10):
+            rows.append(jnp.tanh(rows[-1] - 0.5 * rows[-1].max(1, keepdims=True)))
+        return sum(row * row[:, :1] for row in rows)
+
+    check(function, x, ulps=64)
