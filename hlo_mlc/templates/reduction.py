@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import STACK_BYTES, For, LoopKind, walk
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.schedule.core import Schedule
@@ -34,11 +34,17 @@ from hlo_mlc.templates.base import (
     why_empty,
     work,
 )
-from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize, vectorize_along
+from hlo_mlc.templates.elementwise import (
+    ABREAST,
+    is_in_place,
+    share_out,
+    vectorize,
+    vectorize_along,
+)
 from hlo_mlc.templates.product import reads_vectors_along
 from hlo_mlc.templates.short_axes import MOST_READ, short_axes
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
+from hlo_mlc.tensor.classify import cost, is_map, parallelism, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
@@ -64,6 +70,8 @@ LIGHT = 12  # operations of a pass
 ROWS = 4
 # Vectors of a row from which on they do.
 SHORTEST = 4
+# Operations of an element from which on they take long.
+LONG_TERM = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +269,7 @@ def _row(
             schedule,
             stage.axes[-1].name,
             width,
-            parameters["unroll"],
+            parameters["unroll"] * (2 if _waits(*(a.value for a in stage.assigns)) else 1),
             in_pieces=is_in_place(nest, stage),
         )
     axis = stage.reduce_axes[-1]
@@ -335,10 +343,20 @@ def _rows_read(stage: Stage, row: Var) -> list[tuple[Buffer, str, int]]:
 
 def _partial_results(stage: Stage, count: int) -> int:
     """`count` for terms that are hardly more than loads; fewer where computing them takes longer
-    than adding them up, and their temporaries need the registers, or several values are folded."""
+    than adding them up, and their temporaries need the registers, or several values are folded.
+    Half of it for long chains of operations, which would wait for each other's results: argmax of
+    numbers drawn at random took 0.59 of the time, their sum 0.77."""
     heavy = cost(*stage.terms)
+    if _waits(*stage.terms):
+        return max(1, count // 2)
     shared = count // 2 if len(stage.accumulators) > 2 else count
-    return max(1, shared if heavy <= 4 else shared // 2 if heavy <= 12 else shared // 4)
+    return max(1, shared if heavy <= 4 else shared // 2 if heavy <= LONG_TERM else shared // 4)
+
+
+def _waits(*values: Expr) -> bool:
+    """Whether to compute values is a long chain of operations, of which a processor looks too few
+    ahead: twice as many vectors side by side, and arithmetic of bf16 took 0.7 of the time."""
+    return cost(*values) > LONG_TERM and parallelism(*values) < ABREAST
 
 
 def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:

@@ -176,6 +176,30 @@ def test_long_rows_in_the_second_level_are_read_by_the_page(
     np.testing.assert_array_equal(parts.run((y, x), execute)[0], function(y, x))
 
 
+@pytest.mark.parametrize("columns", [16, 100, 129])
+def test_the_first_of_what_takes_long(machine_code, take_apart, arrays, columns):
+    """Four vectors at a time, as each is a chain of operations, whose ties are those of one."""
+    (x,), target = arrays("float32", (5, columns)), named("x86-64-v4")
+    x[1], x[2, 3:] = 0.5, x[2, 2]
+
+    def function(x):
+        return jnp.argmax(jnp.exp(jnp.sin(jnp.tanh(x) + x)), 1)
+
+    parts = take_apart(function, x)
+    (program,) = parts.programs
+    loops, _ = schedule_program(program, target)
+    partial = {
+        buffer.shape[0]
+        for stmt in walk(loops.body)
+        if isinstance(stmt, Accumulate)
+        for buffer in stmt.buffers
+        if len(buffer.shape) == 2
+    }
+    assert partial == {min(4, columns // 16)}
+    execute = machine_code.executing(target=target, threads=2, fence_at="end")
+    np.testing.assert_array_equal(parts.run((x,), execute)[0], function(x))
+
+
 @pytest.mark.parametrize("shape", [(301, 1500), (1100, 301), (3, 130, 1027)])
 @pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
 def test_large_arrays_are_read_some_rows_at_a_time(machine_code, take_apart, arrays, shape, level):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.core import For, LoopKind, Store, walk
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
@@ -165,6 +166,29 @@ def test_large_arrays(check, arrays, shape, dtype):
     (x,) = arrays(dtype, shape)
     assert x.nbytes >= FAR
     check(lambda x: (jax.nn.softmax(x), largest_of_rows(x), x.max(1)), x, ulps=8)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"), [(lambda x: jnp.exp(jnp.tanh(x)) * x, 4), (lambda x: x * 3 + 1, 2)]
+)
+def test_long_chains_are_computed_side_by_side(check, take_apart, arrays, function, expected):
+    """Of maps between folds, those whose operations wait for each other."""
+
+    def rows(x):
+        return function(x - x.max(1, keepdims=True))
+
+    (x,) = arrays("float32", (5, 260))
+    (program,) = take_apart(rows, x).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    abreast = {
+        str(loop.extent)
+        for loop in walk(loops.body)
+        if isinstance(loop, For)
+        and loop.kind is LoopKind.UNROLL
+        and any(isinstance(s, Store) and s.buffer in loops.results for s in walk((loop,)))
+    }
+    assert abreast == {str(expected)}
+    check(rows, x, ulps=64)
 
 
 def test_more_rows_than_fit_onto_a_stack(check, arrays):

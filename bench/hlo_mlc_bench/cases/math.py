@@ -84,6 +84,16 @@ def dropout(inputs: Inputs, *, size: int) -> Workload:
     return function, (inputs.normal(size), inputs.key())
 
 
+def sampled(inputs: Inputs, *, rows: int, tokens: int) -> Workload:
+    """Tokens drawn from the same scores at two temperatures, each with a key of its own."""
+
+    def function(scores: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        cool, hot = jax.random.split(jax.random.wrap_key_data(key))
+        return jax.random.categorical(cool, scores * 2), jax.random.categorical(hot, scores)
+
+    return function, (inputs.normal(rows, tokens), inputs.key())
+
+
 def random_walk(inputs: Inputs, *, walkers: int, steps: int) -> Workload:
     """Random numbers inside a loop."""
     dtype = inputs.dtype
@@ -148,6 +158,15 @@ CASES = (
     _case("dropout", dropout, group="random", tolerance=4, figure=2.0).with_neighbours(
         odd=_ODD, dtype="bfloat16", view="strided"
     ),
+    Case(
+        "sampled",
+        sampled,
+        {"rows": 64, "tokens": 2000},
+        group="random",
+        tiny={"rows": 3, "tokens": 50},
+        tolerance=0,
+        figure=2.0,
+    ).with_neighbours(odd={"tokens": 8001}, dtype="float64", view="strided"),
     Case(
         "random_walk",
         random_walk,

@@ -27,11 +27,13 @@ def interleave(
     them writes; in their order where they touch other memory.
 
     Each comes after those that define its operands.  As many copies take turns as find room in this
-    number of vector registers.  `written`: the alias classes of what they write.
+    number of vector registers, in groups that are as large as each other: a copy left over would
+    wait for its own results.  `written`: the alias classes of what they write.
     """
     if len(copies) < 2 or min(map(len, copies)) < SHORTEST:
         return [one for copy in copies for one in copy]
-    abreast = max(1, min(ENOUGH, (registers - SHARED) // max(1, _alive(copies[-1]))))
+    most = max(1, min(ENOUGH, (registers - SHARED) // max(1, _alive(copies[-1]))))
+    abreast = -(-len(copies) // -(-len(copies) // most))
     merged: list[Instruction] = []
     for first in range(0, len(copies), abreast):
         merged += _in_turns(copies[first : first + abreast], written)
