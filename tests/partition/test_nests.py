@@ -53,6 +53,21 @@ def test_row_wise_chains_are_one_nest(nests_of, function):
     assert {v.extent for stage in nest.stages for v in stage.axes[:1]} == {9}
 
 
+def test_little_maps_of_a_row_are_one_pass(nests_of, check, arrays):
+    """Their values are handed on, and no row of them is kept; long ones have their own."""
+
+    def function(x, between):
+        y = between(x - x.sum(1, keepdims=True))
+        z = between(y * y)
+        return y * z + z, (z - y).max(1)
+
+    for between, rows in ((lambda y: y * 2 + 1, 0), (lambda y: jnp.tanh(y) * jnp.exp(y), 1)):
+        (nest,) = nests_of(lambda x, f=between: function(x, f), (9, 50))
+        assert len(nest.stages) == 2 + rows
+        assert len([b for b in nest.private if b.shape == (9, 50)]) == rows
+        check(lambda x, f=between: function(x, f), *arrays("float32", (9, 50)), ulps=256)
+
+
 def test_stages_of_a_nest_have_only_the_shared_axes_in_common(nests_of):
     """Else a transformation of one stage's loop would hit another's."""
 

@@ -29,6 +29,7 @@ SHOWING = (
     "pixelwise",
     "random_crops",
     "roughness",
+    "sampled",
     "scaled_weights",
     "scrambled",
     "slogdet_4x4",
