@@ -86,10 +86,14 @@ def dropout(inputs: Inputs, *, size: int) -> Workload:
 
 def sampled(inputs: Inputs, *, rows: int, tokens: int) -> Workload:
     """Tokens drawn from the same scores at two temperatures, each with a key of its own."""
+    dtype = inputs.dtype
 
     def function(scores: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def drawn(key: jax.Array, scores: jax.Array) -> jax.Array:
+            return jnp.argmax(scores + jax.random.gumbel(key, scores.shape, dtype), -1)
+
         cool, hot = jax.random.split(jax.random.wrap_key_data(key))
-        return jax.random.categorical(cool, scores * 2), jax.random.categorical(hot, scores)
+        return drawn(cool, scores * 2), drawn(hot, scores)
 
     return function, (inputs.normal(rows, tokens), inputs.key())
 
