@@ -137,16 +137,18 @@ class Function(Names):
         leaf: bool = False,
         writes: frozenset[int] = NO_READS,
         branch: bool = False,
+        computes: bool = False,
         counter: str = "",
     ) -> Iterator[Block]:
         """Open a scope; without a block of its own it writes into that of the enclosing one.
 
-        Only index arithmetic leaves a `branch`: what is computed there may never be needed.
+        Only index arithmetic leaves a `branch`: what is computed there may never be needed. One
+        that `computes` has nothing to do with arrays that become registers.
         """
         outer = self.scopes[-1]
         floor = len(self.scopes) if branch else outer.floor
         scope = Scope(block or outer.block, leaf, writes, floor, counter)
-        outside = None if block is None else self.registers.begin(outer.block)
+        outside = None if block is None or computes else self.registers.begin(outer.block)
         self.scopes.append(scope)
         try:
             yield scope.block

@@ -106,11 +106,11 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
             places.append(resolve(writer, between.buffer, between.indices))
             checking.check_place(writer, places[-1], "store", (), writer.function.depth)
     constants.pop(loop.var, None)
-    # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
-    if count > 1 and block.label == label and _is_vector(loop.body) and not writer.module.checked:
+    # No other unrolled loop, nor checks, which hold for all copies behind them.
+    if count > 1 and _is_vector(loop.body) and not writer.module.checked:
         copies = [written[a:b] for a, b in itertools.pairwise((*begins, len(written)))]
         written[begins[0] :] = interleave(
-            copies, writer.module.target.registers, writer.module.writes(loop.body)
+            copies, writer.module.target.registers, writer.module.writes(loop.body), label
         )
     if between is not None:
         writing.write_between(writer, places, values)

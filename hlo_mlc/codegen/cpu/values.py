@@ -210,7 +210,9 @@ class Writer:
                 )
             block, depth = function.block, function.depth
             taken = self.any_lane(condition, block)
-            with function.scope(Block(function, function.label()), branch=True) as cold:
+            computes = all(read.source.scope != "register" for read in loads(node.args[1]))
+            inner = Block(function, function.label())
+            with function.scope(inner, branch=True, computes=computes) as cold:
                 slow_label = cold.label
                 slow = self._rare(node.args[1])
                 lanes = max(condition.lanes, slow.lanes, fast.lanes)
@@ -230,9 +232,13 @@ class Writer:
             text = block.define(
                 f"phi {whole} [ ",
                 fast_text,
-                f", %{fast_label} ], [ ",
+                ", %",
+                fast_label,
+                " ], [ ",
                 chosen,
-                f", %{cold.label} ]",
+                ", %",
+                cold.label,
+                " ]",
                 lanes=lanes,
             )
             reads = condition.reads | slow.reads | fast.reads
