@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Allocate
 from hlo_mlc.loops.lower import lower_nest
@@ -61,6 +61,10 @@ APART = 0.6  # instructions to load or store an element of a row that is beside 
 ASKED = 2  # instructions to know of all lanes whether a condition holds there
 FEWEST = 4  # elements of a row that are stored together
 MOST_POINTS = 64  # of all stages for one row, each written out
+# Operations of a row of a map, all written out, above which that has to save more than it costs to
+# compile: half of the instructions. Steps of a Potts model, whose neighbours come by `roll`, were
+# 64 copies of 350 operations, and too long to be compiled at all (potts).
+MOST_WRITTEN, WORTH_WRITING = 1 << 11, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +95,15 @@ class SideBySideTemplate:
             return f"rows of more than {longest} elements, or {MOST_POINTS} points"
         if not all(map(writes_once, nest.stages)):
             return "several rows may write one element"
-        if _beside_cost(nest, target) >= _along_cost(nest, target):
+        beside, along = _beside_cost(nest, target), _along_cost(nest, target)
+        if beside >= along:
             return "little to do in a row but to load and store it"
+        if (
+            _is_one_map(nest)
+            and beside > WORTH_WRITING * along
+            and (written := _cost_of_joined(nest)) > MOST_WRITTEN
+        ):
+            return f"{written:,} operations to write out, which are much the same along a row"
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
@@ -197,7 +208,7 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
         elements = math.prod(v.extent for v in _along(nest, stage))
         results = [a.value for a in stage.assigns]
         finished = (
-            _cost_of_joined(nest, results)
+            _cost_of_joined(nest)
             if _is_one_map(nest)
             else cost(*results) * math.prod(v.extent for v in stage.axes[nest.shared :])
         )
@@ -206,12 +217,13 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     return total
 
 
-def _cost_of_joined(nest: Nest, results: Sequence[Expr]) -> int:
+def _cost_of_joined(nest: Nest) -> int:
     """`cost` of all elements of a row of a map, each of which is written out."""
-    axes = _along(nest, nest.stages[0])
+    (stage,) = nest.stages
+    axes = _along(nest, stage)
     element = Var("element", INDEX, math.prod(v.extent for v in axes))
     at = decoded(axes, element)
-    return cost_of_row(element, *(substitute(e, at) for e in results))
+    return cost_of_row(element, *(substitute(a.value, at) for a in stage.assigns))
 
 
 def _along(nest: Nest, stage: Stage) -> tuple[Var, ...]:

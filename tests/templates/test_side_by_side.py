@@ -191,6 +191,28 @@ def test_a_matrix_is_stored_as_one_row(take_apart, arrays, level) -> None:
     assert extents == ([9] if level == "x86-64-v4" else [8])
 
 
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_rows_of_much_the_same_are_not_written_out(check, take_apart, arrays, level) -> None:
+    """64 copies of a long body save no more than what conditions at both ends of a row cost."""
+    size, colours = 64, 5
+    states = np.random.default_rng(1).integers(0, colours, (size, size))
+    (noise,) = arrays("float32", (size, size, colours))
+
+    def step(states, noise):
+        ones = jax.nn.one_hot(states, colours)
+        near = sum(jnp.roll(ones, by, axis) for by in (1, -1) for axis in (0, 1))
+        gumbel = -jnp.log(-jnp.log(0.1 + 0.8 * jax.nn.sigmoid(noise)))
+        return jnp.argmax(1.2 * near + gumbel, -1)
+
+    (program,) = take_apart(step, states, noise).programs
+    loops, _ = schedule_program(program, named(level))
+    copies = [
+        s.extent.value for s in walk(loops.body) if isinstance(s, For) and s.kind is LoopKind.UNROLL
+    ]
+    assert max(copies, default=1) < size
+    check(step, states, noise)
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -251,6 +251,25 @@ def spikes(inputs: Inputs, *, steps: int) -> Workload:
     return function, (inputs.normal(steps),)
 
 
+def potts(inputs: Inputs, *, rows: int, columns: int, steps: int) -> Workload:
+    """Sweeps over a grid of states, each drawn by how many of its neighbours are in which."""
+    colours = 5
+
+    def function(states: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def sweep(state: tuple[jax.Array, jax.Array], _: None) -> tuple:
+            states, key = state
+            key, drawing = jax.random.split(key)
+            ones = jax.nn.one_hot(states, colours, dtype=inputs.dtype)
+            near = sum(jnp.roll(ones, by, axis) for by in (1, -1) for axis in (0, 1))
+            noise = jax.random.gumbel(drawing, ones.shape, inputs.dtype)
+            return (jnp.argmax(1.2 * near + noise, -1).astype(states.dtype), key), None
+
+        (states, _), _ = jax.lax.scan(sweep, (states, key), None, length=steps)
+        return states, jnp.mean(jax.nn.one_hot(states, colours, dtype=inputs.dtype), (0, 1))
+
+    return function, (inputs.places(colours, rows, columns), inputs.key())
+
+
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
@@ -336,4 +355,12 @@ CASES = (
         "gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64, figure=2.0
     ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
     _case("spikes", spikes, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
+    _case(
+        "potts",
+        potts,
+        {"rows": 64, "columns": 64, "steps": 10},
+        tiny={"rows": 5, "columns": 6, "steps": 2},
+        tolerance=64,
+        figure=2.0,
+    ).with_neighbours(odd={"rows": 61, "columns": 59}, dtype="float64", view="transposed"),
 )
