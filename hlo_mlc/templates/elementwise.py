@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Apply, Expr, Var, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, walk
 from hlo_mlc.expr.dtypes import F64
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.loops.core import For, LoopKind
@@ -39,7 +39,7 @@ from hlo_mlc.tensor.classify import (
     why_not_apart,
 )
 from hlo_mlc.tensor.coalesce import accesses, coalesce
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Vectors of a row up to which processors without AVX-512 do without masks where a vector cannot be
 # stored again in part: some take 10 to 20 cycles to store under one.
@@ -67,6 +67,9 @@ AHEAD = 1 << 10
 # that is written need not be read first.  Of 100 MB, maps took 0.78 of the time so, constants 0.8,
 # and with a sum of all behind them 0.88; of 50 MB 0.81, 1.15 and 0.99, of 20 MB 1.2, 2 and 1.5.
 STREAMED = 64 << 20
+# Elements that are only moved, one by one, in an iteration; so many are few: vectors of 4096 that
+# lie side by side before took 0.8 of the time, of 64 as long.
+AT_ONCE, FEW = 4, 256
 # Short rows that are written out where each is computed in a way of its own: code size.
 MOST_ROWS = 16
 
@@ -114,6 +117,8 @@ class ElementwiseTemplate:
         each, total = sum(map(cost, values)), work(nest)
         if _has_long_function(*values):
             unroll = 1
+        elif _is_stored_apart(stage):
+            unroll = 1  # each lane is a store: every 16th of 65,536 f32 took 0.77 of the time of 4
         elif each > LONG:
             is_chain = total >= MUCH_OF_LONG and parallelism(*values) < ABREAST
             unroll = 4 if is_chain else 1
@@ -148,7 +153,11 @@ class ElementwiseTemplate:
                 schedule, names, others = between_borders(
                     schedule, stage, all_rows=not _has_masks(stage, target)
                 )
+            moves_alone = _moves_alone(stage)
             for name in (*names, *others):
+                if moves_alone:
+                    schedule = _one_by_one(schedule, name)
+                    continue
                 schedule = vectorize(
                     schedule,
                     name,
@@ -197,6 +206,46 @@ def _has_long_function(*values: Expr) -> bool:
         isinstance(node, Apply) and (OPS[node.op].operations or (0, 0))[node.dtype is F64] > LONG
         for node in walk(*values)
     )
+
+
+def _is_stored_apart(stage: Stage) -> bool:
+    """Whether lanes are stored one by one: neighbours are far from each other in the result, where
+    nothing else lies between them that could be shuffled with them (codegen/cpu/strides.py)."""
+    return len(stage.assigns) == 1 and _is_apart(stage, stage.assigns[0])
+
+
+def _moves_alone(stage: Stage) -> bool:
+    """Whether all that is done is to move elements that are read and stored one by one, or to set
+    them: of vectors there would be lanes alone, each in code of its own.  So are few that are read
+    side by side, which take as long.
+
+    Columns of 4096 that are copied took 0.8 of the time; 256 of 64 that are filled one after the
+    other, half of them with zeros, were 26,000 lines of LLVM IR and are 5,000 (bits_decoded)."""
+    return _is_stored_apart(stage) and all(
+        a.guard is None
+        and (
+            isinstance(a.value, Const)
+            or (
+                isinstance(a.value, Load)
+                and a.value.guard is None
+                and (_is_apart(stage, a.value) or points(stage) <= FEW)
+            )
+        )
+        for a in stage.assigns
+    )
+
+
+def _is_apart(stage: Stage, access: Load | Assign) -> bool:
+    """Whether neighbours along the last axis are known to be far from each other."""
+    step = stride(access, stage.axes[-1])
+    return step is not None and abs(step) > WIDEST_STEP
+
+
+def _one_by_one(schedule: Schedule, name: str) -> Schedule:
+    """A loop of single elements, a few in each iteration."""
+    if name not in schedule.loop_names or constant_extent(schedule.loops(name)[0]) <= AT_ONCE:
+        return schedule
+    return schedule.split(name, AT_ONCE).unroll(f"{name}.i")
 
 
 def _has_masks(stage: Stage, target: CpuTarget) -> bool:

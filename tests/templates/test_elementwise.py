@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.expr.core import loads
-from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.core import For, LoopKind, Store, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import expressions
@@ -548,3 +548,27 @@ def test_what_is_overwritten_is_not_stored_past_the_caches(take_apart) -> None:
     in_place = replace(nest, stages=(replace(stage, overwrites=program.operands),))
     assert ElementwiseTemplate().default(nest, target)["streaming"]
     assert not ElementwiseTemplate().default(in_place, target)["streaming"]
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "bfloat16"])
+@pytest.mark.parametrize("rows", [3, 64, 67])
+def test_columns_are_filled_one_by_one(check, take_apart, arrays, rows, dtype, level) -> None:
+    """Every lane of a vector would be taken out of it, in code of its own."""
+    with jax.enable_x64(dtype == "float64"):
+        x, y = arrays(dtype, (rows, 16), (rows, 9))
+
+        def function(x, y):
+            for column in range(5):
+                y = y.at[:, 2 * column].set(x[:, 3 * column])
+            return y.at[:, 1].set(7)
+
+        (program,) = take_apart(function, x, y).programs
+        loops, _ = schedule_program(program, named(level))
+        stores = [s for s in walk(loops.body) if isinstance(s, Store)]
+        apart = {v for s in stores for v in s.indices[-2].free if not s.indices[-1].free}
+        vectors = {
+            s.var for s in walk(loops.body) if isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+        }
+        assert apart.isdisjoint(vectors)
+        check(function, x, y)

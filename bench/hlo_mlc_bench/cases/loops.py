@@ -270,6 +270,27 @@ def potts(inputs: Inputs, *, rows: int, columns: int, steps: int) -> Workload:
     return function, (inputs.places(colours, rows, columns), inputs.key())
 
 
+def bits_decoded(inputs: Inputs, *, words: int, levels: int) -> Workload:
+    """Polar codes decoded bit by bit, by a recursion that is unrolled: half of the bits are 0."""
+    order = sorted(range(1 << levels), key=lambda n: (n.bit_count(), n))
+    frozen = set(order[: len(order) // 2])
+
+    def decoded(ratios: jax.Array, first: int) -> tuple[jax.Array, jax.Array]:
+        if ratios.shape[1] == 1:
+            bits = jnp.where(first in frozen, 0, (ratios < 0).astype(jnp.int32))
+            return bits, bits
+        a, b = jnp.split(ratios, 2, 1)
+        left = jnp.sign(a) * jnp.sign(b) * jnp.minimum(jnp.abs(a), jnp.abs(b))
+        bits, sent = decoded(left, first)
+        others, resent = decoded(b + (1 - 2 * sent) * a, first + a.shape[1])
+        return jnp.concatenate([bits, others], 1), jnp.concatenate([sent ^ resent, resent], 1)
+
+    def function(ratios: jax.Array) -> jax.Array:
+        return decoded(ratios, 0)[0]
+
+    return function, (inputs.normal(words, 1 << levels),)
+
+
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
@@ -355,6 +376,13 @@ CASES = (
         "gated", gated, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64, figure=2.0
     ).with_neighbours(odd={"steps": 19_999}, dtype="float64", view="strided"),
     _case("spikes", spikes, {"steps": 20_000}, tiny={"steps": 17}, tolerance=64),
+    _case(
+        "bits_decoded",
+        bits_decoded,
+        {"words": 64, "levels": 8},
+        tiny={"words": 5, "levels": 3},
+        tolerance=0,
+    ),
     _case(
         "potts",
         potts,
