@@ -48,28 +48,29 @@ class Counting:
 
 
 def counting(loop: Node, known: Known) -> Counting | None:
-    """How `while i < limit: …; i = i + step` counts, where start, limit and step are literal;
-    None for other loops."""
-    condition, body = loop.regions
-    found = _bounded(condition)
-    if found is None:
-        return None
-    position, bound = found
-    limit = _literals(condition, known)(bound)
+    """How `while i < limit: …; i = i + step` counts, or with `i <= limit`, where start, limit and
+    step are literal; None for other loops."""
+    body = loop.regions[1]
     literal = _literals(body, known)
     steps = _steps(body, literal)
     starts = {k: known(loop.operands[k]) for k in steps}
-    if limit is None or starts.get(position) is None or steps[position] <= 0:
+    found = _counter(loop, known, steps, starts)
+    if found is None:
         return None
-    start, step = starts[position], steps[position]
-    trips = max(0, -(-(limit - start) // step))
-    if not _fits(Progression(start, step), trips + 1, bound):
-        return None
+    trips, _ = found
     carried = {
         body.parameters[k]: Progression(starts[k], steps[k]) for k in steps if starts[k] is not None
     }
     carried = {v: p for v, p in carried.items() if _fits(p, trips + 1, v)}
     return Counting(trips, _derived(body, carried, literal, trips))
+
+
+def overshoots(loop: Node, known: Known) -> bool:
+    """Whether a loop that counts ends past its limit, not at it."""
+    steps = _steps(loop.regions[1], _literals(loop.regions[1], known))
+    starts = {k: known(loop.operands[k]) for k in steps}
+    found = _counter(loop, known, steps, starts)
+    return found is not None and found[1] > 0
 
 
 def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
@@ -99,20 +100,37 @@ def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
     return found
 
 
-def _bounded(condition: Graph) -> tuple[int, Value] | None:
-    """(position of i, limit) of the condition `i < limit`."""
+def _counter(
+    loop: Node, known: Known, steps: Mapping[int, int], starts: Mapping[int, int | None]
+) -> tuple[int, int] | None:
+    """How often a loop runs that counts, and by how much its counter is past the limit then."""
+    condition = loop.regions[0]
+    found = _bounded(condition)
+    if found is None:
+        return None
+    position, bound, more = found
+    limit = _literals(condition, known)(bound)
+    start, step = starts.get(position), steps.get(position, 0)
+    if limit is None or start is None or step <= 0:
+        return None
+    trips = max(0, -(-(limit + more - start) // step))
+    counter = Progression(start, step)
+    if not _fits(counter, trips + 1, bound):
+        return None
+    return trips, counter.at(trips) - (limit + more)
+
+
+def _bounded(condition: Graph) -> tuple[int, Value, int] | None:
+    """(position of i, limit, 0) of the condition `i < limit`, with 1 of `i <= limit`."""
     made = {v: n for n in condition.nodes for v in n.results}
     verdict = made.get(condition.results[0])
     if verdict is None or verdict.op != "stablehlo.compare":
         return None
     left, right = verdict.operands
-    if (
-        left not in condition.parameters
-        or left.type is None
-        or verdict.attributes.get("comparison_direction") != "LT"
-    ):
+    more = _MORE.get(verdict.attributes.get("comparison_direction"))
+    if left not in condition.parameters or left.type is None or more is None:
         return None
-    return condition.parameters.index(left), right
+    return condition.parameters.index(left), right, more
 
 
 def _literals(graph: Graph, known: Known) -> Known:
@@ -173,6 +191,8 @@ def _derived(
             found[node.results[0]] = result
     return found
 
+
+_MORE = {"LT": 0, "LE": 1}
 
 _SIGNS = {
     "stablehlo.add": (1, 1),

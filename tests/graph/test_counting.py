@@ -9,7 +9,7 @@ import pytest
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Node, Value
-from hlo_mlc.graph.counting import Counting, Progression, counting
+from hlo_mlc.graph.counting import Counting, Progression, counting, overshoots
 
 
 def _loop(
@@ -73,6 +73,34 @@ def test_counters_that_stand_still_or_wrap_around_do_not_count(
     dtype: str, start: int, step: int, limit: int
 ) -> None:
     assert _found(dtype, start, step, limit) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "limit", "trips"),
+    [(0, 1, 9, 10), (0, 3, 9, 4), (0, 3, 10, 4), (-5, 2, -1, 3), (10, 1, 10, 1), (11, 1, 10, 0)],
+)
+def test_limits_that_are_reached(start: int, step: int, limit: int, trips: int) -> None:
+    found = _found("i32", start, step, limit, direction="LE")
+    assert found is not None
+    assert found.trips == trips
+    assert _found("i8", 0, 1, 127, direction="LE") is None  # it never ends
+
+
+@pytest.mark.parametrize(
+    ("direction", "start", "step", "limit", "past"),
+    [
+        ("LT", 0, 2, 10, False),
+        ("LT", 0, 3, 10, True),
+        ("LT", 0, 2, 1, True),
+        ("LE", 0, 2, 10, True),
+        ("LE", 0, 2, 9, False),
+        ("LT", 0, -1, 10, False),  # no counting
+    ],
+)
+def test_loops_that_end_past_their_limit(
+    direction: str, start: int, step: int, limit: int, past: bool
+) -> None:
+    assert overshoots(*_loop("i32", start, step, limit, direction=direction)) == past
 
 
 def test_other_conditions_do_not_count() -> None:

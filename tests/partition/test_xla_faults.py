@@ -246,6 +246,25 @@ def test_sums_of_the_same_beside_what_xla_does() -> None:
         assert "may sum wrongly" in str(function.explain(*given))
 
 
+@pytest.mark.parametrize("choose", ["auto", "ours"])
+@pytest.mark.parametrize(("start", "limit", "step"), [(0, 1, 2), (0, 1, 3), (-3, 0, 2), (-3, 2, 3)])
+def test_loops_that_end_past_their_limit(start: int, limit: int, step: int, choose: str) -> None:
+    """By jax.jit there is a trip less."""
+
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.while_loop(
+            lambda state: state[0] < limit,
+            lambda state: (state[0] + step, state[1] * 2),
+            (jnp.int32(start), x),
+        )
+
+    nodes = import_function(jax.jit(function).lower(jnp.float32(1)).compiler_ir()).nodes
+    assert "miscount" in fault(nodes, FAULTY) and fault(nodes, "0.11.1") == ""
+    count, product = mlc_jit(function, choose=choose)(jnp.float32(1))
+    trips = len(range(start, limit, step))
+    assert (count, product) == (start + trips * step, 2.0**trips)
+
+
 def test_signs_are_asked_of_each_value_once() -> None:
     def clamped(x: jax.Array, y: jax.Array) -> jax.Array:
         for k in range(64):

@@ -34,6 +34,11 @@ step through them one by one and the array is large (jaxlib 0.10.2 to 0.12.0, op
 
     reduce_window(x, window = (2, 1), base_dilations = (1, 2))    ->    elements where holes are
 
+Loops that count by more than one may run a trip less where they end past their limit (seen with
+jaxlib 0.10.2, not 0.12.0):
+
+    i = 0;  while i < 1: i = i + 2    ->    i is 0
+
 Sorts of integers of 2 bits end the process or are refused (jaxlib 0.10.2 to 0.12.0).  They may have
 become bytes by then (passes/packed_integers.py).
 """
@@ -48,6 +53,7 @@ import jaxlib
 
 from hlo_mlc.expr.dtypes import F32, I2, U2
 from hlo_mlc.graph.core import WHILE, Node, Value
+from hlo_mlc.graph.counting import overshoots
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.ops.shape import splat_value
@@ -107,6 +113,8 @@ def fault(
         return f"XLA of jaxlib {version} may sum wrongly what is the same along dimensions"
     if any(map(_steps_over_holes, nodes)):
         return "XLA may leave out the holes of dimensions that windows of one element step over"
+    if version in OLD_LIBRARY and any(_miscounts(node, makers) for node in nodes):
+        return f"XLA of jaxlib {version} may miscount loops that end past their limit"
     if any(_sorts_two_bits(node, nodes, makers) for node in nodes):
         return "XLA sorts integers of 2 bits past their end"
     return next(
@@ -217,6 +225,14 @@ def _sums_the_same(reduce: Node, makers: Mapping[Value, Node]) -> bool:
             return False
         maker = makers.get(maker.operands[0])
     return maker is not None and folds_repeated(reduce, maker)
+
+
+def _miscounts(node: Node, makers: Mapping[Value, Node]) -> bool:
+    def known(value: Value) -> int | None:
+        number = None if value.type.shape else _known(value, makers)
+        return None if number is None else int(number)
+
+    return node.op == WHILE and overshoots(node, known)
 
 
 def _steps_over_holes(node: Node) -> bool:
