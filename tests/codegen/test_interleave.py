@@ -224,7 +224,7 @@ def test_branches_are_taken_as_one() -> None:
     copies = [branching(0, "b0"), branching(1, "d0"), branching(2, "d1")]
     merged = interleave(copies, REGISTERS, frozenset(), "b0")
     control = [pieces[1::2] for _, _, kind, pieces in merged if kind is Kind.CONTROL]
-    assert control == [("t2.any", "s0", "d2"), ("s1",), ("s2",), ("d2",)]
+    assert control == [("%s2.any", "s0", "d2"), ("s1",), ("s2",), ("d2",)]
     assert [pieces[1] for _, _, kind, pieces in merged if kind is Kind.LABEL] == [
         *("s0", "s1", "s2", "d2")
     ]
@@ -239,6 +239,23 @@ def test_branches_are_taken_as_one() -> None:
     for name, _, _, pieces in merged:
         assert {*names} & {*pieces[1::2]} <= seen
         seen.add(name)
+
+
+@pytest.mark.parametrize("shared", [2, 6])
+def test_branches_on_one_condition(shared: int) -> None:
+    """What is asked once for all copies, or for some of them, is taken as it is."""
+    copies = [branching(n, f"d{n - 1}" if n else "b0") for n in range(6)]
+    for copy in copies[:shared]:
+        place = next(k for k, one in enumerate(copy) if one[2] is Kind.CONTROL)
+        name, lanes, kind, pieces = copy[place]
+        copy[place] = (name, lanes, kind, (pieces[0], "all", *pieces[2:]))
+    merged = interleave(copies, REGISTERS, frozenset(), "b0")
+    defined = [name for name, *_ in merged if name is not None]
+    assert len(defined) == len({*defined})
+    together = [pieces[1::2] for _, _, _, pieces in merged if pieces[0] == "or i1 "]
+    assert [one for pair in together for one in pair if not one.endswith(".any")] == (
+        [] if shared == 6 else ["all", "t2", "t3", "t4", "t5"]
+    )
 
 
 @pytest.mark.parametrize("reason", ["short", "writes before", "other branch", "uses what is later"])
@@ -274,6 +291,18 @@ def test_rare_cases_of_some_copies(machine_code, take_apart, level: str, size: i
             exact
         ) * np.tanh(exact)
     np.testing.assert_allclose(parts.run((x,), execute)[0], exact, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("base", [2.5, -2.0, 0.0, np.nan])
+def test_rare_cases_of_all_lanes(machine_code, take_apart, level: str, base: float) -> None:
+    """Whether a base is negative is asked once for all its powers."""
+    x = np.random.default_rng(0).integers(-9, 9, 16429).astype(np.float32)
+    parts = take_apart(jnp.power, base := np.float32(base), x)
+    execute = machine_code.executing(target=named(level), threads=2, fence_at="end")
+    with np.errstate(divide="ignore"):
+        exact = np.power(np.float64(base), x.astype(np.float64))
+    np.testing.assert_allclose(parts.run((base, x), execute)[0], exact, rtol=2e-6)
 
 
 def test_folds_branch_as_one(machine_code, take_apart) -> None:

@@ -95,11 +95,13 @@ def _phases(copy: Sequence[Instruction], written: Set[int]) -> list[_Phase]:
 def _as_one(phases: Sequence[_Phase], label: str) -> list[Instruction]:
     """The branches of several copies, behind a block, as one around the rare cases of them all."""
     merged: list[Instruction] = []
-    taken = phases[0].branch[0][3][1]
-    for phase in phases[1:]:
-        own = phase.branch[0][3][1]
-        merged.append((f"{own}.any", 0, Kind.COMPUTE, ("or i1 ", taken, ", ", own)))
-        taken = f"{own}.any"
+    # One that is the same in all lanes may be so in all copies, and around several rare cases.
+    conditions = {phase.branch[0][3][1]: _label(phase.branch[1]) for phase in phases}
+    taken, *others = conditions
+    for own in others:
+        name = f"%{conditions[own]}.any"
+        merged.append((name, 0, Kind.COMPUTE, ("or i1 ", taken, ", ", own)))
+        taken = name
     done = phases[-1].branch[-1]
     _, lanes, kind, pieces = phases[0].branch[0]
     pieces = (pieces[0], taken, *pieces[2:5], _label(done), *pieces[6:])
