@@ -353,3 +353,56 @@ def test_what_no_lane_adds_to_is_not_touched(target: CpuTarget, machine, samples
     registers = re.findall(rf"{re.escape(name)}\.(\d+) = getelementptr", text)
     assert registers and all(int(offset) < int(size) for offset in registers)
     _check(machine, program, [samples(t.F32, 16, 1).reshape(4, 4)], target)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+@pytest.mark.parametrize("into", ["each", "one", "looked up"])
+@pytest.mark.parametrize("private", [False, True])
+def test_pairs_of_products(
+    lanes: int, into: str, private: bool, target: CpuTarget, machine
+) -> None:
+    """Into an element of each lane, one of all, or one that is looked up; of a pair that is the
+    same for all lanes, or that each has to itself."""
+    x, y = Buffer("x", t.I16, (2,), "operand"), Buffer("y", t.I16, (lanes, 2), "operand")
+    where, sums = Buffer("at", t.I32, (lanes,), "operand"), Buffer("s", t.I32, (lanes,), "result")
+    near = Buffer("near", t.I16, (2,), "stack")
+    lane, pair, first = variable("lane", lanes), variable("k", 2), variable("f", lanes)
+    place = {
+        "each": lane,
+        "one": index.constant(0),
+        "looked up": apply("convert", load(where, (lane,)), dtype=t.INDEX),
+    }[into]
+
+    def unrolled(stmt) -> For:
+        return For(pair, index.constant(2), LoopKind.UNROLL, (stmt,))
+
+    one, each = (
+        apply("convert", read, dtype=t.I32)
+        for read in (load(near if private else x, (pair,)), load(y, (lane, pair)))
+    )
+    added = unrolled(
+        Accumulate((sums,), (place,), _one_op("add", t.I32), (apply("mul", one, each),))
+    )
+    own = apply("add", load(x, (pair,)), load(y, (lane, index.constant(0))))
+    body = (Allocate(near, (unrolled(Store(near, (pair,), own)), added)),) if private else (added,)
+    program = LoopProgram(
+        "pairs",
+        (x, y, where),
+        (sums,),
+        (
+            For(
+                first,
+                index.constant(lanes),
+                LoopKind.SERIAL,
+                (Store(sums, (first,), Const(5, t.I32)),),
+            ),
+            For(lane, index.constant(lanes), LoopKind.VECTORIZE, body),
+        ),
+    )
+    rng = np.random.default_rng(0)
+    operands = [
+        rng.integers(-(2**15), 2**15, (2,)).astype(np.int16),
+        rng.integers(-(2**15), 2**15, (lanes, 2)).astype(np.int16),
+        rng.permutation(lanes).astype(np.int32),
+    ]
+    _check(machine, program, operands, target)

@@ -27,9 +27,10 @@ PAIR = 2
 
 
 class _Pairs(NamedTuple):
-    """What an unrolled loop over a pair adds up: `one` for all lanes times those of `each`."""
+    """What an unrolled loop over a pair adds up, of each lane in a place of its own: `one` pair for
+    all lanes times those of `each`."""
 
-    update: Accumulate
+    sums: Place
     one: Place
     each: Place
 
@@ -53,9 +54,8 @@ def accumulate_pairs(writer: Writer, loop: For, count: int) -> bool:
     )
     whole = types.vector("i32", width)
     term = block.define(f"add {whole} ", even, ", ", odd, lanes=width)
-    place = resolve(writer, found.update.buffers[0], found.update.indices)
-    sums = (reading.read(writer, place), Value(term, "i32", width, function.depth))
-    writing.write(writer, place, writer.op("add", I32, sums))
+    sums = (reading.read(writer, found.sums), Value(term, "i32", width, function.depth))
+    writing.write(writer, found.sums, writer.op("add", I32, sums))
     return True
 
 
@@ -68,6 +68,7 @@ def _pairs(writer: Writer, loop: For, count: int) -> _Pairs | None:
         not isinstance(update, Accumulate)
         or update.combiner.name != "add"
         or update.guard is not None
+        or update.atomic
         or any(loop.var in i.free for i in update.indices)
     ):
         return None
@@ -77,21 +78,18 @@ def _pairs(writer: Writer, loop: For, count: int) -> _Pairs | None:
     loads = [_narrow(factor) for factor in term.args]
     if None in loads:
         return None
-    steps = [dict(writer.module.linear(one.source, one.indices)[0]) for one in loads]
-    of_lane = [step.get(lane.var, 0) for step in steps]
-    if sorted(of_lane) != [0, PAIR] or any(step.get(loop.var) != 1 for step in steps):
-        return None
-    if any(
-        not atom.free.isdisjoint((lane.var, loop.var))
-        for step in steps
-        for atom in step
-        if atom not in (lane.var, loop.var)
-    ):
-        return None
+    for one in loads:
+        terms = dict(writer.module.linear(one.source, one.indices)[0])
+        if terms.pop(loop.var, 0) != 1 or any(loop.var in atom.free for atom in terms):
+            return None
     function.constants[loop.var] = 0
-    places = sorted((resolve(writer, x.source, x.indices) for x in loads), key=lambda p: p.stride)
+    one, each = sorted(
+        (resolve(writer, x.source, x.indices) for x in loads), key=lambda p: p.stride
+    )
     del function.constants[loop.var]
-    return _Pairs(update, *places)
+    sums = resolve(writer, update.buffers[0], update.indices)
+    is_apart = not sums.is_uniform and not any(p.varying for p in (sums, one, each))
+    return _Pairs(sums, one, each) if is_apart and (one.stride, each.stride) == (0, PAIR) else None
 
 
 def _narrow(factor: Expr) -> Load | None:
