@@ -18,18 +18,17 @@ def scatter_of_several(node: Node, context: Rewriter) -> tuple[Value, ...] | Non
     if count == 1:
         return None
     bodies = [_alone(node.regions[0], number) for number in range(count)]
-    targets, places, updates = (
-        node.operands[:count],
-        node.operands[count],
-        node.operands[count + 1 :],
+    if None in bodies:
+        return None  # before anything is added
+    targets, (places, *updates) = node.operands[:count], node.operands[count:]
+    return tuple(
+        [
+            context.add(node.op, (target, places, update), result.type, node.attributes, (body,))
+            for target, update, result, body in zip(
+                targets, updates, node.results, bodies, strict=True
+            )
+        ]
     )
-    found = []
-    for target, update, result, body in zip(targets, updates, node.results, bodies, strict=True):
-        if body is None:
-            return None
-        operands = (target, places, update)
-        found.append(context.add(node.op, operands, result.type, node.attributes, (body,)))
-    return tuple(found)
 
 
 def _alone(body: Graph, number: int) -> Graph | None:

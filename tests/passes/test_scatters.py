@@ -10,7 +10,9 @@ import hlo_mlc
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.graph.rewrite import apply_rules
 from hlo_mlc.ops.registry import references, supports
+from hlo_mlc.passes.scatters import SCATTER_RULES
 from hlo_mlc.passes.simplify import simplify
 
 PLACES = np.array([[3], [0], [3], [9], [-1], [6], [0]], np.int32)
@@ -79,7 +81,11 @@ def expected(olds: list[np.ndarray], news: list[np.ndarray], second: bool) -> li
 
 
 def simplified(text: str) -> Graph:
-    return simplify(import_function(parse_module(text)), references, verify=True)[0]
+    return simplify(imported(text), references, verify=True)[0]
+
+
+def imported(text: str) -> Graph:
+    return import_function(parse_module(text))
 
 
 @pytest.mark.parametrize("body", [APART, SECOND], ids=["operation", "of what is new"])
@@ -101,3 +107,9 @@ def test_what_is_updated_with_others_stays_together() -> None:
     (node,) = [n for n in simplified(module(TOGETHER)).walk() if "scatter" in n.op]
     assert len(node.results) == 3
     assert "updated with what is of others" in supports(node)
+
+
+def test_of_what_stays_together_nothing_is_written_apart() -> None:
+    """The first of these would be a scatter of its own, which nobody reads."""
+    graph = imported(module(TOGETHER))
+    assert apply_rules(graph, SCATTER_RULES) is graph

@@ -62,8 +62,38 @@ def bitcast_meaning(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndar
     return (np.ascontiguousarray(operands[0]).view(result.dtype.numpy).reshape(result.shape),)
 
 
+def scatter_meaning(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Window by window, into several arrays at once whose windows are all there is along axes that
+    no place is for."""
+    count = len(node.results)
+    if count == 1:
+        return references[node.op](node, operands)
+    (body,), a = node.regions, node.attributes
+    assert not a["input_batching_dims"]
+    olds, places, news = operands[:count], operands[count], operands[count + 1 :]
+    results = [old.copy() for old in olds]
+    vectors = np.moveaxis(places, a["index_vector_dim"], -1)
+    rows = [
+        np.moveaxis(new, a["update_window_dims"], range(-len(a["update_window_dims"]), 0))
+        for new in news
+    ]
+    for batch in np.ndindex(vectors.shape[:-1]):
+        starts = dict(zip(a["scatter_dims_to_operand_dims"], vectors[batch].tolist(), strict=True))
+        if not all(0 <= at < olds[0].shape[axis] for axis, at in starts.items()):
+            continue
+        place = tuple([starts.get(axis, slice(None)) for axis in range(olds[0].ndim)])
+        windows = [result[(*place, ...)] for result in results]
+        for window in np.ndindex(windows[0].shape):
+            scalars = [np.asarray(one[window]) for one in windows]
+            scalars += [np.asarray(row[batch][window]) for row in rows]
+            for one, value in zip(windows, evaluate_graph(body, scalars), strict=True):
+                one[window] = value
+    return tuple(results)
+
+
 MEANINGS = {
     "chlo.scan": scan_meaning,
+    "stablehlo.scatter": scatter_meaning,
     "stablehlo.bitcast_convert": bitcast_meaning,
     **dict.fromkeys(DYNAMIC, dynamic_meaning),
 }

@@ -158,9 +158,10 @@ def scans(op: str) -> Iterator[Program]:
 
 
 def scattered(op: str) -> Iterator[Program]:
-    """Updates of all there is, and at places that are known."""
+    """Updates of all there is, at places that are known, and of two arrays at once."""
     yield from at_known_places(op)
     yield from in_columns(op)
+    yield from at_once(op)
     bodies = ["stablehlo.return %q", "stablehlo.return %p"]
     bodies += [
         f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
@@ -250,6 +251,42 @@ def in_columns(op: str) -> Iterator[Program]:
               %o = stablehlo.subtract %q, %p : tensor<f32>
               stablehlo.return %o : tensor<f32>
             }}) : ({x}, {i}, {t}) -> {x}""",
+            ),
+            every,
+        )
+
+
+def at_once(op: str) -> Iterator[Program]:
+    """Updates of two arrays, one of them known or not, at places of which one comes twice and one
+    does not exist; with the last of the bodies, what is in one array goes into the other."""
+    firsts = (
+        "%f = stablehlo.subtract %n, %o : tensor<f32>",
+        "%f = stablehlo.negate %n : tensor<f32>",
+        "%f = stablehlo.constant dense<7.0> : tensor<f32>",
+        "%t = stablehlo.convert %p : (tensor<i32>) -> tensor<f32>\n"
+        "%f = stablehlo.maximum %t, %n : tensor<f32>",
+    )
+    seconds = ("%p", "%q", "%k")
+    arrays, i = ("tensor<3x2xf32>", "tensor<3x2xi32>"), "tensor<4x1xi32>"
+    rows, places = ("tensor<4x2xf32>", "tensor<4x2xi32>"), [[2], [0], [2], [3]]
+    for first, second, is_known in itertools.product(firsts, seconds, (0, 1)):
+        yield Program(
+            written(
+                f"%a: {arrays[0]}, %b: {arrays[1]}, %x: {rows[0]}, %y: {rows[1]}",
+                ", ".join(arrays),
+                f"""
+            %c = stablehlo.constant dense<[[0, 1], [1, 0], [2, 1]]> : {arrays[1]}
+            %i = stablehlo.constant dense<{places}> : {i}
+            %r:2 = "stablehlo.scatter"(%a, {("%b", "%c")[is_known]}, %i, %x, %y) <{{
+              scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [1],
+              inserted_window_dims = [0], scatter_dims_to_operand_dims = [0],
+              index_vector_dim = 1>}}> ({{
+            ^bb0(%o: tensor<f32>, %p: tensor<i32>, %n: tensor<f32>, %q: tensor<i32>):
+              %k = stablehlo.constant dense<5> : tensor<i32>
+              {first}
+              stablehlo.return %f, {second} : tensor<f32>, tensor<i32>
+            }}) : ({", ".join(arrays)}, {i}, {", ".join(rows)}) -> ({", ".join(arrays)})
+            func.return %r#0, %r#1 : {", ".join(arrays)}""",
             ),
             every,
         )
