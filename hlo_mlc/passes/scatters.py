@@ -20,10 +20,12 @@ def scatter_of_several(node: Node, context: Rewriter) -> tuple[Value, ...] | Non
     bodies = [_alone(node.regions[0], number) for number in range(count)]
     if None in bodies:
         return None  # before anything is added
+    # What another dialect says ("mhlo.sharding") is of all results together.
+    attributes = {name: value for name, value in node.attributes.items() if "." not in name}
     targets, (places, *updates) = node.operands[:count], node.operands[count:]
     return tuple(
         [
-            context.add(node.op, (target, places, update), result.type, node.attributes, (body,))
+            context.add(node.op, (target, places, update), result.type, attributes, (body,))
             for target, update, result, body in zip(
                 targets, updates, node.results, bodies, strict=True
             )

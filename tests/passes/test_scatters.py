@@ -98,6 +98,17 @@ def test_several_are_updated_one_by_one(body: str) -> None:
         assert np.array_equal(result, right)
 
 
+def test_shardings_of_all_results_are_of_none() -> None:
+    """XLA takes no operation of one result whose sharding is that of three."""
+    several = "{{replicated}, {replicated}, {replicated}}"
+    text = module(APART).replace(
+        "unique_indices = false", f'unique_indices = false, mhlo.sharding = "{several}"'
+    )
+    scatters = [n for n in simplified(text).walk() if "scatter" in n.op]
+    assert len(scatters) == 3
+    assert all("mhlo.sharding" not in n.attributes for n in scatters)
+
+
 def test_what_nobody_reads_is_not_updated() -> None:
     (node,) = [n for n in simplified(module(APART, "%r#1")).walk() if "scatter" in n.op]
     assert len(node.operands) == 3
