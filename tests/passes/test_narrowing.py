@@ -84,7 +84,7 @@ def test_what_others_read_or_loops_repeat_stays(function: Callable, traced: Call
 
 
 def as_bytes(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.uint8).sum(1, jnp.uint32, initial=7)
+    return lax.reduce(x.astype(jnp.uint8).astype(jnp.uint32), jnp.uint32(7), lax.add, (1,))
 
 
 def test_sums_that_are_read_as_fewer_bits_wrap_earlier(traced: Callable, same: Callable) -> None:
