@@ -145,7 +145,7 @@ def _scatter(node: Node, reads: Sequence[Read]) -> Update:
 
 def _supports_scatter(node: Node) -> str:
     if len(node.operands) != 3:
-        return "a scatter into several tensors, each updated with what is of others"
+        return "a scatter into several tensors, some updated with what is of others"
     combiner = combiner_of(node.regions[0])
     if isinstance(combiner, str):
         return combiner
