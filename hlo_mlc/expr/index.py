@@ -254,7 +254,13 @@ def minimum(x: Expr | int, y: Expr | int) -> Expr:
     low, high = bounds(subtract(x, y))
     if high <= 0:
         return x
-    return y if low >= 0 else Apply("min", (x, y), INDEX)
+    if low >= 0:
+        return y
+    if isinstance(x, Apply) and x.op == "min" and isinstance(y, Const):
+        inner, most = x.args
+        if isinstance(most, Const):  # the larger number never counts
+            return minimum(inner, y)
+    return Apply("min", (x, y), INDEX)
 
 
 @_remembered
@@ -263,7 +269,13 @@ def maximum(x: Expr | int, y: Expr | int) -> Expr:
     low, high = bounds(subtract(x, y))
     if low >= 0:
         return x
-    return y if high <= 0 else Apply("max", (x, y), INDEX)
+    if high <= 0:
+        return y
+    if isinstance(x, Apply) and x.op == "max" and isinstance(y, Const):
+        inner, least = x.args
+        if isinstance(least, Const):
+            return maximum(inner, y)
+    return Apply("max", (x, y), INDEX)
 
 
 @_remembered

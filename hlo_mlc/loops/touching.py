@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,29 +132,43 @@ class _Nest:
         count = max(0, count)
         number = Var(f"{high.name}+{low.name}", INDEX, count)
         place = {high: index.floordiv(number, size), low: index.floormod(number, size)}
+        return replace(self, facts=left)._in_terms_of([number], place)
+
+    def _in_terms_of(self, new: Iterable[Var], place: Mapping[Var, Expr]) -> _Nest:
+        """The same with loops over other variables, in terms of which those are that go."""
         extents = {v: build.substitute(e, place) for v, e in self.extents.items() if v not in place}
         return _Nest(
             [build.substitute(i, place) for i in self.indices],
-            [build.substitute(f, place) for f in left],
-            {**extents, number: index.constant(count)},
+            [build.substitute(f, place) for f in self.facts],
+            extents | {v: index.constant(v.extent) for v in new},
         )
 
     def _narrowed(self) -> _Nest:
-        """The same where loops end as early as conditions on their variable alone say, and what
+        """The same where loops begin and end where conditions on their variable alone say, and what
         cuts others short is a condition."""
         extents, left = dict(self.extents), []
         cut_short = [v for v, e in extents.items() if v.extent and not isinstance(e, Const)]
         limits = self._limits(*cut_short) if cut_short else []
         extents.update((v, index.constant(v.extent)) for v in cut_short)
+        first: dict[Var, int] = {}
         for fact in (*self.facts, *limits):
             terms, offset = index.affine(fact)
             (v, *more) = terms or (None,)
-            if v in extents and not more and terms[v] > 0 and isinstance(extents[v], Const):
+            if v not in extents or more or not isinstance(extents[v], Const):
+                left.append(fact)
+            elif terms[v] > 0:
                 count = min(extents[v].value, -offset // terms[v] + 1)
                 extents[v] = index.constant(max(0, count))
             else:
-                left.append(fact)
-        return _Nest(self.indices, left, extents)
+                first[v] = max(first.get(v, 0), -(offset // terms[v]))
+        place, later = {}, []
+        for v, begin in first.items():
+            if begin > 0:
+                count = max(0, extents[v].value - begin)
+                later.append(Var(f"{v.name}-{begin}", INDEX, count))
+                place[v] = later[-1] + begin
+        nest = _Nest(self.indices, left, extents)
+        return nest._in_terms_of(later, place) if place else nest
 
     def _size(self, v: Var) -> int | None:
         """How many values a variable has at most, if that is known."""
@@ -180,55 +193,45 @@ class _Nest:
         ]
 
     def _taken_apart(self) -> _Nest:
-        """The same with loops of their own for the digits of a loop's variable, if all consists of
-        these in whatever order: `f // 8 % 4`, `f % 8` and `f // 32` of one that ends at 64 are
-        below 4, 8 and 2, each with all values of the others."""
-        nest = self
-        for v in self.extents:
-            nest = nest._in_digits(v) or nest
+        """The same with loops of their own for the digits of a loop's variable, where that saves
+        divisions: `f // 8 % 4`, `f % 8` and `f // 32` of one that ends at 64 are below 4, 8 and 2,
+        each with all values of the others, in whatever they are asked for."""
+        nest, divisions = self, self._divisions()
+        for v in self.extents if divisions else ():
+            nest = nest._in_digits(v, divisions) or nest
         return nest
 
-    def _in_digits(self, v: Var) -> _Nest | None:
-        """The same with loops for the digits of a variable; None where something else is asked."""
-        atoms = {atom for i in self.indices for atom in index.affine(i)[0]}
-        found = {atom: part for atom in atoms if (part := _digit(atom, v)) is not None}
-        if not found:
+    def _in_digits(self, v: Var, divisions: Iterable[Apply]) -> _Nest | None:
+        """The same with loops for the digits of a variable that divisions ask for, if it has such,
+        they save any, and no condition is about all of it."""
+        found = [digit for e in divisions if (digit := _digit(e, v)) is not None]
+        extent = self.extents[v]
+        if not found or not isinstance(extent, Const):
             return None
-        steps, counts = zip(*sorted(found.values()), strict=True)
-        if index.constant(steps[-1] * counts[-1]) != self.extents[v] or steps != (
-            1,
-            *map(operator.mul, steps[:-1], counts[:-1]),
-        ):
+        if any(v in index.affine(fact)[0] for fact in (*self.facts, *self._limits())):
             return None
-        digits: dict[Expr, Var] = {
-            atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
-            for atom, (step, count) in found.items()
+        ends = sorted({1, extent.value}.union(*((step, step * count) for step, count in found)))
+        if ends[-1] > extent.value or any(end % step for step, end in itertools.pairwise(ends)):
+            return None
+        digits = {
+            Var(f"{v.name}<{v.extent}/{step}", INDEX, end // step): step
+            for step, end in itertools.pairwise(ends)
         }
-
-        def put(e: Expr) -> Expr:
-            return build.replaced(e, frozenset({v}), dict(digits))
-
-        nest = _Nest(
-            [put(i) for i in self.indices],
-            [put(f) for f in self.facts],
-            {w: put(e) for w, e in self.extents.items() if w is not v}
-            | {w: index.constant(w.extent) for w in digits.values()},
-        )
-        left = (*nest.indices, *nest.facts, *nest.extents.values())
-        return None if any(v in e.free for e in left) else nest
+        nest = self._in_terms_of(digits, {v: index.from_affine(digits, 0)})
+        return nest if len(nest._divisions()) < len(self._divisions()) else None
 
 
-def _digit(atom: Expr, v: Var) -> tuple[int, int] | None:
+def _digit(division: Apply, v: Var) -> tuple[int, int] | None:
     """Of `v // step % count`, the step and how many values there are; None for what is no digit."""
-    low, high = index.bounds(atom)
-    step, inner = 1, atom
-    if isinstance(inner, Apply) and inner.op == "floormod":
+    low, high = index.bounds(division)
+    step, inner = 1, division
+    if inner.op == "floormod":
         if high + 1 != inner.args[1].value:
             return None
         inner = inner.args[0]
     if isinstance(inner, Apply) and inner.op == "floordiv":
         inner, step = inner.args[0], inner.args[1].value
-    return (step, int(high) + 1) if inner is v and atom is not v and low == 0 else None
+    return (step, int(high) + 1) if inner is v and low == 0 else None
 
 
 def touched(access: Access, steps: Sequence[int] = ()) -> Boxes | None:
@@ -270,23 +273,28 @@ def _boxes_by_cases(
     """What is touched where conditions hold. Where there are too many values of what is in a clamp,
     `min(x, 9)` is x where that is at most 9, and 9 elsewhere."""
     boxes = _boxes(access, conditions, steps)
-    clamp = None if boxes is not None else _clamp(access.indices)
+    few = boxes is not None and len(boxes.owners) <= MOST_CASES
+    clamp = None if few else _clamp(*access.indices, *conditions)
     if clamp is None:
         return boxes
     x, most = clamp.args
     found = []
     for value, fact in ((x, x - most), (most, most + 1 - x)):
-        indices = [i + (value - clamp) * index.affine(i)[0].get(clamp, 0) for i in access.indices]
-        case = replace(access, indices=tuple(indices))
-        found.append(_boxes_by_cases(case, (*conditions, fact), steps))
-    return None if None in found else joined(found)
+        known = {v: v for v in clamp.free} | {clamp: value}
+        indices, facts = (
+            tuple([build.replaced(e, clamp.free, dict(known)) for e in group])
+            for group in (access.indices, conditions)
+        )
+        found.append(_boxes_by_cases(replace(access, indices=indices), (*facts, fact), steps))
+    return boxes if None in found else joined(found)
 
 
-def _clamp(indices: Sequence[Expr]) -> Apply | None:
-    """What keeps an index, or a part of one, from growing beyond a number."""
-    for atom in (atom for i in indices for atom in index.affine(i)[0]):
-        if isinstance(atom, Apply) and atom.op == "min" and isinstance(atom.args[1], Const):
-            return atom
+def _clamp(*expressions: Expr) -> Apply | None:
+    """What keeps something that loops count from growing beyond a number."""
+    for e in walk(*expressions):
+        is_clamp = isinstance(e, Apply) and e.op == "min" and isinstance(e.args[1], Const)
+        if is_clamp and e.free and not loads(e):
+            return e
     return None
 
 
@@ -321,7 +329,13 @@ def interleaved(shape: Sequence[int], steps: Sequence[int]) -> list[tuple[int, .
 
 def step_of(i: Expr) -> int:
     """The step in which an index goes along its axis, whatever it begins at."""
-    return math.gcd(*index.affine(i)[0].values())
+    return math.gcd(*_terms(i)[0].values())
+
+
+def _terms(i: Expr) -> tuple[Mapping[Expr, int], int]:
+    """`index.affine` without variables of loops that are entered once."""
+    terms, offset = index.affine(i)
+    return {atom: k for atom, k in terms.items() if index.bounds(atom) != (0, 0)}, offset
 
 
 def _goes_in_turns(i: Expr, step: int) -> bool:
@@ -340,7 +354,7 @@ def _in_turns(
             axes.append(parts)
             found.append(i)
             continue
-        terms, offset = index.affine(i)
+        terms, offset = _terms(i)
         whole, rest = divmod(offset, step)
         axes += [(extent,) for extent in parts]
         found += [

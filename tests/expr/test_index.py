@@ -130,3 +130,11 @@ def test_weighted_sums_have_the_normal_form_of_the_same_additions() -> None:
     assert index.weighted_sum(parts) == index.affine(index.multiply(at, index.constant(2)))
     apart = index.weighted_sum([(index.floordiv(at, 5), 10), (index.floormod(at, 5), 3)])
     assert apart == ({index.floordiv(at, 5): 10, index.floormod(at, 5): 3}, 0)
+
+
+def test_a_bound_within_a_bound_counts_once() -> None:
+    i = variable("i", 100)
+    assert index.minimum(index.minimum(i, 9), 5) is index.minimum(i, 5)
+    assert index.minimum(index.minimum(i, 5), 9) is index.minimum(i, 5)
+    assert index.maximum(index.maximum(i, 5), 9) is index.maximum(i, 9)
+    assert index.maximum(index.maximum(i, 9), 5) is index.maximum(i, 9)

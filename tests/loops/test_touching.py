@@ -132,6 +132,63 @@ def test_a_last_group_that_is_cut_short_fills_what_has_more_elements_than_are_lo
     assert bool(list(gaps(program(loop(group, tasks), result)))) == bool(left_out)
 
 
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_digits_of_tasks_within_a_clamp_fill_what_has_more_elements_than_are_looked_at(
+    left_out: int,
+) -> None:
+    """As those of transposes do: 40 tasks for each of 231 planes, the last of which ends sooner."""
+    size, planes = 10007, 231
+    result = Buffer("r", F32, (planes, size), "result")
+    group, task, tile, lane = map(variable, "gtil", (299, 31, 64, 4))
+    number = group * 31 + task
+    part = index.floormod(number, 40)
+    trips = index.minimum(index.constant(64), 2502 - part * 64)
+    place = index.minimum(tile * 4 + part * 256, index.constant(size - 4 - left_out)) + lane
+    store = Store(result, (index.floordiv(number, 40), place), ONE)
+    tiles = For(tile, trips, LoopKind.SERIAL, (loop(lane, store),))
+    tasks = index.minimum(index.constant(31), planes * 40 - group * 31)
+    nest = loop(group, For(task, tasks, LoopKind.SERIAL, (tiles,)))
+    assert bool(list(gaps(program(nest, result)))) == bool(left_out)
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_a_clamp_of_what_is_taken_for_several_axes_is_few_boxes(left_out: int) -> None:
+    shape = (129, 65, 33, 17)
+    result, size = Buffer("r", F32, shape, "result"), 65 * 33 * 17
+    plane, tile, lane = map(variable, "pil", (129, 2280, 16))
+    number = index.minimum(tile * 16, index.constant(size - 16 - left_out)) + lane
+    there = (
+        plane,
+        index.floordiv(number, 33 * 17),
+        index.floormod(index.floordiv(number, 17), 33),
+        index.floormod(number, 17),
+    )
+    nest = loop(plane, loop(tile, loop(lane, Store(result, there, ONE))))
+    assert bool(list(gaps(program(nest, result)))) == bool(left_out)
+
+
+@pytest.mark.parametrize("begin", [1, 2])
+@pytest.mark.parametrize("turns", [False, True])
+def test_loops_whose_first_trip_goes_elsewhere_fill_what_has_more_elements_than_are_looked_at(
+    begin: int, turns: bool
+) -> None:
+    """Four neighbours at once, or in turns by loops of one trip."""
+    trips = 1 << 21
+    result = Buffer("r", F32, (trips * 4,), "result")
+    i, lane, once = map(variable, "ilo", (trips, 4, 1))
+
+    def body() -> tuple[For, ...]:
+        if not turns:
+            return (loop(lane, Store(result, (i * 4 + lane,), ONE)),)
+        return tuple(loop(once, Store(result, (i * 4 + once + n,), ONE)) for n in range(4))
+
+    def from_(op: str, first: int) -> If:
+        return If(index.compare(op, i, index.constant(first)), body(), ())
+
+    nest = loop(i, from_("ge", begin), from_("lt", 1))
+    assert bool(list(gaps(program(nest, result)))) == (begin > 1)
+
+
 def test_groups_that_another_loop_cuts_short_fill_no_box() -> None:
     """Tasks in groups of 8, in all one less for each of the rows before."""
     row, group, task = variable("r", 5), variable("g", 4), variable("t", 8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax import lax
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const
 from hlo_mlc.loops.core import Call, For, LoopKind, Store, walk
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.rewrite import substitute
 from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.target.cpu import named
@@ -194,3 +196,30 @@ def test_small_temporaries_share_whole_places(take_apart: Callable, arrays: Call
     assert len({offset for _, offset in scratch}) < len(scratch)
     for buffer, offset in scratch:
         assert not any(offset < other < offset + buffer.bytes for _, other in scratch)
+
+
+LARGE = {  # what is refused if it is not seen which elements the loops write
+    "transposed planes": (lambda x: x.transpose(2, 3, 0, 4, 1) + 1, (3, 5, 7, 11, 10007)),
+    "columns of planes": (lambda x: x.T * 2, (17, 1023, 1025)),
+    "moved to the front": (lambda x: jnp.moveaxis(x, -1, 0) * 2, (65, 33, 17, 129)),
+    "transposed": (lambda x: x.T + 1, (4097, 4095)),
+    "pairs sorted": (lambda x: lax.top_k(x, 2), (1000003, 3, 2)),
+    "rows before": (lambda x: jnp.pad(x, ((3, 0), (0, 0), (1, 0))) + 1, (8191, 129, 7)),
+    "rows scanned": (lambda x: lax.cummax(x, axis=2), (7, 129, 8191)),
+    "maxima around": (
+        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 5, 1, 1), (1, 1, 1, 1), "SAME"),
+        (3, 1023, 1025, 5),
+    ),
+}
+
+
+@pytest.mark.parametrize("cores", [2, 3, 8, 64])
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("name", LARGE)
+def test_large_arrays_of_odd_sizes_are_proved(take_apart, name, level, cores) -> None:
+    """Whichever tasks are shorter, or do again what another does."""
+    function, shape = LARGE[name]
+    (program,) = take_apart(function, jax.ShapeDtypeStruct(shape, "float32")).programs
+    loops, _ = schedule_program(program, replace(named(level), cores=cores))
+    _, proof = prove(loops)
+    assert not proof.guarded
