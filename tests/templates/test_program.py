@@ -205,11 +205,6 @@ LARGE = {  # what is refused if it is not seen which elements the loops write
     "transposed": (lambda x: x.T + 1, (4097, 4095)),
     "pairs sorted": (lambda x: lax.top_k(x, 2), (1000003, 3, 2)),
     "rows before": (lambda x: jnp.pad(x, ((3, 0), (0, 0), (1, 0))) + 1, (8191, 129, 7)),
-    "rows scanned": (lambda x: lax.cummax(x, axis=2), (7, 129, 8191)),
-    "maxima around": (
-        lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 5, 1, 1), (1, 1, 1, 1), "SAME"),
-        (3, 1023, 1025, 5),
-    ),
 }
 
 
