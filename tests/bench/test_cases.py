@@ -105,7 +105,7 @@ def test_arguments_have_the_dtype_of_the_case() -> None:
             "sorting": {jnp.dtype(jnp.int32)},
             "issues": {jnp.dtype(jnp.int32)},
             "models": {jnp.dtype(jnp.int32)},
-            "loops": {jnp.dtype(jnp.int32), jnp.dtype(jnp.bool_)},
+            "loops": {jnp.dtype(jnp.int32), jnp.dtype(jnp.uint32), jnp.dtype(jnp.bool_)},
             "fusion": {jnp.dtype(jnp.int8), jnp.dtype(jnp.int32)},
         }
         if "bits" in case.sizes:

@@ -25,7 +25,7 @@ from hlo_mlc_bench.cases import BY_NAME
     [
         (storing.Storing, "_is_shifted", "limited_flux", "x86-64-v4"),
         (storing.Storing, "_is_spread", "found_pairs", "x86-64-v4"),
-        (storing, "_is_scattered_in_pieces", "scattered_corners", "x86-64-v4"),
+        (storing, "_is_scattered_across", "scattered_elements", "x86-64-v4"),
         (reduction, "_finishes_late", "squashed_lengths", "x86-64-v4"),
         (window, "_are_rows", "packed_flags", "x86-64-v4"),
         (program, "_falls_asleep", "deposits", "x86-64-v4"),

@@ -339,4 +339,10 @@ CASES = (
         {"planes": 128, "columns": 2000, "width": 4, "segments": 500},
         tiny={"planes": 3, "columns": 9, "width": 2, "segments": 5},
     ),
+    _case(  # of which nothing does
+        "scattered_elements",
+        scattered_columns,
+        {"planes": 512, "columns": 2000, "width": 1, "segments": 500},
+        tiny={"planes": 3, "columns": 9, "width": 1, "segments": 5},
+    ),
 )

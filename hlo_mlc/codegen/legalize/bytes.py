@@ -139,9 +139,9 @@ def _power_widened(raw: Expr) -> Expr:
 def _power_narrowed(raw: Expr) -> Expr:
     """The biased exponent of the nearest power of two; what is not above zero, and not finite, has
     none."""
-    half = 1 << (_FRACTION_BITS - 1)
+    half = 1 << (_FRACTION_BITS - 1)  # the bits of the least one, too, which is subnormal
     rounded = _right(raw + half, _FRACTION_BITS)
-    is_least = compare("le", raw, half)  # what is larger and subnormal becomes the least normal one
+    is_least = compare("lt", raw, half + half // 2)
     found = select(is_least, const(0, U32), rounded)
     has_none = compare("eq", raw, 0) | compare("ge", raw, _INFINITY)  # a sign is the highest bit
     return select(has_none, const(_NO_POWER, U32), found)
@@ -156,9 +156,9 @@ def power_in_f64(x: Expr) -> Expr:
 
 
 def power_of_f64(x: Expr) -> Expr:
-    """The power of two that is next to an f32 of this number, which may be subnormal."""
+    """The power of two that is next to this number, which may be subnormal as an f32."""
     usual = narrowed(apply("convert", x, dtype=F32), F8E8M0FNU)
-    least = select(compare("gt", x, 2.0**-_BIAS), const(1, U8), const(0, U8))
+    least = select(compare("ge", x, 1.5 * 2.0**-_BIAS), const(1, U8), const(0, U8))
     is_small = compare("lt", x, 2.0 ** (1 - _BIAS)) & compare("ge", x, 2.0**-149)
     return select(is_small, apply("bitcast", least, dtype=F8E8M0FNU), usual)
 
