@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hlo_mlc import mlc_jit
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -225,6 +228,28 @@ def test_an_element_that_moves_is_written_between_two_vectors(machine, target: C
     (expected,) = interpret(program, [x])
     (actual,) = machine.run(program, [x], target=target)
     np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_vector_of_which_one_element_was_met_before() -> None:
+    """Its other elements are read from memory, into which they are stored in each iteration."""
+
+    def inner(r: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = jnp.sin(y.at[1:].set(r[:-1])) + 0.25 * r
+        return jnp.where(r > y, r, y), made
+
+    def outer(r: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
+        return jax.lax.scan(inner, r, jnp.stack([x, x * 2]))[1][-1], None
+
+    function = mlc_jit(lambda x: jax.lax.scan(outer, jnp.ones(2), x)[0], choose="ours")
+    for x in ([[-2.0, 2.0], [3.0, 1.0]], [[1.0, 2.0], [-3.0, -3.0]], [[0.0, -1.0], [3.0, 0.0]]):
+        r = np.ones(2)
+        for row in np.array(x):
+            state = r
+            for y in (row, row * 2):
+                r = np.sin([y[0], state[0]]) + 0.25 * state
+                state = np.maximum(state, y)
+        np.testing.assert_allclose(function(jnp.array(x)), r, rtol=1e-5)
+    assert function.report(jnp.array(x)).coverage == 1
 
 
 def test_a_loop_hands_on_what_it_holds_in_registers() -> None:

@@ -125,7 +125,12 @@ class Registers:
     # Arrays
 
     def write_back(self, array: Array, block: Block) -> None:
-        """Store what an array holds, for those who look into memory."""
+        """Store what an array holds, for those who look into memory, in each iteration."""
+        self._store_pending(array, block)
+        if self._loop is not None:
+            self._loop.touch(array, 0, math.inf)
+
+    def _store_pending(self, array: Array, block: Block) -> None:
         slots = self._contents.get(array, {})
         for offset, held in slots.items():
             if held.pending:
@@ -137,8 +142,6 @@ class Registers:
         self.write_back(array, block)
         self._contents.pop(array, None)
         self._written.add(array)
-        if self._loop is not None:
-            self._loop.touch(array, 0, math.inf)
 
     def drop(self, array: Array) -> None:
         """The array ends here."""
@@ -190,15 +193,14 @@ class Registers:
 
     def _first_touch(self, array: Array, offset: int, form: Form) -> str | None:
         """What iterations of the loop being written find at an offset, if nothing in them has
-        touched it yet; it is loaded in front of the loop."""
+        touched any of it yet; it is loaded in front of the loop."""
         loop = self._loop
-        if (
-            loop is None
-            or array.alias_class not in loop.classes
-            or loop.has_touched(array, offset, form.size)
-        ):
+        if loop is None or array.alias_class not in loop.classes:
             return None
-        loop.touch(array, offset, form.size)
+        is_first = not loop.has_touched(array, offset, form.size)
+        loop.touch(array, offset, form.size)  # all of it, which must be in memory where it is not
+        if not is_first:
+            return None
         first = self._load(array, offset, form, loop.outer)
         loop.before.append(Slot(array, offset, form, first))
         loop.inside.append(loop.before[-1]._replace(text=loop.outer.names.fresh()))
@@ -209,7 +211,7 @@ class Registers:
     def flush(self, block: Block) -> None:
         """Store all that is pending at the end of a block, or before it goes on elsewhere."""
         for array in self._contents:
-            self.write_back(array, block)
+            self._store_pending(array, block)
 
     def forget(self, classes: Collection[int]) -> None:
         """Forget arrays that change; nothing is pending."""
