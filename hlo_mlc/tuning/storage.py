@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy
 from optuna.storages import (
     BaseStorage,
     JournalStorage,
@@ -66,8 +67,24 @@ def open_database(url: str) -> RDBStorage:
             "postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME or sqlite:///FILE "
             "(drivers: pip install 'hlo-mlc[team]')"
         ) from error
+    if url.startswith("sqlite"):
+        _one_at_a_time(storage.engine)
     weakref.finalize(storage, storage.engine.dispose)  # of connections
     return storage
+
+
+def _one_at_a_time(engine: sqlalchemy.Engine) -> None:
+    """What reads before it writes has the file to itself from its first reading on: SQLite ignores
+    the locks on rows that Optuna asks for, and two processes would take the same trial.
+
+    Source: docs.sqlalchemy.org, SQLite, "Serializable isolation / Savepoints / Transactional DDL".
+    """
+
+    def begin(connection: sqlalchemy.Connection) -> None:
+        connection.connection.dbapi_connection.isolation_level = None  # Python begins none itself
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    sqlalchemy.event.listen(engine, "begin", begin)
 
 
 def shown(where: Path | str) -> str:

@@ -215,7 +215,7 @@ class KernelStudy:
     ) -> None:
         """Keeps what came of a trial, and what its loops do differently from the default's, unless
         the trial was taken from us and given to others."""
-        with quiet(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        with _unless_taken():
             if differences is not None:
                 trial.handle.set_user_attr(DIFFERENCES, [VOCABULARY, *differences])
             self._tell(trial.handle, outcome, digest)
@@ -231,8 +231,8 @@ class KernelStudy:
     def abandon(self, trial: Trial) -> None:
         """Nothing came of a trial; it may be tried again."""
         self._running.discard(key_of(trial.configuration))
-        with quiet():
-            self._study.tell(trial.handle, state=TrialState.FAIL)
+        with _unless_taken():
+            self._study.tell(trial.handle, state=TrialState.FAIL, skip_if_finished=True)
 
     def describe(self, attributes: dict[str, str | float | list[str]]) -> None:
         """Keeps facts about the kernel with the study."""
@@ -297,18 +297,19 @@ class KernelStudy:
         handle.set_user_attr("code", digest)
         if isinstance(outcome, Timed):
             handle.set_user_attr("measured", asdict(outcome))
-            self._study.tell(handle, _log(outcome))
+            self._study.tell(handle, _log(outcome), skip_if_finished=True)
         else:
             # Pruned and not failed: so the sampler learns to keep away from it.
             handle.set_user_attr("problem", outcome.reason)
-            self._study.tell(handle, state=TrialState.PRUNED)
+            self._study.tell(handle, state=TrialState.PRUNED, skip_if_finished=True)
 
     def _forget_abandoned(self) -> None:
         """Trials of processes of this machine that are gone: their results will never come."""
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             host, _, process = trial.user_attrs.get("process", "").rpartition(":")
             if host == socket.gethostname() and not Path(f"/proc/{process}").exists():
-                self._study.tell(trial.number, state=TrialState.FAIL)
+                with _unless_taken():
+                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _own_name() -> str:
@@ -331,6 +332,13 @@ def _tried(trial: FrozenTrial) -> Tried | None:
     else:
         return None
     return Tried(trial.number, trial.params, outcome, known.get("code", ""))
+
+
+@contextlib.contextmanager
+def _unless_taken() -> Iterator[None]:
+    """Within it a trial is told that others may end at the same moment, who then are believed."""
+    with quiet(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
+        yield
 
 
 @contextlib.contextmanager

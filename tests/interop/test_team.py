@@ -13,12 +13,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import optuna
 import pytest
 from click.testing import CliRunner
+from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
 from hlo_mlc import mlc_jit
@@ -27,6 +29,7 @@ from hlo_mlc.cli import main
 from hlo_mlc.runtime.records import Records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.tuning import shared, storage, workers
+from hlo_mlc.tuning.messages import Failed
 from hlo_mlc.tuning.shared import SharedKernel
 from hlo_mlc.tuning.space import Parameter, Space
 from hlo_mlc.tuning.storage import open_database, shown
@@ -194,6 +197,39 @@ def test_a_killed_worker_loses_its_trial_only(url: str, monkeypatch: pytest.Monk
     assert state(number) is TrialState.FAIL
     configurations = [ours.next().configuration for _ in range(3)]
     assert SMALL.default in configurations
+
+
+def test_nobody_takes_the_trial_of_another(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes from reading that nobody has a trial to writing that one has it."""
+    study = optuna.create_study(storage=open_database(url), study_name="k")
+    for number in range(3):
+        study.enqueue_trial({"x": number})
+    find = TrialModel.find_or_raise_by_id
+
+    def find_slowly(*arguments: object, **options: object) -> TrialModel:
+        found = find(*arguments, **options)
+        time.sleep(0.2)
+        return found
+
+    monkeypatch.setattr(TrialModel, "find_or_raise_by_id", find_slowly)
+
+    def take(_: int) -> int:
+        return optuna.load_study(study_name="k", storage=open_database(url)).ask().number
+
+    with ThreadPoolExecutor(3) as threads:
+        assert sorted(threads.map(take, range(3))) == [0, 1, 2]
+
+
+def test_who_ended_a_trial_first_is_believed(url: str) -> None:
+    ours = KernelStudy(open_database(url), "k", SMALL)
+    trials = ours.batch(2)
+    (name,) = optuna.get_all_study_names(open_database(url))
+    others = optuna.load_study(study_name=name, storage=open_database(url))
+    for trial in trials:
+        others.tell(trial.handle.number, 1.0)
+    ours.abandon(trials[0])
+    ours.tell(trials[1], Failed("too slow"), "")
+    assert [trial.value for trial in others.trials] == [1.0, 1.0]
 
 
 def test_modules_of_any_size_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
