@@ -6,12 +6,12 @@ which is added to what was summed up before: three times the whole array in ever
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, apply_rules
 from hlo_mlc.ops.registry import SOURCES
 from hlo_mlc.passes.loop_rewriting import is_open_loop
@@ -19,13 +19,15 @@ from hlo_mlc.passes.splat import element_of, is_splat_of
 
 _ADD_OP = "stablehlo.add"
 _UPDATE_OP, _SCATTER_OP = "stablehlo.dynamic_update_slice", "stablehlo.scatter"
+_TRANSPOSE_OP = "stablehlo.transpose"
 _BARRIER_OP = "stablehlo.optimization_barrier"
 
 
 def update_in_place(graph: Graph) -> Graph:
     """`x + update(zeros, u, i)` -> `update(x, x[i] + u, i)`, `x + scatter(zeros, i, u)` ->
     `x.at[i].add(u)`, where no element of x is -0.0, which plus 0.0 is 0.0, and no place is met
-    twice, which would be rounded otherwise.  Returns `graph` itself where there are no such sums.
+    twice, which would be rounded otherwise.  What is transposed before it is added updates x along
+    the axes that it comes to lie along.  Returns `graph` itself where there are no such sums.
     """
     if not _adds_updates(graph):
         return graph
@@ -33,9 +35,9 @@ def update_in_place(graph: Graph) -> Graph:
 
     def rule(node: Node, context: Rewriter) -> Value | None:
         for x, other in (node.operands, node.operands[::-1]):
-            update = context.definition(other)
+            update, order = _update(context.definition(other), context)
             if update is not None and (x.type.dtype.is_integer or x not in signed):
-                new = _added(x, update, context)
+                new = _added(x, update, order, context)
                 if new is not None:
                     return new
         return None
@@ -48,21 +50,37 @@ def _adds_updates(graph: Graph) -> bool:
     if graph.ops.isdisjoint((_UPDATE_OP, _SCATTER_OP)):
         return False
     updates = {node.results[0] for node in graph.walk() if node.op in (_UPDATE_OP, _SCATTER_OP)}
-    return bool(updates) and any(
+    updates |= {
+        node.results[0]
+        for node in graph.walk()
+        if node.op == _TRANSPOSE_OP and not updates.isdisjoint(node.operands)
+    }
+    return any(
         node.op == _ADD_OP and not updates.isdisjoint(node.operands) for node in graph.walk()
     )
 
 
-def _added(x: Value, update: Node, context: Rewriter) -> Value | None:
-    """What updates `x` where `update` updates zeros."""
+def _update(node: Node | None, context: Rewriter) -> tuple[Node | None, Sequence[int]]:
+    """The update of zeros that a node is, or None, and which of its axes each one of the node's
+    is."""
+    order: Sequence[int] | None = None
+    if node is not None and node.op == _TRANSPOSE_OP:
+        order, node = node.attributes["permutation"], context.definition(node.operands[0])
     if (
-        update.opaque
-        or update.op not in (_UPDATE_OP, _SCATTER_OP)
-        or not is_splat_of(update.operands[0], 0, context)
+        node is None
+        or node.opaque
+        or node.op not in (_UPDATE_OP, _SCATTER_OP)
+        or not is_splat_of(node.operands[0], 0, context)
     ):
-        return None
+        return None, ()
+    return node, range(len(node.results[0].type.shape)) if order is None else order
+
+
+def _added(x: Value, update: Node, order: Sequence[int], context: Rewriter) -> Value | None:
+    """What updates `x` where `update` updates zeros whose axes are those of `x` in this order."""
     if update.op == _UPDATE_OP:
         _, part, *starts = update.operands
+        part, starts = _transposed(part, order, context), [starts[axis] for axis in order]
         before = context.add(
             "stablehlo.dynamic_slice", (x, *starts), part.type, {"slice_sizes": part.type.shape}
         )
@@ -75,7 +93,51 @@ def _added(x: Value, update: Node, context: Rewriter) -> Value | None:
     element = TensorType((), x.type.dtype)
     old, new, total = Value(element), Value(element), Value(element)
     body = Graph((old, new), (Node(_ADD_OP, (old, new), (total,)),), (total,))
-    return context.add(_SCATTER_OP, (x, *update.operands[1:]), x.type, update.attributes, (body,))
+    places, parts = update.operands[1:]
+    attributes, axes = _along(update.attributes, order, len(parts.type.shape))
+    parts = _transposed(parts, axes, context)
+    return context.add(_SCATTER_OP, (x, places, parts), x.type, attributes, (body,))
+
+
+def _along(
+    attributes: Mapping[str, Attribute], order: Sequence[int], rank: int
+) -> tuple[Mapping[str, Attribute], Sequence[int]]:
+    """The attributes of a scatter whose axes are put in an order, and the order in which its
+    updates, of so many axes, then have theirs."""
+    place = {axis: n for n, axis in enumerate(order)}
+    batching = sorted(
+        (place[axis], of_places)
+        for axis, of_places in zip(
+            attributes["input_batching_dims"],
+            attributes["scatter_indices_batching_dims"],
+            strict=True,
+        )
+    )
+    alone = {*attributes["inserted_window_dims"], *attributes["input_batching_dims"]}
+    windows = attributes["update_window_dims"]
+    window_of = dict(
+        zip((axis for axis in sorted(order) if axis not in alone), windows, strict=True)
+    )
+    axes = list(range(rank))
+    for at, axis in zip(windows, (axis for axis in order if axis in window_of), strict=True):
+        axes[at] = window_of[axis]
+    moved = {
+        "inserted_window_dims": tuple(sorted(place[a] for a in attributes["inserted_window_dims"])),
+        "input_batching_dims": tuple(axis for axis, _ in batching),
+        "scatter_indices_batching_dims": tuple(axis for _, axis in batching),
+        "scatter_dims_to_operand_dims": tuple(
+            place[a] for a in attributes["scatter_dims_to_operand_dims"]
+        ),
+    }
+    return {**attributes, **moved}, axes
+
+
+def _transposed(x: Value, order: Sequence[int], context: Rewriter) -> Value:
+    """x with its axes in an order."""
+    if list(order) == sorted(order):
+        return x
+    kind = TensorType(tuple(x.type.shape[axis] for axis in order), x.type.dtype)
+    return context.add(_TRANSPOSE_OP, (x,), kind, {"permutation": tuple(order)})
 
 
 def _kind(scatter: Node) -> str:

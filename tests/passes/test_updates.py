@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.graph.core import Graph
+from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
 from hlo_mlc.graph.verify import verify_graph
 from hlo_mlc.ops.registry import evaluate_graph, references
@@ -102,6 +102,58 @@ def test_others_stay(function: Callable, traced: Callable) -> None:
     """What may be -0.0, or met twice, or not be zero, or not be added."""
     graph = traced(function, np.resize(SPECIAL, 100), OTHER, np.int32(3))
     assert update_in_place(graph) is graph
+
+
+def written(
+    kept: tuple, dropped: tuple, searched: tuple, batch: tuple, of_places: tuple
+) -> Callable:
+    """Windows of zeros [5, 7, 6, 4], set at places."""
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=kept,
+        inserted_window_dims=dropped,
+        scatter_dims_to_operand_dims=searched,
+        operand_batching_dims=batch,
+        scatter_indices_batching_dims=of_places,
+    )
+
+    def write(zeros: jax.Array, at: jax.Array, u: jax.Array) -> jax.Array:
+        return lax.scatter(zeros, at, u, numbers, unique_indices=True)
+
+    return write
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2, 3), (2, 3, 1, 0), (3, 0, 1, 2)])
+@pytest.mark.parametrize(
+    ("write", "places", "updates"),
+    [
+        (
+            lambda z, at, u: lax.dynamic_update_slice(z, u, tuple(jnp.resize(at, 4))),
+            (4,),
+            (2, 3, 6, 1),
+        ),
+        (written((0, 1, 2, 3), (), (0, 2), (), ()), (2,), (2, 7, 3, 4)),
+        (written((0, 1), (0, 2), (2, 0), (), ()), (2,), (3, 4)),
+        (written((1, 2), (1,), (1,), (3,), (0,)), (4, 1), (4, 5, 6)),
+        (written((1,), (), (2,), (0, 1, 3), (2, 1, 0)), (4, 7, 5, 1), (4, 2, 7, 5)),
+    ],
+)
+def test_what_is_transposed_updates_other_axes(
+    write: Callable, places: tuple, updates: tuple, order: tuple, traced: Callable
+) -> None:
+    """As gradients of what a loop looks up in a batch that does not come first."""
+
+    def function(x: jax.Array, u: jax.Array, at: jax.Array) -> jax.Array:
+        return positive(x) + write(jnp.zeros((5, 7, 6, 4), x.dtype), at, u).transpose(order)
+
+    x, u = normal(*(np.array((5, 7, 6, 4))[list(order)])), normal(*updates)
+    for at in (np.zeros(places, np.int32), RNG.integers(-1, 4, places, np.int32)):
+        graph = traced(function, x, u, at)
+        after = eliminate_dead_nodes(update_in_place(graph))
+        assert _zeros(graph) and not _zeros(after)
+        verify_graph(after)
+        assert all(
+            map(same_bits, evaluate_graph(after, [x, u, at]), evaluate_graph(graph, [x, u, at]))
+        )
 
 
 @pytest.mark.parametrize(
@@ -195,20 +247,25 @@ def test_other_floats(dtype: str, loss: Callable) -> None:
 
 
 def _zeros(graph: Graph) -> list[str]:
-    """The updates of arrays that are zero everywhere, in sums of floats."""
+    """The sums to which updates of arrays are added that are zero everywhere."""
     made = {v: node for node in graph.walk() for v in node.results}
 
-    def is_zero(node: object) -> bool:
-        while node is not None and node.op == "stablehlo.broadcast_in_dim":
+    def behind(v: Value, op: str) -> Node | None:
+        node = made.get(v)
+        while node is not None and node.op == op:
             node = made.get(node.operands[0])
-        return node is not None and node.literal is not None and not node.literal.any()
+        return node
+
+    def is_of_zeros(node: Node | None) -> bool:
+        if node is None or node.op not in ("stablehlo.dynamic_update_slice", "stablehlo.scatter"):
+            return False
+        updated = behind(node.operands[0], "stablehlo.broadcast_in_dim")
+        return updated is not None and updated.literal is not None and not updated.literal.any()
 
     return [
         node.op
         for node in graph.walk()
         if node.op == "stablehlo.add"
         for v in node.operands
-        if v in made
-        and made[v].op in ("stablehlo.dynamic_update_slice", "stablehlo.scatter")
-        and is_zero(made.get(made[v].operands[0]))
+        if is_of_zeros(behind(v, "stablehlo.transpose"))
     ]
