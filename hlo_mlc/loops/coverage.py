@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from hlo_mlc.expr import index
 from hlo_mlc.loops.accesses import Access, Path, Survey, frame, is_always_entered
@@ -28,12 +29,30 @@ Shape = tuple[int, ...]
 _FIRST = 4
 
 
+class Problem(Enum):
+    """What there is against elements being written, as errors have it."""
+
+    NOTHING = "nothing writes it"
+    PERHAPS = "that is not certain"
+    MANY = "it is written in too many pieces to tell"
+
+    @classmethod
+    def of(cls, may_be_written: bool | None) -> Problem:
+        """Of elements that are not known to be written; None: who may write them neither."""
+        return {False: cls.NOTHING, True: cls.PERHAPS, None: cls.MANY}[may_be_written]
+
+
 @dataclass(frozen=True, slots=True)
 class Gap:
     """Elements that nothing writes, or of which that is not excluded."""
 
     text: str
-    certain: bool
+    problem: Problem
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is known that nothing writes them."""
+        return self.problem is Problem.NOTHING
 
 
 def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
@@ -84,12 +103,12 @@ def _gaps(
             written = stores.get(result.name, _Stores(result.shape))
             alike = written.circumstances()
             if alike not in whole:
-                whole[alike] = written.cover_all(certainly=True)
+                whole[alike] = bool(written.cover_all(certainly=True))
             written.whole = whole[alike]
             if not written.whole:
                 yield Gap(
                     f"every element of {result!r} is written",
-                    not written.cover_all(certainly=False),
+                    Problem.of(written.cover_all(certainly=False)),
                 )
     for name, places in reads.items():
         first = next(iter(places.values()))
@@ -130,8 +149,10 @@ def _unwritten(
         if few and earlier.cover_all(certainly=False):
             continue
         for access, boxes in found:
-            if not earlier.cover([boxes], certainly=False):
-                yield Gap(f"what {access} reads of {access.buffer!r} is written before", True)
+            may_be_written = earlier.cover([boxes], certainly=False)
+            if not may_be_written:
+                text = f"what {access} reads of {access.buffer!r} is written before"
+                yield Gap(text, Problem.of(may_be_written))
 
 
 def _may_come_before(write: Access, read: Access, order: Mapping[Access, int]) -> bool:
@@ -203,20 +224,22 @@ class _Stores:
             self.solids[access] = solid(access.within(access.home + 1))
         return self.solids[access]
 
-    def cover_all(self, certainly: bool) -> bool:
-        """Whether every element is certainly written, or else may be written."""
+    def cover_all(self, certainly: bool) -> bool | None:
+        """Whether every element is certainly written, or else may be written; None where there are
+        too many pieces to tell."""
         sides = tuple((0, d - 1) for d in self.shape)
-        return (
-            any(contains(self.solid(w), sides) for w in self.found)
-            or self.cover([box(sides)], certainly)
-            or (
-                certainly
-                and any(
-                    len(ways) == 2 and all(way.cover_all(certainly) for way in ways)
-                    for ways in self._branches()
-                )
+        if any(contains(self.solid(w), sides) for w in self.found):
+            return True
+        together = self.cover([box(sides)], certainly)
+        by_branches = (
+            not together
+            and certainly
+            and any(
+                len(ways) == 2 and all(way.cover_all(certainly) for way in ways)
+                for ways in self._branches()
             )
         )
+        return by_branches or together
 
     def _branches(self) -> Iterator[Sequence[_Stores]]:
         """Of each outermost branch that is always come to, what is stored on either side of it."""
@@ -231,16 +254,20 @@ class _Stores:
             )
         return ([*ways.values()] for ways in found.values())
 
-    def cover(self, wanted: Sequence[Boxes], certainly: bool) -> bool:
-        """Whether all that is wanted is certainly written, or else may be written."""
+    def cover(self, wanted: Sequence[Boxes], certainly: bool) -> bool | None:
+        """Whether all that is wanted is certainly written, or else may be written; None where there
+        are too many pieces to tell."""
         if self.filled or (not certainly and self.filled is None):
             return True
         steps = self._steps()
+        in_turns = None
         if steps:
             axes = interleaved(self.shape, steps)
-            if self._covered([split_axes(boxes, axes) for boxes in wanted], certainly, steps):
-                return True
-        return self._covered(wanted, certainly)
+            in_turns = self._covered([split_axes(b, axes) for b in wanted], certainly, steps)
+        if in_turns:
+            return True
+        at_once = self._covered(wanted, certainly)
+        return in_turns if at_once is None else at_once
 
     def _steps(self) -> Shape:
         """In which steps stores go along each axis: such as fill it in turns leave gaps, and are
@@ -252,18 +279,19 @@ class _Stores:
         )
         return found if any(step > 1 for step in found) else ()
 
-    def _covered(self, wanted: Sequence[Boxes], certainly: bool, steps: Shape = ()) -> bool:
+    def _covered(self, wanted: Sequence[Boxes], certainly: bool, steps: Shape = ()) -> bool | None:
         # What fills a buffer comes first, as a rule, and what changes it afterwards is much more.
         axes = interleaved(self.shape, steps) if steps else [(d,) for d in self.shape]
         shape = [extent for parts in axes for extent in parts]
         count = len(self.found)
         while count > _FIRST:
             count = -(-count // 2)
-        while not covered(wanted, [*self._written(self.found[:count], certainly, steps)], shape):
-            if count == len(self.found):
-                return False
+        while True:
+            written = [*self._written(self.found[:count], certainly, steps)]
+            are_covered = covered(wanted, written, shape)
+            if are_covered or count == len(self.found):
+                return are_covered
             count = min(2 * count, len(self.found))
-        return True
 
     def _written(
         self, accesses: Iterable[Access], certainly: bool, steps: Shape

@@ -23,8 +23,9 @@ def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:
     """
     survey = surveyed(program)
     for gap in gaps(program, survey):
-        problem = "nothing writes it" if gap.certain else "that is not certain"
-        raise VerifyError(f"kernel {program.name}: expected that {gap.text}, but {problem}")
+        raise VerifyError(
+            f"kernel {program.name}: expected that {gap.text}, but {gap.problem.value}"
+        )
     guarded: dict[str, None] = {}
     for _ in range(_ROUNDS):
         report = verify(program, survey)

@@ -239,8 +239,8 @@ def apart(parts: Iterable[Boxes]) -> bool:
     return not np.any((keys[1:] == keys[:-1]) & (owners[1:] != owners[:-1]))
 
 
-def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int]) -> bool:
-    """Whether boxes leave nothing of others open; False where there are too many to tell."""
+def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int]) -> bool | None:
+    """Whether boxes leave nothing of others open; None where there are too many to tell."""
     wanted, boxes = ([b for b in group if len(b.owners)] for group in (wanted, boxes))
     if not wanted or not boxes:
         return not wanted
@@ -260,13 +260,16 @@ def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int
         return False
     is_all = is_one and not any(low) and high == [extent - 1 for extent in shape]
     boxes.sort(key=lambda b: len(b.owners))
+    count = len(boxes)
     while boxes:
         cuts = _cuts((*wanted, *boxes), shape)
         if cuts is not None:
             found = _painted(boxes, cuts)
-            return bool(np.all(found if is_all else found[_painted(wanted, cuts)]))
+            if np.all(found if is_all else found[_painted(wanted, cuts)]):
+                return True
+            return False if len(boxes) == count else None
         boxes.pop()  # a diagonal makes a cell of each element; others may do it without
-    return False
+    return None
 
 
 def _elements(boxes: Boxes) -> int:

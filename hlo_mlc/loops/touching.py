@@ -33,6 +33,9 @@ from hlo_mlc.loops.regions import (
 
 # Cases of conditions around an access that are looked at one by one.
 MOST_CASES = 64
+# The same of what is below and beyond clamps, each of which makes two of one: 8 clamps take 0.2 s,
+# and each further one would double that.
+MOST_CLAMPED = 256
 
 Box = tuple[tuple[int, int], ...]
 """First and last index along every axis of a box, the last one included."""
@@ -268,25 +271,28 @@ def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
 
 
 def _boxes_by_cases(
-    access: Access, conditions: Sequence[Expr], steps: Sequence[int]
+    access: Access, conditions: Sequence[Expr], steps: Sequence[int], most: int = MOST_CLAMPED
 ) -> Boxes | None:
     """What is touched where conditions hold. Where there are too many values of what is in a clamp,
-    `min(x, 9)` is x where that is at most 9, and 9 elsewhere."""
+    `min(x, 9)` is x where that is at most 9, and 9 elsewhere: two cases, of at most so many."""
     boxes = _boxes(access, conditions, steps)
     few = boxes is not None and len(boxes.owners) <= MOST_CASES
-    clamp = None if few else _clamp(*access.indices, *conditions)
+    clamp = None if few or most < 2 else _clamp(*access.indices, *conditions)
     if clamp is None:
         return boxes
-    x, most = clamp.args
+    x, highest = clamp.args
     found = []
-    for value, fact in ((x, x - most), (most, most + 1 - x)):
+    for value, fact in ((x, x - highest), (highest, highest + 1 - x)):
         known = {v: v for v in clamp.free} | {clamp: value}
         indices, facts = (
             tuple([build.replaced(e, clamp.free, dict(known)) for e in group])
             for group in (access.indices, conditions)
         )
-        found.append(_boxes_by_cases(replace(access, indices=indices), (*facts, fact), steps))
-    return boxes if None in found else joined(found)
+        part = _boxes_by_cases(replace(access, indices=indices), (*facts, fact), steps, most // 2)
+        if part is None:
+            return boxes
+        found.append(part)
+    return joined(found)
 
 
 def _clamp(*expressions: Expr) -> Apply | None:

@@ -144,6 +144,24 @@ def test_results_are_written_as_a_whole() -> None:
         prove(LoopProgram("perhaps", (X,), (Y,), (loop(perhaps),)))
 
 
+@pytest.mark.parametrize(("size", "problem"), [(60, ""), (2000, "in too many pieces to tell")])
+def test_what_is_written_in_too_many_pieces_is_not_said_to_be_left_out(
+    size: int, problem: str
+) -> None:
+    """Of each row what is left of the diagonal, and the rest."""
+    square = Buffer("square", F32, (size, size), "result")
+    row, left, right = variable("r", size), variable("j", size), variable("k", size)
+    place = index.minimum(index.add(row, right), at(size - 1))
+    before = For(left, row, LoopKind.SERIAL, (Store(square, (row, left), ONE),))
+    after = loop(Store(square, (row, place), ONE), var=right, extent=size)
+    program = LoopProgram("triangles", (), (square,), (loop(before, after, var=row, extent=size),))
+    if not problem:
+        prove(program)
+        return
+    with pytest.raises(VerifyError, match=problem):
+        prove(program)
+
+
 def test_results_may_be_written_in_parts() -> None:
     """Rows by a guard, the rest by tiles that overlap, a flat run over two axes."""
     wide = Buffer("wide", F32, (5, 7), "result")

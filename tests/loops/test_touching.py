@@ -167,6 +167,20 @@ def test_a_clamp_of_what_is_taken_for_several_axes_is_few_boxes(left_out: int) -
     assert bool(list(gaps(program(nest, result)))) == bool(left_out)
 
 
+@pytest.mark.parametrize(("clamps", "seen"), [(1, True), (8, True), (30, False)])
+def test_of_many_clamps_not_all_cases_are_looked_at(clamps: int, seen: bool) -> None:
+    """Each has two: of 30 there is a billion."""
+    counted = [variable(f"v{n}", 1 << 12) for n in range(clamps)]
+    place = index.constant(0)
+    for v in counted:
+        place = place + index.minimum(v, index.constant(7))
+    result = Buffer("r", F32, (7 * clamps + 1,), "result")
+    nest: For | Store = Store(result, (place,), ONE)
+    for v in counted:
+        nest = loop(v, nest)
+    assert [gap.certain for gap in gaps(program(nest, result))] == [False] * (not seen)
+
+
 @pytest.mark.parametrize("begin", [1, 2])
 @pytest.mark.parametrize("turns", [False, True])
 def test_loops_whose_first_trip_goes_elsewhere_fill_what_has_more_elements_than_are_looked_at(
