@@ -29,6 +29,7 @@ from hlo_mlc.partition.choose.predictions import predict
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.cases import CASES
 from hlo_mlc_bench.results import Results, load
+from hlo_mlc_bench.script import errors_in_one_line
 from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
@@ -241,4 +242,5 @@ def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    with errors_in_one_line():
+        main(sys.argv[1:])

@@ -38,7 +38,7 @@ from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
 from hlo_mlc_bench.results import Results, Row, environment, load
-from hlo_mlc_bench.script import arguments
+from hlo_mlc_bench.script import arguments, errors_in_one_line
 from hlo_mlc_bench.searches import SHORT, Derived, Found, known
 from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
@@ -578,4 +578,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(arguments(__doc__, most=1))
+    with errors_in_one_line():
+        main(arguments(__doc__, most=1))

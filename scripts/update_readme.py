@@ -13,7 +13,7 @@ from pathlib import Path
 from hlo_mlc.support.wording import three_digits
 from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
-from hlo_mlc_bench.script import arguments
+from hlo_mlc_bench.script import arguments, errors_in_one_line
 from hlo_mlc_bench.svg import FAINT, LINE, OURS, XLA, document, text
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -143,4 +143,5 @@ def _bar(row: Row, y: float, even: float, end: float) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    main(arguments(__doc__, most=1))
+    with errors_in_one_line():
+        main(arguments(__doc__, most=1))

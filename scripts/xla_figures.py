@@ -34,6 +34,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import CASES
 from hlo_mlc_bench.results import Results, environment, load
+from hlo_mlc_bench.script import errors_in_one_line
 from hlo_mlc_bench.timing import compare
 
 _ABOUT, _FARTHEST = 1.33, 4.0
@@ -185,4 +186,5 @@ def _with(figures: Figures, name: str, times: float) -> Figures:
 
 
 if __name__ == "__main__":
-    main()
+    with errors_in_one_line():
+        main()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
+
+from hlo_mlc.support.errors import MlcError
 
 
 def arguments(about: str, most: int | None = None) -> list[str]:
@@ -18,3 +22,15 @@ def arguments(about: str, most: int | None = None) -> list[str]:
     if most is not None and len(words) > most:
         raise SystemExit(f"{sys.argv[0]}: expected no {words[most]!r} (--help says more)")
     return words
+
+
+@contextlib.contextmanager
+def errors_in_one_line() -> Iterator[None]:
+    """Within it, an error of ours ends the script with what it says and no traceback.
+
+    Raises: SystemExit.
+    """
+    try:
+        yield
+    except MlcError as error:
+        raise SystemExit(f"{sys.argv[0]}: {error}") from error

@@ -55,8 +55,10 @@ _BY_ANY_NAME = {
 }
 _MOST_BYTES = np.iinfo(np.int64).max
 
-# What files begin with that somebody may take for programs. Source: ELF specification; ar(5).
+# What files begin with that somebody may take for programs. Source: ELF specification; ar(5);
+# numpy.lib.format.
 _LIBRARIES = (b"\x7fELF", b"!<arch>\n", b"!<thin>\n")
+_ARRAYS = b"\x93NUMPY"
 
 
 def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.ShapeDtypeStruct:
@@ -137,7 +139,7 @@ def _check_content(path: Path) -> None:
         raise UsageError(f"{path} is a Python file: say which function, as {path}:FUNCTION")
     try:
         with path.open("rb") as file:
-            beginning = file.read(max(map(len, _LIBRARIES)))
+            beginning = file.read(max(map(len, (*_LIBRARIES, _ARRAYS))))
     except OSError as error:
         raise UsageError(f"Cannot read {path}: {error.strerror or error}") from error
     if not beginning:
@@ -147,6 +149,11 @@ def _check_content(path: Path) -> None:
             f"{path} is a library of machine code, which does not say what it was "
             "made of; expected a StableHLO module, a file of `hlo-mlc export` "
             "(--format jax), or MODULE:FUNCTION"
+        )
+    if beginning.startswith(_ARRAYS):
+        raise UsageError(
+            f"{path} is an array, for --arg-file to name; expected a StableHLO module, a file of "
+            "`hlo-mlc export`, or MODULE:FUNCTION"
         )
 
 

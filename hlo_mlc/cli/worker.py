@@ -62,12 +62,13 @@ def worker(
         ]
         ctx.exit(_everywhere(command, scheduler))
     options = Options.from_environment(target=target)
-    if not until_done:
-        click.echo(f"taking trials from {shown(storage)}, until Ctrl-C", err=True)
     with TuningProgress() as progress:
+        trials = take_trials(storage, options, progress)
+        if not until_done:
+            click.echo(f"taking trials from {shown(storage)}, until Ctrl-C", err=True)
         while True:
             count = 0
-            for kernel in take_trials(storage, options, progress):
+            for kernel in trials:
                 click.echo(str(kernel))
                 count += 1
             if until_done:
@@ -75,6 +76,7 @@ def worker(
                     click.echo("nothing is left to do for this kind of machine")
                 return
             time.sleep(_LOOK_S)
+            trials = take_trials(storage, options, progress)
 
 
 def _everywhere(command: list[str], scheduler: str | None) -> int:

@@ -8,7 +8,6 @@ import inspect
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, overload
 
 import jax
@@ -40,6 +39,7 @@ from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
+from hlo_mlc.runtime.files import path_of
 from hlo_mlc.support.errors import FrontendError, MlcError, UnsupportedOpError, UsageError
 from hlo_mlc.support.lazy_imports import lazy_imports
 from hlo_mlc.support.options import Options
@@ -77,7 +77,14 @@ def compile_stablehlo(
     it cannot run as a function on arrays of one device, UsageError and UnknownTargetError for
     options.
     """
-    return with_free_sizes(_read(module), (), entry, resolve_options(choose, target))
+    content, options = _read(module), resolve_options(choose, target)
+    try:
+        return with_free_sizes(content, (), entry, options)
+    except FrontendError as error:
+        if not _is_path(module):
+            raise
+        text = f"{os.fspath(module)}: {error.args[0]}"
+        raise FrontendError(text, location=error.location, context=error.context) from error
 
 
 def with_free_sizes(
@@ -425,24 +432,31 @@ def _read(module: str | bytes | os.PathLike[str] | export.Exported) -> str | byt
     """The contents of a module, from a file if what is given is a path."""
     if isinstance(module, export.Exported):
         return module.mlir_module_serialized
-    if isinstance(module, str) and ("\n" in module or "{" in module):
-        return module
     if isinstance(module, str) and not module:
         raise UsageError("expected StableHLO text or the path of a file, got an empty text")
     if isinstance(module, bytes | bytearray | memoryview):
         return _module_in(bytes(module))
-    if not isinstance(module, str | os.PathLike):
+    if isinstance(module, str) and not _is_path(module):
+        return module
+    if not _is_path(module):
         raise UsageError(
             "expected a StableHLO module as text, bytes or path, or an exported "
             f"function, got {type(module).__name__}{_how_else(module)}"
         )
     try:
-        return _module_in(Path(module).read_bytes())
+        return _module_in(path_of(module).read_bytes())
     except OSError as error:
         raise UsageError(
             f"expected StableHLO text or the path of a file, got {str(module)!r}: "
             f"{error.strerror or error}"
         ) from error
+
+
+def _is_path(module: object) -> bool:
+    """Whether a module is given by the path of its file, which no text of one looks like."""
+    if isinstance(module, str):
+        return "\n" not in module and "{" not in module
+    return isinstance(module, os.PathLike)
 
 
 def _how_else(module: object) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import jax
 import optuna
+from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from hlo_mlc.building import keeping
@@ -33,11 +34,17 @@ _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 def take_trials(url: str, options: Options, progress: TuningProgress) -> Iterator[TunedKernel]:
     """Tunes the kernels for this kind of machine that others have put into a database, until each
-    has had its trials, here or elsewhere.
+    has had its trials, here or elsewhere; the database is opened at once.
 
-    Raises: UsageError where the database cannot be opened.
+    Raises: UsageError where that cannot be.
     """
-    storage, records = open_studies(url), open_records(options)
+    return _taken(open_studies(url), url, options, progress)
+
+
+def _taken(
+    storage: BaseStorage, url: str, options: Options, progress: TuningProgress
+) -> Iterator[TunedKernel]:
+    records = open_records(options)
     here = [CPU] if first_gpu() is None else [CPU, CUDA]
     platforms = {BACKENDS[platform](options).target.key: platform for platform in here}
     for platform in here:

@@ -27,7 +27,10 @@ def path_of(given: object) -> Path:
     """
     if not isinstance(given, str | os.PathLike):
         raise UsageError(f"expected the path of a file, got {type(given).__name__}")
-    return Path(given)
+    path = Path(given)
+    if "\0" in str(path):  # where the system's names end
+        raise UsageError(f"expected the path of a file, got {str(path)!r}, with a zero byte in it")
+    return path
 
 
 def writable(path: str | os.PathLike[str], what: str) -> Path:
@@ -37,9 +40,13 @@ def writable(path: str | os.PathLike[str], what: str) -> Path:
     """
     file = path_of(path)
     folder = file.absolute().parent
-    if file.is_dir():
+    try:
+        is_folder, has_folder = file.is_dir(), folder.is_dir()
+    except OSError as error:  # a name that is too long, say
+        raise _unwritable(file, what, error.strerror or str(error)) from error
+    if is_folder:
         raise _unwritable(file, what, "it is a folder")
-    if not folder.is_dir():
+    if not has_folder:
         raise _unwritable(file, what, f"there is no folder {str(file.parent)!r}")
     if not os.access(folder, os.W_OK):
         raise _unwritable(file, what, f"nothing may be written into {str(file.parent)!r}")

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from hlo_mlc_bench.script import arguments
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc_bench.script import arguments, errors_in_one_line
 
 
 @pytest.fixture
@@ -31,3 +32,12 @@ def test_more_words_are_refused(called) -> None:
     called("one", "two")
     with pytest.raises(SystemExit, match="expected no 'two'"):
         arguments("about", most=1)
+
+
+def test_what_is_wrong_with_what_it_is_given_is_one_line(called) -> None:
+    called("gone.json")
+    with (
+        pytest.raises(SystemExit, match=r"scripts/some.py: There is no gone.json"),
+        errors_in_one_line(),
+    ):
+        raise UsageError("There is no gone.json")

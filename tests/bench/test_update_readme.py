@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
@@ -100,3 +102,13 @@ def test_the_real_readme_has_the_markers(update_readme: ModuleType) -> None:
     text = (_SCRIPT.parents[1] / "README.md").read_text()
     assert update_readme._BEGIN in text
     assert update_readme._END in text
+
+
+def test_a_file_that_is_gone_is_no_traceback(tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone.json")
+    ended = subprocess.run(
+        [sys.executable, _SCRIPT, gone], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert f"Cannot read results from {gone}: No such file" in line

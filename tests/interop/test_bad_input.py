@@ -120,21 +120,31 @@ def test_arguments(arrays: tuple[Any, ...], message: str) -> None:
         compile_stablehlo(TEXT, choose="xla")(*arrays)
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        load,
-        describe,
-        lambda path: hlo_mlc.export(jnp.sin, X, path=path),
-        lambda path: hlo_mlc.export_c(jnp.sin, X, path=path),
-        lambda path: mlc_jit(jnp.sin).trace(X, path=path),
-        lambda path: mlc_jit(jnp.sin, choose="xla").report(X).html(path),
-    ],
-    ids=["load", "describe", "export", "export_c", "trace", "html"],
-)
+USES: dict[str, Callable[[Any], object]] = {
+    "load": load,
+    "describe": describe,
+    "export": lambda path: hlo_mlc.export(jnp.sin, X, path=path),
+    "export_c": lambda path: hlo_mlc.export_c(jnp.sin, X, path=path),
+    "trace": lambda path: mlc_jit(jnp.sin).trace(X, path=path),
+    "html": lambda path: mlc_jit(jnp.sin, choose="xla").report(X).html(path),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_what_is_no_path(use: Callable[[Any], object]) -> None:
     with pytest.raises(UsageError, match="expected the path of a file, got int"):
         use(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("zero\0byte.a", "with a zero byte in it"), ("n" * 999, "name too long")]
+)
+@pytest.mark.parametrize("use", [*USES.values(), compile_stablehlo], ids=[*USES, "compile"])
+def test_names_that_no_file_has(
+    use: Callable[[Any], object], name: str, problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        use(str(tmp_path / name))
 
 
 def test_one_argument_is_no_arguments() -> None:
