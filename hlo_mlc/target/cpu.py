@@ -21,6 +21,7 @@ HOST = "host"
 KIB = 1024
 MIB = 1024 * KIB
 CACHE_LINE_BYTES = 64  # of all processors that we know
+PAIR = 2  # products of i16 that one instruction adds to an i32 (`CpuTarget.has_pairs`)
 WIDEST_STEP = 4
 """Elements between lanes of a vector up to which shuffles bring them together: those further apart
 are accessed one by one, since as many vectors would be loaded as lanes are apart."""

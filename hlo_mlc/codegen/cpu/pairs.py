@@ -22,8 +22,7 @@ from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Apply, Expr, Load
 from hlo_mlc.expr.dtypes import I16, I32
 from hlo_mlc.loops.core import Accumulate, For
-
-PAIR = 2
+from hlo_mlc.target.cpu import PAIR
 
 
 class _Pairs(NamedTuple):

@@ -18,10 +18,10 @@ from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import xla_time
 from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
-from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
+from hlo_mlc.target.cpu import PAIR, WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
-from hlo_mlc.templates.contraction import PAIR, adds_pairs
 from hlo_mlc.templates.pointwise_loop import pointwise
+from hlo_mlc.templates.product_roles import adds_pairs
 from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.stepwise import blocks

@@ -28,8 +28,8 @@ from hlo_mlc.templates.attention.passes import row_passes
 from hlo_mlc.templates.attention.workspace import Workspace
 from hlo_mlc.templates.base import Parameters, Scheduled, decoded, epilogue_cost, lanes, why_empty
 from hlo_mlc.templates.by_hand import bounded, in_groups
-from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
+from hlo_mlc.templates.product_tiles import EPILOGUE_INLINE
 from hlo_mlc.tensor.chain import Chain, chain
 from hlo_mlc.tensor.core import Nest
 
