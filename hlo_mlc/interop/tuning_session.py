@@ -34,38 +34,33 @@ from hlo_mlc.interop.cluster_programs import (
     original_program,
 )
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.devices import CPU, compiled_for, first_gpu
+from hlo_mlc.interop.devices import CPU, compiled_for
 from hlo_mlc.interop.extraction import standalone
 from hlo_mlc.interop.operands import calls_back
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
-from hlo_mlc.interop.tuning_report import BUSY, TunedKernel
+from hlo_mlc.interop.tuning_report import TunedKernel
+from hlo_mlc.interop.tuning_studies import Studies, outcome
 from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
-from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.row_blocks import RowBlocks
-from hlo_mlc.report import Comparison, op_counts
+from hlo_mlc.report import Comparison
 from hlo_mlc.reporting import is_data_dependent
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
-from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, schedules_text, today
+from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, today
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.wording import counted
-from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import learned
-from hlo_mlc.tuning.nearest import Neighbours
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
-from hlo_mlc.tuning.space import Configuration, Space
 from hlo_mlc.tuning.storage import journal_path, open_studies
-from hlo_mlc.tuning.study import COMPLETE, OF_LIMIT, SHARE_OF, KernelStudy
+from hlo_mlc.tuning.study import SHARE_OF
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 from hlo_mlc.tuning.workers import Worker, helpers
 
@@ -111,7 +106,9 @@ class Session:
         self._target = self._backend.target
         self._records = open_records(options)
         self._is_shared = storage is not None
-        self._storage = open_studies(storage or journal_path(options))
+        self._studies = Studies(
+            open_studies(storage or journal_path(options)), self._records, self._target, modelled
+        )
         self._modelled = modelled
         self._generator = ModelledGenerator() if modelled else self._backend.generator
         self._forest = (
@@ -122,7 +119,6 @@ class Session:
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
         self._helpers: Sequence[Worker] = ()
-        self._studies: dict[str, KernelStudy] = {}  # by the kernels' fingerprints
 
     def kernels(
         self, progress: TuningProgress, spent: Mapping[str, float] | None = None
@@ -171,7 +167,7 @@ class Session:
                 yield tuned
         for fingerprint, us in spent_us.items():
             share = us / sum(spent_us.values())
-            self._studies[fingerprint].describe({f"{SHARE_OF}{self._entry}": share})
+            self._studies.of(fingerprint).describe({f"{SHARE_OF}{self._entry}": share})
 
     def unfinished(self) -> list[TunedKernel]:
         """What an interrupt left over."""
@@ -245,7 +241,8 @@ class Session:
         )
         task = self._task(cluster, original, operands)
         space = self._generator.space(cluster.kernel.program, self._target)
-        study = self._study(cluster, tuned.ops, space, known)
+        shared = self._shared(cluster.kernel.fingerprint) if self._is_shared else {}
+        study = self._studies.opened(cluster, tuned.ops, space, known, shared)
         if self._trials is None and self._deadline is None and study.is_complete:
             budget = _NO_TRIALS
         progress.begin(label, study, space, budget, least_us, xla_us)
@@ -270,7 +267,7 @@ class Session:
             record = self._keep(cluster, winner, known, original, operands)
         progress.end(record.measured)
         of_limit = least_us / record.measured.ours_us
-        study.describe(_outcome(record, winner, of_limit))
+        study.describe(outcome(record, winner, of_limit))
         return dataclasses.replace(
             tuned,
             record=record,
@@ -302,52 +299,6 @@ class Session:
         if known is not None and known.by_hand:
             return "it is scheduled by hand: schedule(...).unpin() has it tuned again"
         return "" if self._modelled else _why_not(cluster, given)
-
-    def _study(
-        self, cluster: Cluster, ops: Sequence[str], space: Space, known: Record | None
-    ) -> KernelStudy:
-        """The study of a kernel, which says what it is about, and is remembered."""
-        kernel = cluster.kernel
-        text = program_text(kernel.program)
-        first = self._first(kernel.fingerprint, text, space, known)
-        study = KernelStudy(self._storage, self._study_name(cluster), space, first)
-        study.describe(
-            {
-                "name": kernel.name,
-                "kernel": text,
-                "ops": op_counts(ops),
-                "target": self._machine,
-                "default": schedules_text(space.schedules(space.default)),
-                **(self._shared(kernel.fingerprint) if self._is_shared else {}),
-            }
-        )
-        self._studies[kernel.fingerprint] = study
-        self._neighbours.add(kernel.fingerprint, text)
-        return study
-
-    @functools.cached_property
-    def _machine(self) -> str:
-        """What studies say of where they are tuned."""
-        return f"{self._target.name}, by a model" if self._modelled else _machine(self._target)
-
-    @functools.cached_property
-    def _neighbours(self) -> Neighbours:
-        studies = self._storage.get_all_studies()
-        return Neighbours.of({one.study_name: one.user_attrs for one in studies}, self._machine)
-
-    def _first(
-        self, fingerprint: str, text: str, space: Space, known: Record | None
-    ) -> list[Configuration]:
-        """What to try right after the default: what is recorded of the kernel, or else of those
-        that compute the same of the sizes that are nearest to its own."""
-        if known is not None and (standing := space.configuration(known.schedules)) is not None:
-            return [standing]
-        records = (
-            self._records.get(other, self._target.key)
-            for other in self._neighbours.nearest(fingerprint, text)
-        )
-        likely = (space.most_like(record.schedules) for record in records if record is not None)
-        return [configuration for configuration in likely if configuration is not None]
 
     def _keep_modelled(self, cluster: Cluster, winner: Winner, known: Record | None) -> Record:
         """Records a winner that was not run, unless one is known that was: the default schedule
@@ -384,18 +335,6 @@ class Session:
             jax.config.jax_enable_x64,
             self._trials or DEFAULT_TRIALS,
         ).attributes()
-
-    def _study_name(self, cluster: Cluster) -> str:
-        """Begins with what a person may recognize the kernel by; its line, which changes with what
-        is written above it, is not a part of what the study is found by."""
-        shape = cluster.kernel.program.results[0]
-        return " ".join(
-            (
-                role(cluster.kernel.program),
-                f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
-                f"{cluster.kernel.fingerprint}-{self._target.key}{'-modelled' * self._modelled}",
-            )
-        )
 
     def _keep(
         self,
@@ -462,32 +401,11 @@ def _is_in_pieces(blocks: RowBlocks) -> bool:
     return len(blocks.calls) > 1 or bool(blocks.calls[0].folds)
 
 
-def _machine(target: Target) -> str:
-    """What people call a kind of machine."""
-    if isinstance(target, CudaTarget):
-        device = first_gpu()
-        return f"{target.name}, {'no GPU' if device is None else device.device_kind}"
-    return f"{target.cpu}, {counted(target.cores, 'core')}"
-
-
 def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
     """A kernel of these places before anything came of it."""
     ops = tuple(node.op for node in clusters[0].nodes)
     kernel = clusters[0].kernel
     return TunedKernel(kernel.name, ops, len(clusters), None, id=kernel.fingerprint)
-
-
-def _outcome(record: Record, winner: Winner, of_limit: float) -> dict[str, Any]:
-    """What a study says of what came of it."""
-    return {
-        "best": schedules_text(record.schedules),
-        "us": record.measured.ours_us,
-        "speedup over the default": record.measured.speedup,
-        "speedup over XLA": record.measured.xla_ratio,
-        "choice": "modelled" if record.measured.modelled else record.choice,
-        OF_LIMIT: of_limit,
-        **({COMPLETE: True} if winner.complete and winner.noise <= BUSY else {}),
-    }
 
 
 def _why_not(cluster: Cluster, given: bool) -> str:

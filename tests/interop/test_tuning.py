@@ -18,7 +18,7 @@ from hlo_mlc.backends.recorded import unknown_names
 from hlo_mlc.building import built_kernel, rebuild_kernel
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.interop import tuning, tuning_session
+from hlo_mlc.interop import tuning, tuning_session, tuning_studies
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.kernel_objects import kernel_object, scheduled
@@ -116,7 +116,7 @@ def curve(x: jax.Array) -> jax.Array:
 
 def test_what_was_tuned_in_another_program_takes_no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody says how many, as many as pay: none more, unless the machine was busy then."""
-    monkeypatch.setattr(tuning_session, "BUSY", math.inf)
+    monkeypatch.setattr(tuning_studies, "BUSY", math.inf)
     monkeypatch.setattr(tuning_session, "_MOST_TRIALS", 10_000)
     monkeypatch.setattr(study, "_FEWEST", 12)  # the space has a few more
     (first,) = mlc_jit(curve).tune(X).kernels
