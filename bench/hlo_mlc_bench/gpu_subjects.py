@@ -38,7 +38,13 @@ def _root_mean_square(x: jax.Array) -> jax.Array:
 
 def movement(rows: int, columns: int) -> Iterator[Subject]:
     """Functions whose time is that of reading and writing."""
-    shape = (rows, columns)
+    yield from _maps((rows, columns))
+    yield from _row_wise((rows, columns))
+    yield from _folds_and_scans((rows, columns))
+
+
+def _maps(shape: tuple[int, int]) -> Iterator[Subject]:
+    """Each element of one."""
     one, two = ((shape, "float32"),), ((shape, "float32"),) * 2
     yield Subject(
         "chain",
@@ -52,6 +58,15 @@ def movement(rows: int, columns: int) -> Iterator[Subject]:
         ((shape, "bfloat16"),),
         lambda torch: lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     )
+    yield Subject(
+        "transpose", lambda x: x.T + 1, one, lambda torch: lambda x: (x.T + 1).contiguous()
+    )
+
+
+def _row_wise(shape: tuple[int, int]) -> Iterator[Subject]:
+    """Each row of what is known of all of it."""
+    rows, columns = shape
+    one = ((shape, "float32"),)
     yield Subject("softmax", jax.nn.softmax, one, lambda torch: lambda x: torch.softmax(x, -1))
     yield Subject(
         "layer_norm",
@@ -71,15 +86,6 @@ def movement(rows: int, columns: int) -> Iterator[Subject]:
         one,
         lambda torch: lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5),
     )
-    yield Subject("sum_rows", lambda x: x.sum(1), one, lambda torch: lambda x: x.sum(1))
-    yield Subject("sum_columns", lambda x: x.sum(0), one, lambda torch: lambda x: x.sum(0))
-    yield Subject("sum_all", lambda x: x.sum(), one, lambda torch: lambda x: x.sum())
-    yield Subject(
-        "argmax",
-        lambda x: jnp.argmax(x, 1),
-        one,
-        lambda torch: lambda x: torch.argmax(x, 1).to(torch.int32),
-    )
     yield Subject(
         "softmax_long_rows",
         jax.nn.softmax,
@@ -91,6 +97,21 @@ def movement(rows: int, columns: int) -> Iterator[Subject]:
         jax.nn.softmax,
         ((shape, "bfloat16"),),
         lambda torch: lambda x: torch.softmax(x, -1),
+    )
+
+
+def _folds_and_scans(shape: tuple[int, int]) -> Iterator[Subject]:
+    """Along rows, columns, and both."""
+    rows, columns = shape
+    one = ((shape, "float32"),)
+    yield Subject("sum_rows", lambda x: x.sum(1), one, lambda torch: lambda x: x.sum(1))
+    yield Subject("sum_columns", lambda x: x.sum(0), one, lambda torch: lambda x: x.sum(0))
+    yield Subject("sum_all", lambda x: x.sum(), one, lambda torch: lambda x: x.sum())
+    yield Subject(
+        "argmax",
+        lambda x: jnp.argmax(x, 1),
+        one,
+        lambda torch: lambda x: torch.argmax(x, 1).to(torch.int32),
     )
     yield Subject(
         "cumsum_rows", lambda x: jnp.cumsum(x, 1), one, lambda torch: lambda x: torch.cumsum(x, 1)
@@ -112,9 +133,6 @@ def movement(rows: int, columns: int) -> Iterator[Subject]:
         lambda x: lax.cummax(x, 1),
         one,
         lambda torch: lambda x: torch.cummax(x, 1).values,
-    )
-    yield Subject(
-        "transpose", lambda x: x.T + 1, one, lambda torch: lambda x: (x.T + 1).contiguous()
     )
 
 

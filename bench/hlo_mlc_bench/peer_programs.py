@@ -296,6 +296,11 @@ _LSTM = Program(torch=_torch_lstm)
 def programs(sizes: dict[str, int]) -> dict[str, Program]:
     """By name of the case, for its sizes."""
     heads, steps, segments = (sizes.get(name, 0) for name in ("heads", "steps", "segments"))
+    return _networks(heads) | _rows() | _products() | _simulations(steps) | _places(segments)
+
+
+def _networks(heads: int) -> dict[str, Program]:
+    """Parts of models."""
     return {
         "encoder_block": Program(torch=_of_torch(functools.partial(_encoder, heads))),
         "decode": Program(torch=_of_torch(_decode(heads))),
@@ -309,6 +314,12 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
         "depthwise": Program(torch=_torch_depthwise),
         "mobilenet_stack": Program(torch=_torch_mobilenet),
         "resnet_stage": Program(torch=_torch_resnet),
+    }
+
+
+def _rows() -> dict[str, Program]:
+    """Elements, and rows each by itself."""
+    return {
         "gelu": Program(
             _gelu, _of_torch(lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"))
         ),
@@ -316,6 +327,7 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
         "sin": Program(np.sin, _of_torch(lambda torch, x: torch.sin(x))),
         "tanh": Program(np.tanh, _of_torch(lambda torch, x: torch.tanh(x))),
         "log": Program(np.log, _of_torch(lambda torch, x: torch.log(x))),
+        "black_scholes": Program(torch=_torch_black_scholes),
         "softmax": Program(_softmax, _of_torch(lambda torch, x: torch.softmax(x, -1))),
         "argmax": Program(lambda x: x.argmax(-1), _of_torch(lambda torch, x: x.argmax(-1))),
         "layernorm": Program(
@@ -331,6 +343,12 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
         "moments": Program(
             lambda x: (x.sum(), (x * x).sum()), _of_torch(lambda torch, x: (x.sum(), (x * x).sum()))
         ),
+    }
+
+
+def _products() -> dict[str, Program]:
+    """Matrices, with what is done to their products."""
+    return {
         "matmul": _PRODUCT,
         "large_matmul": _PRODUCT,
         "attention_scores": _PRODUCT,
@@ -345,10 +363,21 @@ def programs(sizes: dict[str, int]) -> dict[str, Program]:
             lambda x, *weights: tuple(x @ w for w in weights),
             _of_torch(lambda torch, x, *weights: tuple(x @ w for w in weights)),
         ),
+    }
+
+
+def _simulations(steps: int) -> dict[str, Program]:
+    """So many steps of something."""
+    return {
         "jacobi2d": Program(_jacobi(steps, np.copy), lambda torch, *_: _jacobi(steps, torch.clone)),
         "nbody": Program(_nbody(steps), lambda torch, *_: _nbody(steps)),
         "mandelbrot": Program(_mandelbrot(steps, np), lambda torch, *_: _mandelbrot(steps, torch)),
-        "black_scholes": Program(torch=_torch_black_scholes),
+    }
+
+
+def _places(segments: int) -> dict[str, Program]:
+    """Where elements go, and what lies before them."""
+    return {
         "cumsum": Program(lambda x: x.cumsum(-1), _of_torch(lambda torch, x: x.cumsum(-1))),
         "cumsum_flat": Program(np.cumsum, _of_torch(lambda torch, x: x.cumsum(0))),
         "cummax": Program(

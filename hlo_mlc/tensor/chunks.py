@@ -81,6 +81,36 @@ class Cut:
     scratch: tuple[Buffer, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What has something for each part of a scan's axis."""
+
+    stage: Stage
+
+    def axes(self, *replacing: Var) -> tuple[Var, ...]:
+        """The stage's axes, with others in the place of the scan's."""
+        axis = self.stage.scan.axis
+        return tuple(v for own in self.stage.axes for v in (replacing if own is axis else (own,)))
+
+    def place(self, at: Expr) -> tuple[Expr, ...]:
+        """The element of a part."""
+        return tuple(at if v is self.stage.scan.axis else v for v in self.stage.axes)
+
+    def buffers(self, suffix: str, count: int) -> tuple[Buffer, ...]:
+        """Room for so many parts."""
+        axis, name = self.stage.scan.axis, self.stage.name
+        shape = tuple(count if v is axis else v.extent for v in self.stage.axes)
+        return tuple(
+            Buffer(f"{name}_{v.name}_{suffix}", v.dtype, shape) for v in self.stage.accumulators
+        )
+
+    def loaded(self, what: Sequence[Buffer], at: Expr) -> tuple[Expr, ...]:
+        return tuple(load(b, self.place(at)) for b in what)
+
+    def stored(self, to: Sequence[Buffer], at: Expr, values: Sequence[Expr]) -> tuple[Assign, ...]:
+        return tuple(Assign(b, self.place(at), value) for b, value in zip(to, values, strict=True))
+
+
 def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     """The stages of a scan whose axis is cut into so many chunks of whole blocks, and a rest."""
     axis, reverse = stage.scan.axis, stage.scan.reverse
@@ -91,39 +121,22 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
         for part, extent in (("c", chunks), ("w", size), ("r", rest))
     )
 
-    def axes(*replacing: Var) -> tuple[Var, ...]:
-        return tuple(v for own in stage.axes for v in (replacing if own is axis else (own,)))
-
-    def place(at: Expr) -> tuple[Expr, ...]:
-        return tuple(at if v is axis else v for v in stage.axes)
-
-    def buffers(suffix: str, count: int) -> tuple[Buffer, ...]:
-        shape = tuple(count if v is axis else v.extent for v in stage.axes)
-        return tuple(
-            Buffer(f"{stage.name}_{v.name}_{suffix}", v.dtype, shape) for v in stage.accumulators
-        )
-
-    def loaded(what: Sequence[Buffer], at: Expr) -> tuple[Expr, ...]:
-        return tuple(load(b, place(at)) for b in what)
-
-    def stored(to: Sequence[Buffer], at: Expr, values: Sequence[Expr]) -> tuple[Assign, ...]:
-        return tuple(Assign(b, place(at), value) for b, value in zip(to, values, strict=True))
-
-    parts, offsets = buffers("total", chunks), buffers("before", chunks + 1)
+    of = _Parts(stage)
+    parts, offsets = of.buffers("total", chunks), of.buffers("before", chunks + 1)
     first, end = (index.constant(n) for n in ((chunks, 0) if reverse else (0, chunks)))
     before, after = (chunk + 1, chunk) if reverse else (chunk, chunk + 1)
     start = chunk * size
     if reverse:  # the rest, which comes last, is at the low end
         start = start + rest
-    in_chunk = axes(chunk, within)
+    in_chunk = of.axes(chunk, within)
     totals = _scan_of_part(stage, start + within, within, in_chunk, stage.combiner.identity)
     through = Stage(
         f"{stage.name}_through",
-        axes(chunk),
-        stored(offsets, after, stage.accumulators),
+        of.axes(chunk),
+        of.stored(offsets, after, stage.accumulators),
         (),
         stage.combiner,
-        loaded(parts, chunk),
+        of.loaded(parts, chunk),
         stage.initial,
         stage.accumulators,
         scan=ScanAxis(chunk, reverse),
@@ -131,15 +144,15 @@ def scan_in_chunks(stage: Stage, chunks: int, block: int) -> Cut:
     )
     scans = [
         through,
-        _scan_of_part(stage, start + within, within, in_chunk, loaded(offsets, before)),
+        _scan_of_part(stage, start + within, within, in_chunk, of.loaded(offsets, before)),
     ]
     if rest:
         at = left if reverse else left + chunks * size
-        scans.append(_scan_of_part(stage, at, left, axes(left), loaded(offsets, end)))
+        scans.append(_scan_of_part(stage, at, left, of.axes(left), of.loaded(offsets, end)))
     return Cut(
         replace(totals, name=f"{stage.name}_totals", assigns=()),
-        stored(parts, chunk, stage.accumulators),
-        Stage(f"{stage.name}_begin", axes(), stored(offsets, first, stage.initial)),
+        of.stored(parts, chunk, stage.accumulators),
+        Stage(f"{stage.name}_begin", of.axes(), of.stored(offsets, first, stage.initial)),
         tuple(scans),
         (*parts, *offsets),
     )
