@@ -15,6 +15,7 @@ from hlo_mlc.expr.core import Apply, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, I32, INDEX, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, ScalarOp, compute
+from making.operations import BIT_OPS
 
 INTEGERS = [t for t in dtypes.ALL if t.is_integer]
 NARROW = [F16, BF16]
@@ -46,15 +47,7 @@ LEGAL = frozenset(
         "convert",
         "convert_in_range",
         "bitcast",
-        "and",
-        "or",
-        "xor",
-        "not",
-        "shl",
-        "shr_logical",
-        "shr_arithmetic",
-        "popcnt",
-        "clz",
+        *BIT_OPS,
         "mul_high",
     )
 )
@@ -67,15 +60,7 @@ FLOAT_OPS = [
     not in (
         "select",
         "select_unlikely",
-        "and",
-        "or",
-        "xor",
-        "not",
-        "shl",
-        "shr_logical",
-        "shr_arithmetic",
-        "popcnt",
-        "clz",
+        *BIT_OPS,
         "mul_high",
         "floordiv",
         "floormod",

@@ -14,29 +14,11 @@ from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I8, I32, U8, U32, U64, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.refine import refine
+from making.operations import BIT_OPS
 
 TYPES = (F32, F64, BF16, F16, I8, I32, U8, U32, BOOL)
 FLOAT_OPS = ("add", "sub", "mul", "div", "max", "min", "neg", "abs", "floor", "sign")
-INTEGER_OPS = (
-    "add",
-    "sub",
-    "mul",
-    "div",
-    "rem",
-    "max",
-    "min",
-    "neg",
-    "abs",
-    "and",
-    "or",
-    "xor",
-    "not",
-    "shl",
-    "shr_logical",
-    "shr_arithmetic",
-    "popcnt",
-    "clz",
-)
+INTEGER_OPS = ("add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", *BIT_OPS)
 BOOL_OPS = ("and", "or", "xor", "not", "add", "mul", "max", "min")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 UNARY = frozenset(("neg", "abs", "floor", "sign", "not", "popcnt", "clz"))

@@ -24,7 +24,30 @@ _NUMBERS = (*_ARITHMETIC, "div", "neg", "abs", "sign")
 _ROUNDING = ("floor", "ceil", "trunc", "round_even", "round_away")
 _FLOAT = (*_NUMBERS, *_ROUNDING, "sqrt", "is_finite")
 _SHIFTS = ("shl", "shr_logical", "shr_arithmetic")
-_INTEGER = (*_NUMBERS, *_LOGIC, *_SHIFTS, "rem", "popcnt", "clz")
+BIT_OPS = (*_LOGIC, *_SHIFTS, "popcnt", "clz")
+_INTEGER = (*_NUMBERS, *BIT_OPS, "rem")
+FUNCTIONS = (
+    "exp",
+    "expm1",
+    "log",
+    "log1p",
+    "cbrt",
+    "sin",
+    "cos",
+    "tan",
+    "tanh",
+    "sinh",
+    "cosh",
+    "erf",
+    "erfc",
+    "asin",
+    "acos",
+    "atan",
+    "asinh",
+    "atanh",
+    "logistic",
+)
+"""Of one float each, that printers write out as basic operations."""
 
 
 def ops_of(dtype: DType) -> tuple[str, ...]:
