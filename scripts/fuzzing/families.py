@@ -125,7 +125,30 @@ FAMILIES: Mapping[str, Family] = {
     "lax_image": Family(seldom.lax_image, 2),
     "lax_matrix": Family(seldom.lax_matrix, 2),
     "foreign_function": Family(seldom.foreign_function, 3),
+    "put_together": Family(seldom.put_together, 2, results=2),
 }
+OF_THE_LARGEST = frozenset(
+    (
+        "unary",
+        "binary",
+        "where",
+        "convert",
+        "reduction",
+        "several_reductions",
+        "norm",
+        "window",
+        "cumulative",
+        "difference",
+        "concatenate",
+        "pad",
+        "cut",
+        "move",
+        "gather",
+        "update",
+        "order",
+    )
+)
+"""Those of which the reference makes no loop over elements or rows."""
 CONTROL = frozenset(
     (
         "fori",

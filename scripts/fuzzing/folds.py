@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from fuzzing.draws import Draws
-from fuzzing.program import Operand
+from fuzzing.program import Operand, UnfitError
 
 REDUCTIONS = {
     "f": (
@@ -172,21 +172,19 @@ def convolution(draw: Draws) -> str:
     )
 
 
+OF_BITS = (("bitwise_or", "0"), ("bitwise_and", "1"), ("bitwise_xor", "0"))
+MOST_OF_WINDOW, MOST_IN_WINDOWS = 16, 1 << 23
+"""Along an axis, and in all, of which the reference takes 10 ns for each."""
+
+
 def window(draw: Draws) -> str:
     """`reduce_window` with every parameter; initial values other than the neutral one as well."""
-    x = draw.value("fi", rank=1, most_rank=4)
-    name, start = draw.among(
-        (
-            ("add", "0"),
-            ("max", _lowest(x)),
-            ("min", _highest(x)),
-            ("max", "0"),
-            ("mul", "1"),
-            ("add", "1"),
-            ("mul", "2"),
-        )
-    )
-    dims = tuple(draw.among((1, 2, 3, 5)) for _ in range(x.rank))
+    x = draw.value("fiub", rank=1, most_rank=4)
+    of_bits = x.kind == "b" or (x.kind in "iu" and draw.chance(20))
+    name, start = draw.among(OF_BITS if of_bits else _of_numbers(x))
+    dims = tuple(draw.among((1, 2, 3, 5, 8, min(max(1, e), MOST_OF_WINDOW))) for e in x.shape)
+    if math.prod(dims) * x.size > MOST_IN_WINDOWS:
+        raise UnfitError("windows of too many elements")
     dilations = (
         f", base_dilation={few(draw, x.rank)}, window_dilation={few(draw, x.rank)}"
         * draw.chance(40)
@@ -194,6 +192,19 @@ def window(draw: Draws) -> str:
     return (
         f"lax.reduce_window({x}, np.asarray({start}).astype({x.dtype!r}), lax.{name}, {dims}, "
         f"{few(draw, x.rank)}, {padding(draw, x.rank)}{dilations})"
+    )
+
+
+def _of_numbers(x: Operand) -> tuple[tuple[str, str], ...]:
+    """Functions of two numbers, and what windows begin with."""
+    return (
+        ("add", "0"),
+        ("max", _lowest(x)),
+        ("min", _highest(x)),
+        ("max", "0"),
+        ("mul", "1"),
+        ("add", "1"),
+        ("mul", "2"),
     )
 
 

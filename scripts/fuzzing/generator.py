@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fuzzing.data import KINDS
 from fuzzing.draws import MOST_ELEMENTS, Random
-from fuzzing.families import CONTROL, FAMILIES, text_of
+from fuzzing.families import CONTROL, FAMILIES, OF_THE_LARGEST, text_of
 from fuzzing.modes import MODES
 from fuzzing.program import Operand, Program, Step, UnfitError, identity, load, source, types_of
 
@@ -38,7 +38,10 @@ WIDE_DTYPES = {"float64": 40, "int64": 12, "uint64": 4, "complex128": 4}
 RANKS = {0: 1, 1: 20, 2: 50, 3: 22, 4: 7}
 MOST_STEPS = 40
 DATA = dict(zip(KINDS, (40, 25, 20, 8, 7), strict=True))
-PERCENT_X64, PERCENT_LARGE, PERCENT_EMPTY = 12, 4, 3
+LARGEST_SHAPES = ((1_000_003,), (1009, 1013), (3, 350_003), (350_003, 3), (101, 103, 107))
+"""What has more elements than compilers look at one by one, none of them a multiple of a vector."""
+MOST_ELEMENTS_LARGEST, MOST_STEPS_LARGEST = 1_200_000, 3
+PERCENT_X64, PERCENT_LARGE, PERCENT_LARGEST, PERCENT_EMPTY = 12, 4, 1, 3
 ATTEMPTS = 6  # to find a step that fits, times its number
 
 
@@ -54,7 +57,8 @@ def _generate(rng: random.Random, seed: int, x64: bool) -> Program:
     inputs, most_elements = _inputs(rng, x64)
     values = {i.name: i for i in inputs}
     steps: list[Step] = []
-    wanted = min(MOST_STEPS, 1 + int(rng.expovariate(1 / 7)))
+    is_largest = most_elements == MOST_ELEMENTS_LARGEST
+    wanted = min(MOST_STEPS_LARGEST if is_largest else MOST_STEPS, 1 + int(rng.expovariate(1 / 7)))
     for _ in range(ATTEMPTS * wanted):
         if len(steps) == wanted:
             break
@@ -65,6 +69,7 @@ def _generate(rng: random.Random, seed: int, x64: bool) -> Program:
     if (
         (mode in ("grad", "jvp") and not (floats and any(values[o].kind == "f" for o in outputs)))
         or (mode == "around" and not any(s.family in CONTROL for s in steps))
+        or is_largest
         or not steps
     ):
         mode = "plain"
@@ -94,7 +99,14 @@ def _drawn(rng: random.Random, weights: dict[T, int]) -> T:
 
 def _inputs(rng: random.Random, x64: bool) -> tuple[tuple[Operand, ...], int]:
     """Arrays that have extents in common, so that they go together."""
-    large = rng.randrange(100) < PERCENT_LARGE
+    drawn = rng.randrange(100)
+    if drawn >= 100 - PERCENT_LARGEST:
+        main, shape = _drawn(rng, DTYPES), rng.choice(LARGEST_SHAPES)
+        return (
+            Operand("a", main, shape),
+            Operand("b", main, shape[rng.randrange(len(shape)) :]),
+        ), MOST_ELEMENTS_LARGEST
+    large = drawn < PERCENT_LARGE
     most = MOST_ELEMENTS_LARGE if large else MOST_ELEMENTS
     extents = [rng.choice(EXTENTS) for _ in range(_drawn(rng, RANKS))]
     for axis in rng.sample(range(len(extents)), min(2 * large, len(extents))):
@@ -127,7 +139,8 @@ def _add_step(
     rng: random.Random, steps: list[Step], values: dict[str, Operand], most_elements: int, x64: bool
 ) -> None:
     """One more step, unless what is drawn does not fit."""
-    weights = {name: family.weight for name, family in FAMILIES.items()}
+    names = OF_THE_LARGEST if most_elements == MOST_ELEMENTS_LARGEST else FAMILIES
+    weights = {name: family.weight for name, family in FAMILIES.items() if name in names}
     name = _drawn(rng, weights)
     draw = Random(rng, values, most_elements, x64)
     first = len(values)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fuzzing.draws import Draws
 from fuzzing.program import Operand
 
@@ -10,16 +12,21 @@ ITEMS = (":", ":", "::2", "1:", "::-1", "None, :")
 
 
 def _items(draw: Draws, x: Operand) -> str:
-    """An index of some axes by numbers, as many for each, and of others by slices."""
+    """An index of some axes by numbers, which go together along one axis or several, and of others
+    by slices."""
     items, count = [], draw.between(1, 5)
+    table = (draw.between(1, 3), count)
     for extent in x.shape:
+        shape = table if draw.chance(20) else (table[0], 1) if draw.chance(10) else (count,)
+        size = math.prod(shape)
         if not extent or draw.chance(45):
             items.append(draw.among(ITEMS))
         elif draw.chance(25):
             numbers = draw.value("iu", rank=1, most_rank=1)
-            items.append(f"jnp.resize({numbers}, {count}) % {extent}")
+            items.append(f"jnp.resize({numbers}, {shape}) % {extent}")
         else:
-            items.append(f"np.array({[draw.between(-extent, extent - 1) for _ in range(count)]})")
+            numbers = [draw.between(-extent, extent - 1) for _ in range(size)]
+            items.append(f"np.reshape(np.array({numbers}), {shape})")
     return ", ".join(items)
 
 

@@ -155,6 +155,19 @@ def lax_matrix(draw: Draws) -> str:
     return f"(lambda t: (lambda m: {text})({positive}))(jnp.tanh({x}))"
 
 
+def put_together(draw: Draws) -> str:
+    """Numbers that one op puts into two arrays, at places of which some are none."""
+    x = draw.value("fiu", rank=1, fits=lambda v: v.size > 0)
+    y = draw.value("fiu", fits=lambda v: v.shape == x.shape)
+    at = draw.value("iu", fits=lambda v: v.size > 0)
+    count = draw.between(1, 40)
+    updates = ", ".join(f"jnp.resize({v}, ({count},))" for v in (x, y))
+    return (
+        f"foreign('stablehlo.scatter', {x}.reshape(-1), {y}.reshape(-1), "
+        f"jnp.resize({at}, ({count}, 1)).astype('int32') * {draw.between(1, 3)}, {updates})"
+    )
+
+
 def foreign_function(draw: Draws) -> str:
     """An op that JAX has no function for."""
     x = draw.value("f", rank=1)
