@@ -68,7 +68,6 @@ def _update(node: Node | None, context: Rewriter) -> tuple[Node | None, Sequence
         order, node = node.attributes["permutation"], context.definition(node.operands[0])
     if (
         node is None
-        or node.opaque
         or node.op not in (_UPDATE_OP, _SCATTER_OP)
         or not is_splat_of(node.operands[0], 0, context)
     ):

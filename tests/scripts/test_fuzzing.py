@@ -21,7 +21,7 @@ import planted
 import pytest
 from fuzzing import ways
 from fuzzing.families import FAMILIES, text_of
-from fuzzing.generator import generate
+from fuzzing.generator import MOST_ELEMENTS_LARGE, MOST_STEPS_LARGEST, generate
 from fuzzing.ledger import JUDGED, Entry, Ledger, Setting
 from fuzzing.modes import MODES
 from fuzzing.program import Operand, Program, Step, identity, load, source
@@ -53,9 +53,11 @@ def outcomes(name: str, seeds=SEEDS):
 
 
 def test_seeds_draw_all_there_is() -> None:
-    families, modes = Counter(), Counter()
+    families, modes, of_largest = Counter(), Counter(), []
     for seed in range(240):
         program = generate(seed)
+        if any(i.size > MOST_ELEMENTS_LARGE for i in program.inputs):
+            of_largest.append(program)
         families.update(step.family for step in program.steps)
         modes[program.mode] += 1
         assert len(program.steps) <= 40
@@ -65,6 +67,7 @@ def test_seeds_draw_all_there_is() -> None:
         compile(text, "program", "exec")
     assert families.keys() == FAMILIES.keys()
     assert modes.keys() == MODES.keys()
+    assert of_largest and all(len(p.steps) <= MOST_STEPS_LARGEST for p in of_largest)
 
 
 def test_a_seed_is_the_same_program_in_another_process() -> None:
