@@ -156,15 +156,18 @@ def lax_matrix(draw: Draws) -> str:
 
 
 def put_together(draw: Draws) -> str:
-    """Numbers that one op puts into two arrays, at places of which some are none."""
+    """Numbers that one op puts into two arrays, at places of which some are none.  Never into one
+    that is given twice, with which XLA's code (0.10.2) writes beside it.
+    """
     x = draw.value("fiu", rank=1, fits=lambda v: v.size > 0)
     y = draw.value("fiu", fits=lambda v: v.shape == x.shape)
     at = draw.value("iu", fits=lambda v: v.size > 0)
     count = draw.between(1, 40)
     updates = ", ".join(f"jnp.resize({v}, ({count},))" for v in (x, y))
     return (
-        f"foreign('stablehlo.scatter', {x}.reshape(-1), {y}.reshape(-1), "
-        f"jnp.resize({at}, ({count}, 1)).astype('int32') * {draw.between(1, 3)}, {updates})"
+        f"tuple(v.reshape({x}.shape) for v in foreign('stablehlo.scatter', {x}.reshape(-1), "
+        f"(-{y}).reshape(-1), jnp.resize({at}, ({count}, 1)).astype('int32') * "
+        f"{draw.between(1, 3)}, {updates}))"
     )
 
 
