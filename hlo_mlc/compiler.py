@@ -51,14 +51,16 @@ PLAN_FILE = "31-plan.json"
 
 _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
-# Lines of LLVM IR for a program, for each of its operations, for each that sums, and for each that
-# updates a part of an array.  A line took 40 to 60 us to print and compile; chains of 2,000
-# operations took XLA 0.2 to 0.7 ms for each (a step of a physics engine, 3,300 of them, 2), chains
-# of 2,000 updates 4; layers of a product, or of a norm, and a few operations more took it 9 to 60
-# ms, and three times as long with gradients.  So a first call takes about twice as long as XLA's at
-# most, or 1.5 s longer.  It also runs the program: what kernels save of that may be spent on them
-# (some gradients of convolutions take XLA a second).
-_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
+# Lines of LLVM IR for a program, for each of its operations, for each that sums, for each that
+# updates a part of an array, and for each that looks up elements.  A line took 40 to 60 us to print
+# and compile; chains of 2,000 operations took XLA 0.2 to 0.7 ms for each (a step of a physics
+# engine, 3,300 of them, 2), chains of 2,000 updates 4, chains of 50 and of 200 gathers 1.4 to 4
+# (in matrices 18 to 58); layers of a product, or of a norm, and a few operations more took it 9 to
+# 60 ms, and three times as long with gradients.  So a first call takes about twice as long as XLA's
+# at most, or 1.5 s longer.  It also runs the program: what kernels save of that may be spent on
+# them (some gradients of convolutions take XLA a second).
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM = 20_000, 2, 100
+_LINES_FOR_UPDATE, _LINES_FOR_LOOKUP = 40, 20
 _LINE_US = 50
 
 
@@ -229,6 +231,8 @@ def _lines_for_nodes(graph: Graph) -> int:
         if node.op in registry.SUMMING
         else _LINES_FOR_UPDATE
         if node.op in registry.UPDATES
+        else _LINES_FOR_LOOKUP
+        if node.op == "stablehlo.gather"
         else _LINES_FOR_OPERATION
         for node in graph.nodes
     )
