@@ -240,6 +240,28 @@ def test_positions_of_32_bits_are_clamped_in_32_bits(level: str) -> None:
     assert [line.split()[0].removeprefix("v") for line in clamps] == ["pminsd", "pmaxsd"]
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("dtype", [t.I32, t.U32, t.I64], ids=str)
+def test_extremes_of_single_integers_do_not_branch(dtype: t.DType, op: str) -> None:
+    """Data decide which of two numbers stays at a place: the largest sender whose offer is best."""
+    at = variable("at", 4096)
+    operands = offer, best, sender, place = (
+        Buffer("offer", t.F32, (4096,), "operand"),
+        Buffer("best", t.F32, (1000,), "operand"),
+        Buffer("sender", dtype, (4096,), "operand"),
+        Buffer("place", t.I32, (4096,), "operand"),
+    )
+    result = Buffer("result", dtype, (1000,), "result")
+    where = clamped_index(load(place, (at,)), 999)
+    is_best = apply("eq", load(offer, (at,)), load(best, (where,)))
+    one = apply("select", is_best, load(sender, (at,)), const(1, dtype))
+    value = apply(op, load(result, (where,)), one)
+    loop = _loop(at, LoopKind.SERIAL, Store(result, (where,), value))
+    program, target = LoopProgram("extremes", operands, (result,), (loop,)), named("x86-64-v3")
+    text = assembly(print_program(program, target), target)
+    assert len(re.findall(r"^\s+j(?!mp)", text, re.MULTILINE)) == 1  # back to the loop's begin
+
+
 @pytest.mark.parametrize("level", _ELF_MACHINES)
 def test_objects_for_every_target(level: str) -> None:
     generated = generate(_matmul(2, 1, 4), named(level))

@@ -35,6 +35,8 @@ _FLOAT_COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": 
 _SIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
 _UNSIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt", "ge": "uge"}
 _FLOAT_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
+# What it depends on is data, so that a branch would be taken back again and again.
+_UNPREDICTABLE = ", !unpredictable !0"
 
 
 @functools.cache
@@ -143,7 +145,12 @@ def _extremum(op: str) -> Spelling:
 
     def spelled(site: Site, x: str, y: str) -> str:
         if not site.dtype.is_float:
-            return site.call(("s" if site.dtype.is_signed else "u") + op, x, y)
+            order = "s" if site.dtype.is_signed else "u"
+            if site.lanes:
+                return site.call(order + op, x, y)
+            # Of single numbers LLVM makes a branch in some loops, unless it is told how that ends.
+            better = site.op(f"icmp {order}{beats[1:]}", x, y)
+            return site.select(better, x, y, _UNPREDICTABLE)
         if types.is_literal(y):
             if y == site.literal(math.nan):
                 return y

@@ -53,10 +53,10 @@ class Site(NamedTuple):
         head, _ = _call("abs", self.dtype, self.lanes)
         return self.block.define(head, x, ", i1 false)", lanes=self.lanes)
 
-    def select(self, condition: str, on_true: str, on_false: str) -> str:
+    def select(self, condition: str, on_true: str, on_false: str, tags: str = "") -> str:
         head, between = _choice(self.dtype, self.lanes)
         return self.block.define(
-            head, condition, between, on_true, between, on_false, lanes=self.lanes
+            head, condition, between, on_true, between, on_false, tags, lanes=self.lanes
         )
 
     def as_integer(self) -> Site:
