@@ -65,6 +65,7 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
         (lambda x, w, a, b: jax.ops.segment_sum(jnp.exp(w), a, 9), True),
         (lambda x, w, a, b: jnp.zeros(9).at[a].max(jnp.exp(w).reshape(-1, 1)[:, 0]), True),
         (lambda x, w, a, b: jnp.zeros(9).at[a].add(f := x[a] - x[b]).at[b].add(f), True),
+        (lambda x, w, a, b: jax.ops.segment_sum(jnp.where(x[b] < w, w, 0), a, 9), True),
         (lambda x, w, a, b: jax.ops.segment_sum(w * 2, a, 9), False),  # as fast one by one
         (lambda x, w, a, b: jax.ops.segment_sum(x[b] * w, a, 9), False),
         (lambda x, w, a, b: jnp.zeros(99).at[::3].add(jnp.exp(w)), False),  # in vectors as it is

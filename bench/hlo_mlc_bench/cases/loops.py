@@ -294,6 +294,27 @@ def bits_decoded(inputs: Inputs, *, words: int, levels: int) -> Workload:
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
+
+def shortest_paths(inputs: Inputs, *, nodes: int, edges: int) -> Workload:
+    """Distances from one node, by as many rounds as it takes, with the node before on each path."""
+
+    def function(senders: jax.Array, receivers: jax.Array, lengths: jax.Array):
+        def shorten(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            far, before, _ = state
+            offers = far[senders] + lengths
+            near = far.at[receivers].min(offers)
+            best = jnp.where(offers == near[receivers], senders, -1)
+            through = jax.ops.segment_max(best, receivers, nodes)
+            return near, jnp.where(near < far, through, before), jnp.any(near < far)
+
+        far = jnp.full(nodes, jnp.inf, lengths.dtype).at[0].set(0)
+        begin = far, jnp.full(nodes, -1), jnp.array(True)
+        return jax.lax.while_loop(lambda state: state[2], shorten, begin)[:2]
+
+    ends = inputs.places(nodes, edges), inputs.places(nodes, edges)
+    return function, (*ends, inputs.uniform(edges))
+
+
 CASES = (
     _case(
         "jacobi2d",
@@ -391,4 +412,11 @@ CASES = (
         tolerance=64,
         figure=2.0,
     ).with_neighbours(odd={"rows": 61, "columns": 59}, dtype="float64", view="transposed"),
+    _case(
+        "shortest_paths",
+        shortest_paths,
+        {"nodes": 2000, "edges": 16_000},
+        tiny={"nodes": 9, "edges": 25},
+        tolerance=0,
+    ).with_neighbours(odd={"nodes": 1999, "edges": 15_991}, dtype="float64", view="strided"),
 )
