@@ -170,7 +170,7 @@ _TABLE = [
     _function("asinh", np.arcsinh, operations=(38, 44), xla_ns=(5, 9)),
     _function("acosh", np.arccosh, operations=(36, 42), xla_ns=(3, 7)),
     _function("atanh", np.arctanh, operations=(32, 38), xla_ns=(3.5, 7.5)),
-    _function("erf", erf, operations=(25, 47), cost=14, xla_extra=6, xla_ns=(0, 12.5)),
+    _function("erf", erf, operations=(19, 47), cost=14, xla_extra=6, xla_ns=(0, 12.5)),
     _function(
         "erfc",
         erfc,

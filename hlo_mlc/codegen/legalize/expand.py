@@ -39,7 +39,6 @@ _FLOAT: Mapping[str, Expansion] = {
     "cosh": exponential.cosh,
     "log": logarithm.log,
     "log1p": logarithm.log1p,
-    "erf": error_function.erf,
     "erf_inv": error_function.erf_inv,
     "asin": inverse.asin,
     "acos": inverse.acos,
@@ -60,8 +59,9 @@ _FLOAT_BY_PICK: Mapping[str, Expansion] = {
 }
 # These have another form in f32 where the target is fast in f64.
 _FLOAT_IN_F64: Mapping[str, Expansion] = {"pow": power.pow_in_f64}
-# These divide, or multiply with a refined reciprocal where that takes less.
+# These divide, or do without, by a refined reciprocal or a polynomial, where that takes less.
 _FLOAT_BY_DIVISION: Mapping[str, Expansion] = {
+    "erf": error_function.erf,
     "tanh": exponential.tanh,
     "logistic": exponential.logistic,
 }
