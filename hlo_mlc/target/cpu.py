@@ -102,9 +102,9 @@ class CpuTarget:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether one instruction adds the products of a pair of i16 to each i32 (VPDPWSSD)."""
-        name = "avx512vnni" if self.vector_bytes == 64 else "avxvnni"
-        return self.is_x86 and f"+{name}" in self.features.split(",")
+        """Whether the products of a pair of i16 for each i32 are added up at once (PMADDWD, with
+        the sum as well VPDPWSSD)."""
+        return self.is_x86
 
     @property
     def has_fast_division(self) -> bool:

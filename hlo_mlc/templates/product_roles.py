@@ -19,8 +19,9 @@ from hlo_mlc.tensor.core import Stage
 SHUFFLED = 4
 STORED_ALONE = 2
 # Rows from which on it pays to lay factors out for products that are added up in pairs:
-# 512 and 1024 square took 0.5 of the time, 12 to 32 x 1024 x 1024 0.55 to 0.75, 8 0.92, 4 1.08.
-# By a multiplication and two additions, with AVX2, they took 0.75 to 1.3.
+# 512 and 1024 square took 0.5 of the time, 12 to 32 x 1024 x 1024 0.55 to 0.75, 8 0.92, 4 1.08;
+# without an instruction that adds the sum, too, 0.42 with AVX2 (16 and 8 rows 0.76 and 0.89), 0.48
+# with AVX-512, 0.7 with SSE4.2.
 PAIRED_ROWS = 8
 
 

@@ -632,20 +632,29 @@ def test_products_of_pairs(machine_code, take_apart, dtype, m, n, k, level):
     np.testing.assert_array_equal(parts.run((a, b), execute)[0], expected)
 
 
+@pytest.mark.parametrize(
+    ("level", "features", "instruction"),
+    [
+        ("x86-64-v4", "+avx512vnni", "vpdpwssd"),
+        ("x86-64-v4", "", "vpmaddwd"),
+        ("x86-64-v3", "", "vpmaddwd"),
+        ("x86-64-v2", "", "pmaddwd"),
+    ],
+)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "rows"), [("int8", 24), ("int16", 8), ("uint16", 24), ("int8", 4)]
 )
-def test_pairs_are_added_by_one_instruction(take_apart, dtype, rows, transposed):
-    """Of targets that have it, where what is multiplied fits into i16, for some rows."""
-    target = replace(named("x86-64-v4"), features="+avx512vnni")
+def test_pairs_are_added_at_once(take_apart, dtype, rows, transposed, level, features, instruction):
+    """On x86, where what is multiplied fits into i16, for some rows."""
+    target = named(level)
+    target = replace(target, features=f"{target.features},{features}") if features else target
     shapes = (rows, 64), ((96, 64) if transposed else (64, 96))
     args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     (program,) = take_apart(lambda a, b: _of_bytes(a, b.T if transposed else b), *args).programs
     loops, (decision,) = schedule_program(program, target)
     is_paired = dtype != "uint16" and rows >= 8
-    assert decision.parameters["pairs"] == is_paired
-    code = assembly(print_program(loops, target), target)
-    assert ("vpdpwssd" in code) == is_paired
-    loops, (decision,) = schedule_program(program, named("x86-64-v4"))
-    assert not decision.parameters["pairs"]
+    assert decision.parameters.get("pairs", 0) == is_paired
+    assert (instruction in assembly(print_program(loops, target), target)) == is_paired
+    loops, (decision,) = schedule_program(program, named("aarch64"))
+    assert not decision.parameters.get("pairs")
