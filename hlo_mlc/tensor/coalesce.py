@@ -37,7 +37,7 @@ def coalesce(stage: Stage) -> Stage:
         for f<24: y[f] = x[f // 3] * b[f % 3]   ->   for i<8: for j<3: y[3 * i + j] = x[i] * b[j]
     """
     if is_map(stage):
-        stage = _with_counted_apart(stage)
+        stage = with_counted_apart(stage)
     stage, axes = _merge(stage, stage.axes)
     if stage.procedure is not None:
         return replace(stage, axes=axes)
@@ -45,7 +45,10 @@ def coalesce(stage: Stage) -> Stage:
     return replace(stage, axes=axes, reduce_axes=reduce_axes)
 
 
-def _with_counted_apart(stage: Stage) -> Stage:
+@derived
+def with_counted_apart(stage: Stage) -> Stage:
+    """A map over those of its axes apart that it counts along one axis; itself where there are
+    none."""
     waiting, divisors = list(stage.axes), _divisors(stage)
     for axis in waiting:
         counts = divisors[axis]

@@ -27,7 +27,7 @@ from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.stepwise import blocks
 from hlo_mlc.templates.update import chunks, is_in_rows, shared_axis
 from hlo_mlc.tensor.classify import is_map, stride
-from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.coalesce import coalesce, with_counted_apart
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.phases import in_phases
 
@@ -202,6 +202,10 @@ def _part(
     ours = rows
     if template in _BESIDE and stage.sort is None:
         ours = replace(rows, alone_us=vector_us(work, lanes((stage,), target), rates))
+    elif is_map(stage) and (counted := with_counted_apart(stage)) is not stage:
+        # Rows of different elements, each of which is computed for its own place alone.
+        alone_us = vector_us(Work.of(counted), lanes((stage,), target), rates)
+        ours = replace(rows, alone_us=min(rows.alone_us, alone_us))
     elif template == "contraction" and adds_pairs(coalesce(stage), target):
         ours = replace(rows, alone_us=rows.alone_us / PAIR)
     there = xla_time(stage, rows, target, around)
