@@ -117,5 +117,4 @@ def _read(writer: Writer, place: Place) -> str:
         text = block.cast(
             "bitcast", types.vector("i32", width), spread, types.vector("i16", PAIR * width)
         )
-    reads = place.reads if storage.writable is None else place.reads | {storage.writable}
-    return function.remember(key, Value(text, "i16", PAIR * width, depth, reads)).text
+    return function.remember(key, Value(text, "i16", PAIR * width, depth, place.read_from)).text

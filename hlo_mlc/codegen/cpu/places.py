@@ -7,6 +7,7 @@ side backwards, all at one place, or anywhere.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -60,6 +61,12 @@ class Place(NamedTuple):
         return types.memory_type(self.buffer.dtype)
 
     @property
+    def read_from(self) -> frozenset[int]:
+        """The alias classes that what is there depends on."""
+        own = _only(self.storage.alias_class)
+        return own | self.reads if self.reads else own
+
+    @property
     def is_uniform(self) -> bool:
         """All lanes are at the same element."""
         return not self.stride and not self.varying
@@ -84,14 +91,20 @@ class Place(NamedTuple):
     def holds_vector(self, width: int) -> bool:
         """Whether `width` elements from here on lie in an array of this function alone, which may
         be read and written back even where lanes are switched off."""
-        end = self.constant + width * self.dtype.bytes
+        end = self.constant + width * self.buffer.dtype.bytes
         return (
-            self.stride == 1
+            end <= self.storage.own_bytes
+            and self.stride == 1
             and not self.uniform
             and not self.varying
             and self.constant >= 0
-            and end <= self.storage.own_bytes
         )
+
+
+@functools.cache
+def _only(alias_class: int) -> frozenset[int]:
+    """An alias class, unless its memory never changes."""
+    return frozenset((alias_class,)) if alias_class else NO_READS
 
 
 def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:

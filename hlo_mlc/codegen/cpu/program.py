@@ -44,7 +44,7 @@ class Storage(NamedTuple):
 
     `private_lanes`: each lane has its own copy, side by side, element by element; `own_bytes`: the
     size of a register buffer's array; `spare_lanes`: what lies behind the last lane of a short
-    vector may be overwritten.
+    vector may be overwritten; `array`: what the function's registers know a register buffer by.
     """
 
     pointer: str
@@ -55,11 +55,7 @@ class Storage(NamedTuple):
     private_lanes: int = 0
     own_bytes: int = 0
     spare_lanes: bool = False
-
-    @property
-    def array(self) -> Array:
-        """What the function's registers know a buffer with `own_bytes` by."""
-        return Array(self.pointer, self.alias_class)
+    array: Array | None = None
 
     @property
     def writable(self) -> int | None:

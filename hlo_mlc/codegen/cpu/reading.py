@@ -115,19 +115,18 @@ def read(
 
     `on`: the lanes for which it holds, where that is known and `has_pattern` of the place.
     """
-    function, storage = writer.function, place.storage
-    depth = max(place.depth, function.load_depth(storage.writable))
-    reads = place.reads if storage.writable is None else place.reads | {storage.writable}
+    function, reads, is_uniform = writer.function, place.read_from, place.is_uniform
+    depth = max(place.depth, function.load_depth(place.storage.writable))
     if condition is not None:
         depth, reads = max(depth, condition.depth), reads | condition.reads
-    else:
+    elif is_uniform:
         known = function.memo.get(element_of(place))
         if known is not None:
             return known
     check_place(writer, place, "load", (condition,), depth)
     reading = Reading(place, condition, fill, depth, on)
-    lanes = 0 if place.is_uniform else function.lane.width
-    text = _read_one(writer, reading) if place.is_uniform else _read_lanes(writer, reading)
+    lanes = 0 if is_uniform else function.lane.width
+    text = _read_one(writer, reading) if is_uniform else _read_lanes(writer, reading)
     if place.dtype is BOOL:
         whole, zero = types.vector("i8", lanes), types.spread("0", "i8", lanes)
         text = function.at(depth).define(f"icmp ne {whole} ", text, ", ", zero, lanes=lanes)

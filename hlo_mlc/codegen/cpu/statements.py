@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable
+from typing import TypeVar
 
 from hlo_mlc.codegen.cpu import checking, gaps, reading, types, writing
 from hlo_mlc.codegen.cpu.accumulation import accumulate
@@ -15,8 +15,9 @@ from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.pairs import accumulate_pairs
 from hlo_mlc.codegen.cpu.places import address, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
+from hlo_mlc.codegen.cpu.registers import Array
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.core import Buffer, Const, Expr
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import (
     STACK_BYTES,
@@ -38,6 +39,7 @@ from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 _LONG = 16
 
 Statements = tuple[Stmt, ...]
+_Guarded = TypeVar("_Guarded", Store, Accumulate)
 
 
 def write_all(writer: Writer, statements: Statements) -> None:
@@ -50,9 +52,9 @@ def write_all(writer: Writer, statements: Statements) -> None:
             case For():
                 _write_for(writer, stmt)
             case Store():
-                _write_store(writer, stmt)
+                _write_guarded(writer, stmt.guard, _write_store, stmt)
             case Accumulate():
-                _write_guarded(writer, stmt.guard, functools.partial(accumulate, writer, stmt))
+                _write_guarded(writer, stmt.guard, accumulate, stmt)
             case Prefetch():
                 _write_prefetch(writer, stmt)
             case If():
@@ -67,7 +69,10 @@ def write_all(writer: Writer, statements: Statements) -> None:
 
 def _computed(stmt: Stmt) -> Buffer | None:
     """The buffer that a statement is there for, if it is one."""
-    return stmt.buffers[0] if isinstance(stmt, Store | Accumulate) else None
+    kind = type(stmt)
+    if kind is Store:
+        return stmt.buffer
+    return stmt.buffers[0] if kind is Accumulate else None
 
 
 # Loops
@@ -136,6 +141,8 @@ def _is_vector(body: Statements) -> bool:
 
 
 def _constant_extent(writer: Writer, loop: For) -> int:
+    if type(loop.extent) is Const:
+        return loop.extent.value
     extent = writer.evaluate(loop.extent).text
     if not types.is_literal(extent):
         raise CodegenError(
@@ -227,7 +234,7 @@ def _write_vector(writer: Writer, loop: For) -> None:
     _enter_vector(writer, loop, live)
     rest = loop.body
     while rest:
-        count = gaps.stored_together(writer, loop, rest, live)
+        count = gaps.stored_together(writer, loop, rest, live) if len(rest) > 1 else 1
         if count == 1:
             write_all(writer, rest[:1])
         else:
@@ -387,25 +394,27 @@ def _require_uniform(writer: Writer, condition: Value, node: Expr) -> None:
         )
 
 
-def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]) -> None:
-    """Call `write` for where the guard holds: behind a branch, or for those lanes only."""
+def _write_guarded(
+    writer: Writer, guard: Expr | None, write: Callable[[Writer, _Guarded], None], stmt: _Guarded
+) -> None:
+    """Write a statement for where the guard holds: behind a branch, or for those lanes only."""
     if guard is None:
-        write()
+        write(writer, stmt)
         return
     function = writer.function
     condition = writer.evaluate(guard)
     if types.is_literal(condition.text):
         if condition.text == "true":
-            write()
+            write(writer, stmt)
     elif condition.lanes:
         outer = function.mask, function.guard
         function.mask, function.guard = condition, guard
         with function.scope():
-            write()
+            write(writer, stmt)
         function.mask, function.guard = outer
     else:
         with function.where(condition.text):
-            write()
+            write(writer, stmt)
 
 
 # Memory
@@ -431,6 +440,7 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
             lanes,
             size if is_register else 0,
             not lanes and has_spare_lanes(buffer, stmt.body),
+            Array(pointer, module.alias_class(buffer)) if is_register else None,
         ),
     )
     if module.checked:
@@ -439,7 +449,8 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     write_all(writer, stmt.body)
     writer.stack_depth -= not is_register
     function.forget((module.alias_class(buffer),))
-    function.registers.drop(writer.storage(buffer).array)
+    if is_register:
+        function.registers.drop(writer.storage(buffer).array)
     writer.allocate(buffer, None)
 
 
@@ -467,11 +478,8 @@ def _stack(writer: Writer, buffer: Buffer, size: int) -> str:
 
 
 def _write_store(writer: Writer, stmt: Store) -> None:
-    def write() -> None:
-        value = writer.evaluate(stmt.value)
-        writing.write(writer, resolve(writer, stmt.buffer, stmt.indices), value, stmt.streaming)
-
-    _write_guarded(writer, stmt.guard, write)
+    value = writer.evaluate(stmt.value)
+    writing.write(writer, resolve(writer, stmt.buffer, stmt.indices), value, stmt.streaming)
 
 
 def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:

@@ -84,9 +84,8 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         for first in range(0, count, network.piece):
             begin = min(first, count - network.piece)  # the last piece ends with the row
             columns += network.strip(rows(begin, network.piece))[first - begin :]
-    reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
-    values = [Value(text, register, lane.width, depth, reads) for text in columns]
+    values = [Value(text, register, lane.width, depth, place.read_from) for text in columns]
     for number, value in enumerate(reversed(values) if backwards else values):
         constants[across] = number
         function.remember(writer.key(node), value)

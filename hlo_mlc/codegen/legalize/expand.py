@@ -133,8 +133,10 @@ def is_data(node: Expr) -> bool:
     computed from numbers of the loops may well be `floor(sin(…))`."""
     if node.dtype is not INDEX or loads(node):
         return True
+    if not node.children:
+        return False
     inner = [atom for atom in index.affine(node)[0] if not isinstance(atom, Var)]
-    return any(part.dtype not in (INDEX, BOOL) for part in walk(*inner))
+    return bool(inner) and any(part.dtype not in (INDEX, BOOL) for part in walk(*inner))
 
 
 def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: Abilities) -> Expr | None:
