@@ -30,9 +30,9 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
         )
     lane = writer.function.lane
     places = [resolve(writer, b, stmt.indices) for b in stmt.buffers]
-    shared = [place.is_uniform for place in places]
-    if lane is None or not any(shared):
-        if any(place.varying for place in places):
+    shared = lane is not None and [place.is_uniform for place in places]
+    if not shared or True not in shared:
+        if any([place.varying for place in places]):
             _in_order(writer, stmt, places)
         else:
             _lane_by_lane(writer, stmt, places)
@@ -56,9 +56,9 @@ def _updated(writer: Writer, stmt: Accumulate, old: Sequence[Value]) -> list[Val
     """The combiner's results; a product added to a float sum is rounded together with the sum."""
     if stmt.combiner.name == "add" and writer.module.target.has_fma:
         term = writer.legalized(stmt.terms[0])
-        if isinstance(term, Apply) and term.op == "mul" and term.dtype in (F32, F64):
-            x, y = (writer.value(a) for a in term.args)
-            return [writer.op("fma", term.dtype, (x, y, old[0]))]
+        if type(term) is Apply and term.op == "mul" and term.dtype in (F32, F64):
+            x, y = term.args
+            return [writer.op("fma", term.dtype, (writer.value(x), writer.value(y), old[0]))]
     return writer.combine(stmt.combiner, old, [writer.evaluate(t) for t in stmt.terms])
 
 

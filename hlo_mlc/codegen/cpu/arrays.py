@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.loops.core import (
+    LEAVES,
     Accumulate,
     Allocate,
     Call,
@@ -23,7 +24,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.rewrite import constant_extent, loads_of
+from hlo_mlc.loops.rewrite import constant_extent, expressions
 
 Statements = tuple[Stmt, ...]
 
@@ -46,22 +47,28 @@ class Use(NamedTuple):
 
 
 def uses(statements: Statements) -> list[Use]:
-    """Every access of the statements to a buffer."""
+    """Every access of the statements to a buffer of the function's own."""
     found: list[Use] = []
     _use(statements, None, found)
     return found
 
 
+_OWN = ("register", "stack")
+
+
 def _use(statements: Statements, vector: For | None, found: list[Use]) -> None:
     for stmt in statements:
-        if isinstance(stmt, Call):
+        kind = type(stmt)
+        if kind is Call:
             found += [Use(buffer, (), vector) for buffer in stmt.buffers]
-        elif isinstance(stmt, Store | Accumulate):
-            found += [Use(buffer, stmt.indices, vector) for buffer in stmt.buffers]
-        found += [Use(x.source, x.indices, vector) for x in loads_of(stmt)]
-        is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
-        for body in bodies(stmt):
-            _use(body, stmt if is_vector else vector, found)
+        elif kind is Store or kind is Accumulate:
+            found += [Use(b, stmt.indices, vector) for b in stmt.buffers if b.scope in _OWN]
+        for one in expressions(stmt):
+            found += [Use(x.source, x.indices, vector) for x in loads(one) if x.source.scope in _OWN]
+        if kind not in LEAVES:
+            is_vector = kind is For and stmt.kind is LoopKind.VECTORIZE
+            for body in bodies(stmt):
+                _use(body, stmt if is_vector else vector, found)
 
 
 @functools.lru_cache(maxsize=2)  # of buffers that begin to exist one after the other

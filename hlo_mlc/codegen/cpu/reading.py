@@ -124,9 +124,12 @@ def read(
         if known is not None:
             return known
     check_place(writer, place, "load", (condition,), depth)
-    reading = Reading(place, condition, fill, depth, on)
     lanes = 0 if is_uniform else function.lane.width
-    text = _read_one(writer, reading) if is_uniform else _read_lanes(writer, reading)
+    if condition is None and lanes and place.holds_vector(lanes):
+        text = read_own(writer, place, place.constant, lanes, depth)
+    else:
+        reading = Reading(place, condition, fill, depth, on)
+        text = _read_one(writer, reading) if is_uniform else _read_lanes(writer, reading)
     if place.dtype is BOOL:
         whole, zero = types.vector("i8", lanes), types.spread("0", "i8", lanes)
         text = function.at(depth).define(f"icmp ne {whole} ", text, ", ", zero, lanes=lanes)

@@ -92,8 +92,9 @@ class Registers:
 
     def load(self, array: Array, offset: int, form: Form, block: Block, depth: int) -> str:
         """What is at an offset, loaded in `block`, that of scope `depth`, if it is not known."""
-        held = self._contents.get(array, {}).get(offset)
-        if held is not None and held.form == form and held.depth <= depth:
+        slots = self._contents.get(array)
+        held = None if slots is None else slots.get(offset)
+        if held is not None and held.depth <= depth and held.form == form:
             return held.text
         first = self._first_touch(array, offset, form)
         self._make_room(array, offset, form.size, block)
@@ -105,7 +106,8 @@ class Registers:
         self, array: Array, offset: int, form: Form, text: str, block: Block, depth: int
     ) -> None:
         """Let `text` be what is at an offset from now on, in `block`, that of scope `depth`."""
-        held = self._contents.get(array, {}).get(offset)
+        slots = self._contents.get(array)
+        held = None if slots is None else slots.get(offset)
         if held is None or held.form.size != form.size:
             self._make_room(array, offset, form.size, block)
         self._contents[array][offset] = _Held(form, text, depth, True)
@@ -115,12 +117,13 @@ class Registers:
 
     def _make_room(self, array: Array, offset: int, size: int, block: Block) -> None:
         """Store and forget what lies partly where an element is."""
-        slots = self._contents.setdefault(array, {})
-        for start, held in tuple(slots.items()):
-            if start < offset + size and offset < start + held.form.size:
-                if held.pending:
-                    self._store(array, start, held, block)
-                del slots[start]
+        slots, end = self._contents.setdefault(array, {}), offset + size
+        for start, held in [
+            one for one in slots.items() if one[0] < end and offset < one[0] + one[1].form.size
+        ]:
+            if held.pending:
+                self._store(array, start, held, block)
+            del slots[start]
 
     # Arrays
 

@@ -99,7 +99,10 @@ class Writer:
             return known
         if kind is Var:
             return self.variable(node)
-        return self.function.memo.get(self.key(node))
+        unrolled = self.module.unrolled[node]
+        if not unrolled:
+            return self.function.memo.get(node)
+        return self.function.memo.get((node, *map(self.function.constants.get, unrolled)))
 
     def key(self, node: Expr) -> object:
         """What identifies the value of `node`: itself, with the unrolled numbers it depends on."""
