@@ -41,9 +41,10 @@ class Use(NamedTuple):
         """Whether the lanes are neighbours."""
         if self.vector is None or not self.indices:
             return False
-        *rows, last = self.indices
         lane = self.vector.var
-        return index.affine(last)[0].get(lane) == 1 and all(lane not in r.free for r in rows)
+        return index.affine(self.indices[-1])[0].get(lane) == 1 and not any(
+            [lane in row.free for row in self.indices[:-1]]
+        )
 
 
 def uses(statements: Statements) -> list[Use]:
@@ -64,7 +65,9 @@ def _use(statements: Statements, vector: For | None, found: list[Use]) -> None:
         elif kind is Store or kind is Accumulate:
             found += [Use(b, stmt.indices, vector) for b in stmt.buffers if b.scope in _OWN]
         for one in expressions(stmt):
-            found += [Use(x.source, x.indices, vector) for x in loads(one) if x.source.scope in _OWN]
+            found += [
+                Use(x.source, x.indices, vector) for x in loads(one) if x.source.scope in _OWN
+            ]
         if kind not in LEAVES:
             is_vector = kind is For and stmt.kind is LoopKind.VECTORIZE
             for body in bodies(stmt):
@@ -146,11 +149,10 @@ def handed_on(statements: Statements) -> frozenset[Buffer]:
         elif isinstance(stmt, Allocate):
             fixed[stmt.buffer] = False
     for use in uses(statements):
-        if use.buffer.scope == "register":
-            is_fixed = all(i.free <= numbers for i in use.indices) and (
-                use.is_vector
-                or use.vector is None
-                or all(use.vector.var not in i.free for i in use.indices)
+        if use.buffer.scope == "register" and fixed.setdefault(use.buffer, True):
+            fixed[use.buffer] = all([i.free <= numbers for i in use.indices]) and (
+                use.vector is None
+                or use.is_vector
+                or not any([use.vector.var in i.free for i in use.indices])
             )
-            fixed[use.buffer] = fixed.get(use.buffer, True) and is_fixed
     return frozenset(buffer for buffer, is_fixed in fixed.items() if is_fixed)

@@ -249,8 +249,11 @@ class Function(Names):
         """Drop what was read from these alias classes: they change now, maybe in one element
         only."""
         for alias_class in written:
+            dependents = self._dependents.pop(alias_class, None)
+            if not dependents:
+                continue
             kept = []
-            for key in self._dependents.pop(alias_class, ()):
+            for key in dependents:
                 if beside is not None and type(key) is Element and key.is_beside(beside):
                     kept.append(key)
                 else:

@@ -68,6 +68,8 @@ class Writer:
         known = self.known(root)
         if known is not None:
             return known
+        if type(root) is Load:
+            return self.function.remember(self.key(root), self._read_load(self, root))
         function, stack = self.function, [root]
         while True:
             node, operands, depth = stack[-1], [], len(stack)
@@ -154,7 +156,7 @@ class Writer:
         if node.op == "convert" and node.dtype is BF16 and self._rounds_all(node.args[0]):
             return self._rounded(args[0])
         function, module = self.function, self.module
-        if node.dtype is INDEX or any(a.dtype is INDEX for a in node.args):
+        if node.dtype is INDEX or any([a.dtype is INDEX for a in node.args]):
             return indices.apply(function, module.target, node, args)
         if node.op in _LOGIC and (folded := _fold_logic(node.op, args)) is not None:
             return folded

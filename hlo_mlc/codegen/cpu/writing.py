@@ -47,8 +47,9 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
         )
     lane, mask = function.lane, function.mask
     block = function.block
+    is_uniform = place.is_uniform
     check_place(writer, place, "store", (mask,), function.depth)
-    if place.is_uniform and mask is None:
+    if is_uniform and mask is None:
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
             text = block.define(
@@ -74,7 +75,7 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
                 write_apart(writer, place, mask, text)
             else:
                 _scatter(writer, place, text)
-    element = element_of(place)
+    element = element_of(place) if is_uniform else None
     function.forget((storage.writable,), beside=element)
     if element is not None and lane is None and mask is None:
         function.remember(
