@@ -170,7 +170,7 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     least = math.prod(outer) * aside * kept
     if least > STACK_PANEL:
         return _fitting(stage, lanes, {**parameters, "pack": 0, "pack_rows": 0, "pairs": 0})
-    spans = max(1, -(-least * last // STACK_PANEL))
+    spans = max(1, -(-last // (STACK_PANEL // max(least, 1))))
     step = min(parameters["depth"] or last, -(-last // spans))
     if step >= last:
         return {**parameters, "depth": 0}

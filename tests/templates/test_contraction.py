@@ -246,6 +246,14 @@ def _asked(parts) -> list[str]:
     return [line for line in program_text(loops).splitlines() if "prefetch a1" in line]
 
 
+@pytest.mark.parametrize("groups", [3, 5, 8])
+def test_blocks_of_a_short_depth_fit_on_the_stack(check, arrays, groups):
+    """Of two depths the last one is short, and so large a part of it fits that the next does not."""
+    rows, weights = arrays("float32", (groups, 1024, 256), (groups, 256, 128))
+    numbers = (((2, 0), (1, 0)), ((), ()))
+    check(lambda x, w: lax.dot_general(x, w, numbers), rows, weights, magnitude=256 * groups)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("channels", [33, 64])
 def test_factors_along_one_of_several_depths_are_copied_in_vectors(
