@@ -595,3 +595,25 @@ def test_a_loop_whose_values_all_readers_compute_themselves_is_no_kernel(
     for found, expected in zip(ours(x), jax.jit(function)(x), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "tokens", "is_stored"),
+    [
+        (lambda a, x: lax.top_k((a[..., None] + x).reshape(3, -1), 2), 50, True),
+        (lambda a, x: lax.top_k((a[..., None] + x).reshape(3, -1), 2), 48, False),  # whole vectors
+        (lambda a, x: lax.top_k((a[..., None] * x + x - a[..., None]).reshape(3, -1), 2), 48, True),
+        (lambda a, x: jnp.sort((a[..., None] + x).reshape(3, -1)), 50, True),
+        (lambda a, x: jnp.sort((a[..., None] + x).reshape(3, -1)), 48, False),
+        (lambda a, x: jnp.sort((a[..., None] + x).reshape(3, -1), axis=0), 50, False),
+        (lambda a, x: lax.top_k(a[..., None] + x, 2), 50, False),  # computed again in less time
+        (lambda a, x: lax.top_k(a[..., None] - jnp.log(-jnp.log(x)), 2), 50, True),
+        (lambda a, x: jnp.sort(a[..., None] - jnp.log(-jnp.log(x))), 50, False),
+    ],
+)
+def test_keys_that_are_put_in_order(check, take_apart, arrays, function, tokens, is_stored):
+    """Of rows joined to one that are no whole vectors, and costly ones that are looked at twice."""
+    scores, steps = arrays("float32", (3, 4), (3, 4, tokens))
+    steps = np.abs(steps) / 8 + 1 / 64
+    check(function, scores, steps)
+    assert _is_kept(take_apart(function, scores, steps), "float32", 12 * tokens) == is_stored

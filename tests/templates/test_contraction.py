@@ -248,7 +248,7 @@ def _asked(parts) -> list[str]:
 
 @pytest.mark.parametrize("groups", [3, 5, 8])
 def test_blocks_of_a_short_depth_fit_on_the_stack(check, arrays, groups):
-    """Of two depths the last one is short, and so large a part of it fits that the next does not."""
+    """Of two depths the last is short, and so much of it fits that one more element does not."""
     rows, weights = arrays("float32", (groups, 1024, 256), (groups, 256, 128))
     numbers = (((2, 0), (1, 0)), ((), ()))
     check(lambda x, w: lax.dot_general(x, w, numbers), rows, weights, magnitude=256 * groups)

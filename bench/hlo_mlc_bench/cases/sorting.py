@@ -39,6 +39,26 @@ def rounded(inputs: Inputs, *, size: int) -> Workload:
     return lambda x: jnp.sort(x), (jnp.round(inputs.normal(size)),)
 
 
+def beams(inputs: Inputs, *, batch: int, beams: int, tokens: int) -> Workload:
+    """The next step of a beam search: of all ways to go on the best few, in one row for each."""
+
+    def function(scores: jax.Array, steps: jax.Array) -> list[jax.Array]:
+        joined = scores[:, :, None] + steps
+        return jax.lax.top_k(joined.reshape(batch, beams * tokens), beams)
+
+    return function, (inputs.normal(batch, beams), inputs.normal(batch, beams, tokens))
+
+
+def drawn(inputs: Inputs, *, rows: int, tokens: int, draws: int) -> Workload:
+    """Several different tokens for each row: the largest of what they weigh, with noise."""
+
+    def function(weights: jax.Array, noise: jax.Array) -> list[jax.Array]:
+        gumbel = -jnp.log(-jnp.log(jnp.abs(noise) / 8 + 1 / 64))
+        return jax.lax.top_k(weights + gumbel, draws)
+
+    return function, (inputs.normal(rows, tokens), inputs.normal(rows, tokens))
+
+
 _case = functools.partial(Case, group="sorting", tolerance=0)
 _MILLION, _ODD, _TINY = {"size": 1 << 20}, {"size": 999_983}, {"size": 37}
 
@@ -86,6 +106,22 @@ CASES = (
         tiny={"rows": 2, "columns": 70},
         figure=2.0,
     ).with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
+    _case(
+        "beams",
+        beams,
+        {"batch": 16, "beams": 8, "tokens": 5001},
+        tiny={"batch": 2, "beams": 3, "tokens": 21},
+        tolerance=2,
+    ).with_neighbours(
+        odd={"batch": 1, "beams": 5, "tokens": 1000}, dtype="bfloat16", view="transposed"
+    ),
+    _case(
+        "drawn",
+        drawn,
+        {"rows": 64, "tokens": 5000, "draws": 8},
+        tiny={"rows": 2, "tokens": 70, "draws": 3},
+        tolerance=16,
+    ),
     _case(
         "median_rows",
         of_normals(functools.partial(jnp.median, axis=-1)),

@@ -150,7 +150,7 @@ class Storing:
             return True
         if cost == 0 or moves(node):
             return False  # what was costly in it has been stored before it was moved
-        return self._is_reread(value, cost, uses)
+        return self._is_reread(value, cost, uses) or _is_put_in_order(value, cost, uses)
 
     def _is_shifted(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Whether a large array is only read in shifted parts, or goes, point by point, into one
@@ -231,6 +231,33 @@ class Storing:
             if not is_factor and _rereads(user, read, cost):
                 return True
         return False
+
+
+def _is_put_in_order(value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    """True where it pays to store keys before they are compared.  Several rows one behind the other
+    that are no whole vectors, as those of a beam are, would have each element look for its own: 4
+    times 5 x 1000 took 0.55 of the time, 16 times 8 x 5001 0.3.  The first few of a row are looked
+    for twice: Gumbel noise was 0.38 of it, up to four operations 1.05 to 1.3, where rows are
+    joined 0.6 to 0.7."""
+    if not value.type.shape:
+        return False
+    row = value.type.shape[-1]
+
+    def pays(user: Node, read: Value) -> bool:
+        is_joined = read.type.shape[-1] != row
+        if user.op == "stablehlo.sort":
+            along = user.attributes["dimension"] == len(read.type.shape) - 1
+            return along and is_joined and row % PIECE != 0
+        if user.op != "chlo.top_k":
+            return False
+        return (is_joined and row % PIECE != 0) or cost > (
+            RECOMPUTE_LIMIT if is_joined else TILE_COST
+        )
+
+    return any(
+        pays(user, read)
+        for user, read in users_behind(value, uses, lambda user: user.op == "stablehlo.reshape")
+    )
 
 
 def _counted(graph: Graph) -> frozenset[Value]:
