@@ -263,7 +263,7 @@ class CudaBackend:
 
     @property
     def costs(self) -> Costs:
-        return Costs(cpu.host(), scatters_in_turn=False)
+        return Costs(cpu.host(), scatters_in_turn=False, in_pairs=False)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         return plan

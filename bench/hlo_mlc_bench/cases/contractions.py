@@ -66,6 +66,23 @@ def quantised_product(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
     return function, (lhs.at[:, 0].set(127), rhs.at[0].set(127))
 
 
+def quantised_layers(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    """Two layers of numbers of 8 bits, whose largest number in a row is found on the way."""
+
+    def layer(x: jax.Array, weights: jax.Array) -> jax.Array:
+        row = jnp.max(jnp.abs(x), axis=1, keepdims=True) / 127
+        whole = jnp.round(x / row).astype(jnp.int8)
+        return jax.lax.dot(whole, weights, preferred_element_type=jnp.int32).astype(x.dtype) * row
+
+    def function(x: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
+        return layer(jnp.clip(layer(x, first), 0, 254), second)
+
+    # Whole numbers, and the largest of a row 127 or twice that: nothing is rounded by chance.
+    x = jnp.round(inputs.uniform(m, k, low=-127, high=127)).at[:, 0].set(127)
+    first, second = (inputs.places(5, *shape).astype(jnp.int8) - 2 for shape in ((k, n), (n, k)))
+    return function, (x, first, second)
+
+
 def quantised_weights(inputs: Inputs, *, m: int, k: int, n: int, bits: int) -> Workload:
     """A product with weights of a few bits, each column with a scale of its own."""
 
@@ -101,6 +118,7 @@ CASES = (
         tiny={"batch": 2, "m": 3, "k": 7, "n": 5},
     ),
     _case("quantised_product", quantised_product, {"m": 64, "k": 256, "n": 512}),
+    _case("quantised_layers", quantised_layers, {"m": 128, "k": 256, "n": 1024}),
     _case(
         "weights_of_8_bits",
         quantised_weights,

@@ -109,6 +109,9 @@ class Fuser(Groups):
                 continue
             reasons = []
             for first in self._leaders(last):
+                if all(map(self.costs.adds_pairs, (first.product, last.product))):
+                    reasons.append("two products that are added up in pairs, each by itself")
+                    continue
                 parts = self._between(first, last, read_by, needed)
                 result = (
                     parts
