@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL, F32, TensorType
+from hlo_mlc.expr.dtypes import BOOL, F32, Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.fold_parts import combining
 from hlo_mlc.passes.splat import splat, splat_constant
 
+_INTEGERS = (Kind.SIGNED, Kind.UNSIGNED)
 _AXES = (
     "lhs_batching_dimensions",
     "rhs_batching_dimensions",
@@ -41,6 +42,29 @@ def product_of_bools(node: Node, context: Rewriter) -> Value | None:
         result,
         {"comparison_direction": "NE", "compare_type": "FLOAT"},
     )
+
+
+def product_of_widened(node: Node, context: Rewriter) -> Value | None:
+    """`dot_general(convert(x : i8) : i32, convert(y : i8) : i32)` -> `dot_general(x, y) : i32`
+
+    Which is the same by definition, and products of narrow integers are added up two at a time.
+    """
+    result = node.results[0].type.dtype
+    makers = [context.definition(v) for v in node.operands]
+    if not all(maker is not None and maker.op == "stablehlo.convert" for maker in makers):
+        return None
+    factors = [maker.operands[0] for maker in makers]
+    narrow = factors[0].type.dtype
+    if (
+        result.kind not in _INTEGERS
+        or narrow.kind not in _INTEGERS
+        or narrow.is_packed
+        or not narrow.bits < result.bits
+        or factors[1].type.dtype is not narrow
+        or any(v.type.dtype is not result for v in node.operands)
+    ):
+        return None
+    return context.add(node.op, factors, node.results[0].type, node.attributes)
 
 
 def product_with_a_splat(node: Node, context: Rewriter) -> Value | None:
@@ -96,5 +120,5 @@ def _own_axes(node: Node, side: int) -> list[int]:
 
 
 PRODUCT_RULES: Mapping[str, Sequence[Rule]] = {
-    "stablehlo.dot_general": (product_of_bools, product_with_a_splat)
+    "stablehlo.dot_general": (product_of_bools, product_of_widened, product_with_a_splat)
 }

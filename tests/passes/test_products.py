@@ -39,6 +39,35 @@ def test_products_of_bools(
     check(function, *args, kernels=None)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "wide", "is_narrow"),
+    [
+        ("int8", "int8", "int32", True),
+        ("uint8", "uint8", "int32", True),
+        ("int16", "int16", "int32", True),  # of which sums wrap
+        ("int8", "uint8", "int32", False),
+        ("int32", "int32", "int16", False),
+        ("int8", "int8", "float32", False),
+    ],
+)
+def test_products_of_widened_integers(
+    x: str, y: str, wide: str, is_narrow: bool, traced: Callable, same: Callable, check: Callable
+) -> None:
+    args = [
+        RNG.integers(np.iinfo(d).min, np.iinfo(d).max, shape, d, endpoint=True)
+        for d, shape in ((x, (9, 70)), (y, (70, 20)))
+    ]
+
+    def function(x, y):
+        return jnp.matmul(x.astype(wide), y.astype(wide))
+
+    graph = traced(function, *args)
+    product = apply_rules(graph, PRODUCT_RULES).nodes[-1]
+    assert (product.operands[0].type.dtype.numpy == np.dtype(x)) == is_narrow
+    same(apply_rules(graph, PRODUCT_RULES), graph, args)
+    check(function, *args, kernels=None)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
 @pytest.mark.parametrize("spec", ["ij,jk->ik", "jk,ij->ik", "bji,jbk->bik", "i,ij->ij"])
 @pytest.mark.parametrize("number", [0, 3])
