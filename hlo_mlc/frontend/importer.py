@@ -87,7 +87,7 @@ class _Importer:
         self._types: dict[ir.Type, TensorType | None] = {}
         self._attributes: dict[ir.Attribute, Attribute] = {}
         self._locations = LocationReader()
-        self._callers: list[ir.Location] = []  # of the functions being inlined
+        self._around = ""  # the line that calls what is being inlined
 
     def function(self, function: ir.Operation) -> Graph:
         graph = self._region(function.regions[0])
@@ -144,10 +144,10 @@ class _Importer:
         arguments = self._read(call.operands)
         self._values.update(zip(region.blocks[0].arguments, arguments, strict=True))
         self._calls.append(callee)
-        self._callers.append(call.location)
+        around, self._around = self._around, self._locations.line(call.location, self._around)
         nodes = self._nodes(operations[:-1])
         self._calls.pop()
-        self._callers.pop()
+        self._around = around
         results = self._read(operations[-1].operands)
         self._values.update(zip(call.results, results, strict=True))
         self._inlined += 1
@@ -166,7 +166,7 @@ class _Importer:
             return None
         comparator, dimension = found
         before = self._region(self._functions[comparator].regions[0])
-        location = self._locations.read(call.location, self._callers)
+        location = self._locations.read(call.location, self._around)
         ordered = tuple(Value(value.type) for value in operands)
         sort = Node(
             "stablehlo.sort",
@@ -247,7 +247,7 @@ class _Importer:
             attributes,
             regions,
             literal,
-            self._locations.read(operation.location, self._callers),
+            self._locations.read(operation.location, self._around),
             # Regions with inlined calls differ from those of the operation.
             Origin(
                 operation, self._module, attributes, regions if inlined == self._inlined else ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from jaxlib.mlir import ir
 
 # Where packages are installed: a line of theirs is not one that the user wrote.
@@ -19,16 +17,18 @@ class LocationReader:
     def __init__(self) -> None:
         self._places: dict[ir.Attribute, _Place] = {}
 
-    def read(self, location: ir.Location, callers: Sequence[ir.Location] = ()) -> str:
+    def read(self, location: ir.Location, around: str = "") -> str:
         """For example "model.py:12 jit(f)/sin"; empty for an unknown location.
 
-        `callers` are those of the calls that it is inside of, the outermost first: where it names
-        no line itself, as in functions that JAX keeps the traces of, they do.
+        `around` is the line that leads to it, by the calls that it is inside of: where it names no
+        line itself, as in functions that JAX keeps the traces of, that is its line.
         """
         name, frame = self._place(location)
-        for caller in reversed(callers):
-            frame = _nearer(frame, self._place(caller)[1])
-        return f"{frame} {name}".strip()
+        return f"{_nearer(frame, around)} {name}".strip()
+
+    def line(self, location: ir.Location, around: str = "") -> str:
+        """The line alone."""
+        return _nearer(self._place(location)[1], around)
 
     def _place(self, location: ir.Location) -> _Place:
         key = location.attr
