@@ -18,7 +18,16 @@ from hlo_mlc.partition.work import Work, multiplies
 from hlo_mlc.support.wording import named_at, short_line
 from hlo_mlc.tensor.chain import Chain, chain
 from hlo_mlc.tensor.classify import contraction, is_map, slides, stride
-from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, derived
+from hlo_mlc.tensor.core import (
+    Branch,
+    Loop,
+    Nest,
+    Stage,
+    Step,
+    TensorProgram,
+    derived,
+    derived_of_any_names,
+)
 
 _PLACING = frozenset(("broadcast", "copy"))
 _PARTS = 2  # that a name lists: with three, it is longer than a column of a table
@@ -181,6 +190,7 @@ def _known(nest: Nest) -> str:
     return ""
 
 
+@derived_of_any_names
 def _fold(stage: Stage) -> str:
     if stage.sort is not None:
         (axis,), place, at = stage.reduce_axes, stage.sort.place, stage.sort.at
@@ -234,6 +244,7 @@ def _with_epilogue(what: str, stage: Stage) -> str:
     return f"{what}+{after}" if after else what
 
 
+@derived_of_any_names
 def _map(stage: Stage) -> str:
     """An element for an element: by what is computed of it, else by how it moves."""
     values = [a.value for a in stage.assigns]

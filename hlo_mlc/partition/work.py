@@ -8,6 +8,7 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import F64, INDEX
@@ -28,7 +29,7 @@ from hlo_mlc.tensor.classify import (
     vector_stride,
     walks_columns,
 )
-from hlo_mlc.tensor.core import Stage, derived
+from hlo_mlc.tensor.core import Stage, derived, derived_of_any_names
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
 _FACTOR_REUSE = 16  # of what is computed for a factor of a product: a register tile is so high
@@ -71,20 +72,11 @@ class Work:
     @derived
     def of(stage: Stage) -> Work:
         """The work of a stage."""
-        count = points(stage)
-        counted, places = _places_of_rows(stage)
-        moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
-        walked = dict(moved)
-        for buffer, read in stage.loads_by_buffer.items():
-            both = [_read_bytes(load, stage) for load in read]
-            moved[buffer], walked[buffer] = map(max, zip(*both, strict=True))
+        amounts = _amounts(stage)
+        moved = dict(zip(_moved(stage), amounts.moved, strict=True))
+        products = points(stage) if multiplies(stage) else 0
         return Work(
-            max(0, _operations(stage) - counted) + places,
-            places,
-            count if multiplies(stage) else 0,
-            moved,
-            _apart(stage),
-            sum(walked.values()),
+            amounts.operations, amounts.places, products, moved, amounts.apart, amounts.walked_bytes
         )
 
     @property
@@ -101,6 +93,40 @@ class Work:
     def held_bytes(self) -> int:
         """What these buffers hold, all of which a loop around the stage may go through."""
         return sum(buffer.bytes for buffer in self.moved)
+
+
+class _Amounts(NamedTuple):
+    """What is in `Work` of a stage, but for its buffers; `moved` is in the order of `_moved`."""
+
+    operations: int
+    places: int
+    moved: tuple[int, ...]
+    apart: int
+    walked_bytes: int
+
+
+@derived_of_any_names
+def _amounts(stage: Stage) -> _Amounts:
+    count = points(stage)
+    counted, places = _places_of_rows(stage)
+    moved = dict.fromkeys(_moved(stage), 0)
+    moved |= {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
+    walked = dict(moved)
+    for buffer, read in stage.loads_by_buffer.items():
+        both = [_read_bytes(load, stage) for load in read]
+        moved[buffer], walked[buffer] = map(max, zip(*both, strict=True))
+    return _Amounts(
+        max(0, _operations(stage) - counted) + places,
+        places,
+        tuple(moved.values()),
+        _apart(stage),
+        sum(walked.values()),
+    )
+
+
+def _moved(stage: Stage) -> tuple[Buffer, ...]:
+    """What a stage writes or reads."""
+    return tuple(dict.fromkeys((*stage.outputs, *stage.inputs)))
 
 
 def multiplies(stage: Stage) -> bool:

@@ -18,7 +18,7 @@ from hlo_mlc.schedule.ordered_bits import OF_ONE_SIGN, TURNS
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.access import delinearize
 from hlo_mlc.tensor.classify import cost
-from hlo_mlc.tensor.core import Nest, Stage, derived
+from hlo_mlc.tensor.core import Nest, Stage, derived_of_any_names
 
 Parameters = Mapping[str, int]
 
@@ -137,7 +137,7 @@ def work(nest: Nest) -> int:
     return sum(points(s) * (_operations(s) + 1 + len(s.inputs)) for s in nest.stages)
 
 
-@derived
+@derived_of_any_names
 def _operations(stage: Stage) -> int:
     """Of one point."""
     return cost(*stage.expressions) if stage.procedure is None else stage.procedure.total(cost)
@@ -170,7 +170,7 @@ def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:
     return max(1, target.vector_bytes // max(map(_widest, stages), default=1))
 
 
-@derived
+@derived_of_any_names
 def _widest(stage: Stage) -> int:
     """Bytes of the widest value that a stage computes or stores."""
     dtypes = {node.dtype for node in walk(*stage.expressions) if node.dtype is not INDEX}

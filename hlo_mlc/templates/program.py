@@ -37,7 +37,7 @@ from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.templates.update import is_by_elements
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, stage_cost
-from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived_of_any_names
 from hlo_mlc.tensor.parts_read import on_parts, parts_read
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
@@ -68,7 +68,7 @@ def choose_template(
     return _first_or_wanted(nest, target, wanted)
 
 
-@derived  # costs are asked of it before loops are made
+@derived_of_any_names  # costs are asked of it before loops are made
 def _first_or_wanted(
     nest: Nest, target: CpuTarget, wanted: str
 ) -> tuple[Template, tuple[tuple[str, str], ...]]:

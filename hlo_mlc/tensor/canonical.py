@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr.core import Buffer
+from hlo_mlc.tensor.alike import share_alike
 from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.rewrite import refined, renamed
 
@@ -45,7 +46,8 @@ def canonical(
         counters[prefix] = counters.get(prefix, -1) + 1
         return f"{prefix}{counters[prefix]}"
 
-    canonical_steps = tuple(refined(renamed(step, mapping, fresh)) for step in steps)
+    canonical_steps = tuple([_canonical(step, mapping, fresh) for step in steps])
+    share_alike(canonical_steps)
     return TensorProgram(
         name,
         tuple(mapping[b] for b in inputs),
@@ -54,6 +56,16 @@ def canonical(
         canonical_steps,
         tuple((mapping[r], mapping[o]) for r, o in aliases),
     )
+
+
+def _canonical(step: Step, mapping: Mapping[Buffer, Buffer], fresh: Callable[[str], str]) -> Step:
+    """The step on other buffers, with other variables, in better forms."""
+    same = renamed(step, mapping, fresh)
+    better = refined(same)
+    for known, plain, final in zip(stages(step), stages(same), stages(better), strict=True):
+        if plain is final:
+            final.shares(known)
+    return better
 
 
 def written(steps: Sequence[Step]) -> tuple[Buffer, ...]:

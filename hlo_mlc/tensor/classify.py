@@ -14,7 +14,7 @@ from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.tensor.access import Pair
-from hlo_mlc.tensor.core import Assign, Stage, buffer_of, derived
+from hlo_mlc.tensor.core import Assign, Stage, buffer_of, derived, derived_of_any_names
 
 # Elements from which on reading a tensor against the grain takes longer than transposing it.
 CROSSING_LEAST = 1 << 14
@@ -338,7 +338,7 @@ def _chosen(node: Expr, axis: Var) -> int | None:
     return kept
 
 
-@derived
+@derived_of_any_names
 def stage_cost(stage: Stage) -> int:
     """`cost` of everything that a stage evaluates."""
     return cost(*stage.expressions)
@@ -370,7 +370,7 @@ def why_not_folded(stage: Stage) -> str:
     return "an axis without elements" if any(v.extent == 0 for v in stage.reduce_axes) else ""
 
 
-@derived
+@derived_of_any_names
 def walks_columns(stage: Stage) -> bool:
     """True for a reduction whose neighbouring results, not terms, are neighbours in memory.
 
@@ -416,7 +416,7 @@ def places_of_terms(stage: Stage) -> frozenset[Expr]:
     return frozenset(i for i in places if not i.free.isdisjoint(stage.reduce_axes))
 
 
-@derived
+@derived_of_any_names
 def slides(stage: Stage) -> bool:
     """True for a fold over windows that overlap."""
     return any(sliding(stage, axis) for axis in stage.axes)

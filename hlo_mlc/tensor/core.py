@@ -29,9 +29,30 @@ def derived(function: Callable[..., Fact]) -> Callable[..., Fact]:
     def known(of: Stage | Nest, *given: Hashable) -> Fact:
         found = of._derived
         key = (function, *given) if given else function
-        if key not in found:
-            found[key] = function(of, *given)
-        return found[key]
+        try:
+            return found[key]
+        except KeyError:
+            pass  # what it raises has no other behind it
+        fact = found[key] = function(of, *given)
+        return fact
+
+    return known
+
+
+def derived_of_any_names(function: Callable[..., Fact]) -> Callable[..., Fact]:
+    """`derived`, where no buffer and no variable is in what comes out: stages, and nests, that
+    differ in the names of theirs only have it together, once one `shares` what another knows."""
+
+    @functools.wraps(function)
+    def known(of: Stage | Nest, *given: Hashable) -> Fact:
+        found = of._derived_of_any_names
+        key = (function, *given) if given else function
+        try:
+            return found[key]
+        except KeyError:
+            pass
+        fact = found[key] = function(of, *given)
+        return fact
 
     return known
 
@@ -112,6 +133,9 @@ class Stage:
     overwrites: tuple[Buffer, ...] = ()
     trips: int = 0
     _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
+    _derived_of_any_names: dict[Hashable, object] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     @derived
@@ -155,6 +179,11 @@ class Stage:
                 found.setdefault(load.source, {})[load] = None
         return {buffer: tuple(group) for buffer, group in found.items()}
 
+    def shares(self, other: Stage) -> None:
+        """What is known of another one, whatever its buffers and variables are called, is known of
+        this one, too: it differs in nothing else."""
+        object.__setattr__(self, "_derived_of_any_names", other._derived_of_any_names)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nest:
@@ -169,6 +198,15 @@ class Nest:
     shared: int
     private: tuple[Buffer, ...] = ()
     _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
+    _derived_of_any_names: dict[Hashable, object] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def shares(self, other: Nest) -> None:
+        """The same of nests, and of their stages."""
+        object.__setattr__(self, "_derived_of_any_names", other._derived_of_any_names)
+        for own, known in zip(self.stages, other.stages, strict=True):
+            own.shares(known)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr.core import Buffer, Load, Var, loads
 from hlo_mlc.tensor.classify import contraction, stride, walks_columns, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.core import Stage, derived
+from hlo_mlc.tensor.core import Stage, derived, derived_of_any_names
 
 # Rows below which what is the same for all of them is not worth a copy, and columns that are worth
 # a vector.
@@ -82,7 +82,7 @@ def natural_roles(stage: Stage) -> Roles | None:
     )
 
 
-@derived
+@derived_of_any_names
 def is_pairwise(stage: Stage) -> bool:
     """A fold along the rows of arrays, for all pairs of enough of them."""
     if stage.combiner is None:  # as most are
@@ -94,7 +94,7 @@ def is_pairwise(stage: Stage) -> bool:
     return roles is not None and bool(roles.packed) and _are_many(roles)
 
 
-@derived
+@derived_of_any_names
 def meets_columns(stage: Stage) -> bool:
     """The same of the rows of one array and the columns of another: each element belongs to a row
     or to a column, and neighbouring columns are neighbours in memory."""

@@ -6,7 +6,7 @@ from how XLA compares with us by kind of stage (xla_time.py).
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from hlo_mlc.partition.choose.xla_time import xla_time
 from hlo_mlc.partition.costs import APART_NS, threads_for, vector_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import PAIR, WIDEST_STEP, CpuTarget
+from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.product_roles import adds_pairs
@@ -28,7 +29,7 @@ from hlo_mlc.templates.stepwise import blocks
 from hlo_mlc.templates.update import chunks, is_in_rows, shared_axis
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce, with_counted_apart
-from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, derived_of_any_names
 from hlo_mlc.tensor.phases import in_phases
 
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
@@ -85,7 +86,7 @@ def _parts(
     cached: Set[Buffer] = frozenset(),
     alone: bool = False,
     loop: Loop | None = None,
-) -> list[Part]:
+) -> Sequence[Part]:
     """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
     one thread; `loop`: that whose body it is in."""
     if isinstance(step, Branch):
@@ -111,20 +112,43 @@ def _parts(
             for s in step.inner
             for part in _parts(s, target, inner, around, cached, alone, step)
         ]
-    template = choose_template(step, target)[0].name
-    phases = in_phases(step)
+    buffers = _touched(step)
+    places = tuple([(b in cached, b in around.given) for b in buffers])
+    return _nest_parts(step, (target, target.rates), trips, around, places, alone)
+
+
+@derived_of_any_names  # all that names buffers is said by their places
+def _nest_parts(
+    nest: Nest,
+    machine: tuple[CpuTarget, Rates],
+    trips: int,
+    around: Surroundings,
+    places: tuple[tuple[bool, bool], ...],
+    alone: bool,
+) -> tuple[Part, ...]:
+    """`places`: whether each of the buffers that it touches is `cached`, and given.  Targets are
+    equal whatever their rates are, which are named beside them."""
+    target, _ = machine
+    cached = {b for b, (is_cached, _) in zip(_touched(nest), places, strict=True) if is_cached}
+    template = choose_template(nest, target)[0].name
+    phases = in_phases(nest)
     if len(phases) > 1:  # XLA computes all terms, also those that are nothing
         ours = [
             part for one in phases for part in _parts(one, target, trips, around, cached, alone)
         ]
-        whole = _part(step.stages[0], template, target, trips, around, cached, alone)
-        return [replace(whole, ours_us=sum(part.ours_us for part in ours))]
+        whole = _part(nest.stages[0], template, target, trips, around, cached, alone)
+        return (replace(whole, ours_us=sum(part.ours_us for part in ours)),)
     parts = []
-    near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
-    for stage in step.stages:
+    near = {*nest.private, *cached}  # and what an earlier stage of the nest has touched
+    for stage in nest.stages:
         parts.append(_part(stage, template, target, trips, around, near, alone))
         near |= {*stage.inputs, *stage.outputs}
-    return parts
+    return tuple(parts)
+
+
+def _touched(nest: Nest) -> tuple[Buffer, ...]:
+    """What the stages of a nest write or read."""
+    return tuple(dict.fromkeys(b for s in nest.stages for b in (*s.outputs, *s.inputs)))
 
 
 def _chosen(condition: Expr, loop: Loop | None) -> float:

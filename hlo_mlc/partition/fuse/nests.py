@@ -288,7 +288,8 @@ def finish(joined: Joined, needed: frozenset[Buffer]) -> Nest:
         along = tuple(a for a in stage.along if a.buffer in live)
         if not assigns and not along:
             continue
-        stage = replace(stage, assigns=assigns, along=along)
+        if (assigns, along) != (stage.assigns, stage.along):  # what is known of it stays with it
+            stage = replace(stage, assigns=assigns, along=along)
         live.update(stage.inputs)
         kept.append(stage)
     kept.reverse()
