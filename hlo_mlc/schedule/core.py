@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, ParamSpec
 
@@ -82,15 +82,29 @@ def _method(
         UNCHECKED[name] = functools.partial(primitive, checked=False)
         del parameters[-1]
     signature = inspect.Signature(parameters)
+    names = [p.name for p in parameters]
+    defaults = {p.name: p.default for p in parameters}
+
+    def bound(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """All arguments in their order: what `inspect` says, which takes three times as long."""
+        rest = names[len(args) :]
+        given = [*args, *[kwargs.get(name, defaults[name]) for name in rest]]
+        if (
+            len(given) == len(names)
+            and kwargs.keys() <= {*rest}
+            and not any([argument is inspect.Parameter.empty for argument in given])
+        ):
+            return given
+        try:
+            found = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}{signature}: {error}") from None
+        found.apply_defaults()
+        return list(found.arguments.values())
 
     @functools.wraps(primitive)
     def method(schedule: Schedule, /, *args: Any, **kwargs: Any) -> Schedule:
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"{name}{signature}: {error}") from None
-        bound.apply_defaults()
-        given = list(bound.arguments.values())
+        given = bound(args, kwargs)
         while given and given[-1] == parameters[len(given) - 1].default:
             del given[-1]
         return schedule.apply(Step(name, tuple(given)))
