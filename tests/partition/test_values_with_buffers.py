@@ -617,3 +617,17 @@ def test_keys_that_are_put_in_order(check, take_apart, arrays, function, tokens,
     steps = np.abs(steps) / 8 + 1 / 64
     check(function, scores, steps)
     assert _is_kept(take_apart(function, scores, steps), "float32", 12 * tokens) == is_stored
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: jnp.sin(x).reshape(()) * y,
+        lambda x, y: jnp.cumsum(x)[-1] + y,
+        lambda x, y: jnp.pad(jnp.sin(x), 3)[2:4][1] + y,
+    ],
+    ids=["reshaped", "last", "window"],
+)
+def test_a_row_of_one_element_is_read_as_a_single_number(check, arrays, function) -> None:
+    """Which has no rows that could be joined."""
+    check(function, *arrays("float32", (1,), ()))

@@ -244,15 +244,13 @@ def _is_put_in_order(value: Value, cost: int, uses: Mapping[Value, tuple[Node, .
     row = value.type.shape[-1]
 
     def pays(user: Node, read: Value) -> bool:
-        is_joined = read.type.shape[-1] != row
-        if user.op == "stablehlo.sort":
-            along = user.attributes["dimension"] == len(read.type.shape) - 1
-            return along and is_joined and row % PIECE != 0
-        if user.op != "chlo.top_k":
+        if user.op not in ("stablehlo.sort", "chlo.top_k"):
             return False
-        return (is_joined and row % PIECE != 0) or cost > (
-            RECOMPUTE_LIMIT if is_joined else TILE_COST
-        )
+        is_joined = read.type.shape[-1] != row
+        is_split = is_joined and row % PIECE != 0
+        if user.op == "stablehlo.sort":
+            return is_split and user.attributes["dimension"] == len(read.type.shape) - 1
+        return is_split or cost > (RECOMPUTE_LIMIT if is_joined else TILE_COST)
 
     return any(
         pays(user, read)
