@@ -156,9 +156,9 @@ def _kind(scatter: Node) -> str:
 
 
 def _is_unique(scatter: Node) -> bool:
-    """Whether no place is met twice."""
+    """Whether no place is met twice: indices of no axes are many of the same place, of size 0."""
     vector = len(scatter.attributes["scatter_dims_to_operand_dims"])
-    return scatter.attributes["unique_indices"] or scatter.operands[1].type.size == vector
+    return scatter.attributes["unique_indices"] or scatter.operands[1].type.size == vector > 0
 
 
 def _signed(graph: Graph) -> set[Value]:

@@ -26,6 +26,8 @@ SPECIAL = np.array([0.0, -0.0, 1.5, -1.5, 3e38, 1e-40, np.inf, -np.inf, np.nan],
 ONE, OTHER = (a.ravel() for a in np.meshgrid(SPECIAL, SPECIAL))
 PLACES = jnp.arange(3, 3 + ONE.size)
 ROWS = np.array([3, 0, 3, 7, -2], np.int32)
+# Whole rows of updates, all of them for one place, since indices of no axes say where.
+WHOLE, NOWHERE = lax.ScatterDimensionNumbers((1,), (), ()), np.zeros((2, 0), np.int32)
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -86,6 +88,10 @@ def test_all_is_as_it_was_bit_by_bit(update: Callable, swapped: bool, traced: Ca
         lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.full_like(x, -0.0), u, (i,)),
         lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
         lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + PLACES].max(u, unique_indices=True),
+        lambda x, u, i: positive(x)
+        + lax.scatter(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE),
+        lambda x, u, i: positive(x)
+        + lax.scatter_add(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE),
         lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: c * 1.0 + sliced(c, u, k), positive(x)),
         lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: -(c + sliced(c, u, k)), positive(x)),
         lambda x, u, i: lax.fori_loop(
