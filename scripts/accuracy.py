@@ -331,7 +331,7 @@ all exponents), half of magnitudes from 2⁻¹² to 2⁸, against f64.  f64: 4,0
 against mpmath.  Subnormal f32, f64 and bf16 count as 0, as they do in XLA.  Sums, differences,
 products, quotients, square roots, remainders and roundings are not in the table: they are exact or
 rounded once.  With AVX-512, exp and erf in f32 pick from tables and are off by at most 1.0 instead;
-with AVX2 or SSE4.2, erf in f32 is a quotient and off by up to 3.3 (XLA's: 6.7); outside of vectors,
+with AVX2 or SSE4.2, erf in f32 is a quotient and off by up to 3.9 (XLA's: 6.7); outside of vectors,
 pow in f32 is computed in f64 and off by at most 0.7 instead; without fused multiply-adds
 (x86-64-v2) all may be off by 0.5 more (tests/codegen/test_legalize_accuracy.py).
 div_common is a quotient by a divisor that many share: as subnormal numbers count as 0, one below
