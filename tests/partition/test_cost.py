@@ -240,6 +240,19 @@ def test_rows_of_different_elements_are_computed_for_their_places_alone() -> Non
     assert interleaved.xla_us > interleaved.ours_us
 
 
+def test_updates_one_by_one_take_no_less_where_rows_are_added() -> None:
+    """They have no vectors, however what they add is counted."""
+
+    def rows(x: jax.Array, y: jax.Array, i: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum((x[:, None] * y).reshape(-1), i, 100_000)
+
+    def elements(x: jax.Array, i: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(x, i, 100_000)
+
+    of_rows = times(rows, (100_000,), (3,), indices(300_000))
+    assert of_rows.ours_us >= times(elements, (300_000,), indices(300_000)).ours_us
+
+
 def test_a_pointwise_loop_stays_in_the_first_cache() -> None:
     def repeated(step: Callable) -> Callable:
         return lambda x: lax.fori_loop(0, 50, lambda _, v: step(v), x)

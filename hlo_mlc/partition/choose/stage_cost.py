@@ -226,7 +226,9 @@ def _part(
     ours = rows
     if template in _BESIDE and stage.sort is None:
         ours = replace(rows, alone_us=vector_us(work, lanes((stage,), target), rates))
-    elif is_map(stage) and (counted := with_counted_apart(stage)) is not stage:
+    elif (
+        not rows.is_serial and is_map(stage) and (counted := with_counted_apart(stage)) is not stage
+    ):
         # Rows of different elements, each of which is computed for its own place alone.
         alone_us = vector_us(Work.of(counted), lanes((stage,), target), rates)
         ours = replace(rows, alone_us=min(rows.alone_us, alone_us))
