@@ -123,10 +123,10 @@ def is_file(program: str) -> bool:
     """
     if program.endswith(_ONNX):
         return False
-    if Path(program).is_file():
+    if os.path.isfile(program):  # not so a name that is too long for one
         _check_content(Path(program))
         return True
-    if Path(program).is_dir():
+    if os.path.isdir(program):
         raise UsageError(f"{program!r} is a folder; expected a file or MODULE:FUNCTION")
     if program.endswith(_SUFFIXES):
         raise UsageError(f"There is no file {program!r}")

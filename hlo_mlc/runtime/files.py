@@ -70,10 +70,15 @@ def _unwritable(file: Path, what: str, why: str) -> UsageError:
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview], mode: int = PRIVATE) -> None:
     """Writes a file, or puts the new one in the place of the old one; where that fails, the old
-    one stays and nothing else is left behind.
+    one stays and nothing else is left behind.  Into what is there and is no file, as a pipe or a
+    device, it is written.
 
     Raises: OSError.
     """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.writelines(parts)
+        return
     descriptor, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.absolute().parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -148,6 +148,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["inspect", "empty.mlc"], 2, "empty.mlc is empty; expected a StableHLO module"),
         (["inspect", "junk.npy"], 1, "junk.npy: expected a StableHLO module, got text of 4 bytes"),
         (["inspect", "four.npy"], 2, "four.npy is an array, for --arg-file to name"),
+        (["inspect", "n" * 999], 2, "There is no file 'nnn"),
         (["inspect", "other.mlir"], 1, "other.mlir: "),
         (["worker", "--storage", "junk"], 2, "The studies in junk cannot be opened"),
         (["inspect", "static.a"], 2, "static.a is a library of machine code"),
