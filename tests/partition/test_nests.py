@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +11,9 @@ from jax import lax
 from hlo_mlc.expr.core import Apply, walk
 from hlo_mlc.partition.fuse.limits import ROW_LIMIT
 from hlo_mlc.partition.fuse.nests import COST_LIMIT
+from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.chain import Chain, chain
 from hlo_mlc.tensor.classify import is_map, stage_cost
-from making import apart
 from making.left import by_xla
 
 
@@ -182,13 +180,13 @@ def test_chains_that_stay_apart_say_why(check, arrays, function, shapes, reason)
 
 
 @pytest.mark.parametrize(
-    ("features", "values", "is_chain"),
-    [("", "int8", True), ("+avx512vnni", "int8", False), ("+avx512vnni", "float32", True)],
+    ("has_pairs", "values", "is_chain"),
+    [(False, "int8", True), (True, "int8", False), (True, "float32", True)],
 )
 def test_two_products_in_pairs_stay_apart(
-    take_apart, check, monkeypatch, features, values, is_chain
+    take_apart, check, monkeypatch, has_pairs, values, is_chain
 ):
-    """One instruction adds products of bytes two at a time where both factors are laid out so."""
+    """Products of bytes are added two at a time where both factors are laid out so."""
 
     def layers(x, w, v):
         hidden = lax.dot(x, w, preferred_element_type=jnp.int32).astype(jnp.float32)
@@ -200,7 +198,7 @@ def test_two_products_in_pairs_stay_apart(
     shapes = (20, 64), (64, 96), (96, 32)
     args = [rng.integers(-128, 128, shape).astype(np.int8) for shape in shapes]
     args[2] = args[2].astype(values)
-    monkeypatch.setattr(apart, "PLANNED", replace(apart.PLANNED, features=features))
+    monkeypatch.setattr(CpuTarget, "has_pairs", has_pairs)
     programs = take_apart(layers, *args).programs
     found = [isinstance(chain(nest), Chain) for program in programs for nest in program.steps]
     assert any(found) == is_chain

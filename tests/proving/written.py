@@ -405,7 +405,8 @@ def sums_of_fewer_bits(op: str) -> Iterator[Program]:
 
 
 def products(op: str) -> Iterator[Program]:
-    """Products of bools, and products of which one factor is the same everywhere."""
+    """Products of bools, of integers of fewer bits, and those of which one factor is the same
+    everywhere."""
     for m, k, n in ((1, 0, 2), (1, 3, 2), (2, 2, 2), (2, 3, 1)):
         left, right, result = f"tensor<{m}x{k}xi1>", f"tensor<{k}x{n}xi1>", f"tensor<{m}x{n}xi1>"
         yield Program(
@@ -417,6 +418,27 @@ def products(op: str) -> Iterator[Program]:
               : ({left}, {right}) -> {result}""",
             ),
             every,
+        )
+    for one, other, wide in (
+        *itertools.product(("i8", "ui8"), ("i8",), ("i16", "ui32")),
+        ("ui8", "ui8", "i32"),
+        ("i16", "i16", "i32"),
+        ("i4", "i4", "i32"),
+        ("i8", "i8", "f32"),
+    ):
+        a, b = f"tensor<2x3x{one}>", f"tensor<3x2x{other}>"
+        left, right, result = (f"tensor<{n}x{wide}>" for n in ("2x3", "3x2", "2x2"))
+        yield Program(
+            written(
+                f"%a: {a}, %b: {b}",
+                result,
+                f"""
+            %x = stablehlo.convert %a : ({a}) -> {left}
+            %y = stablehlo.convert %b : ({b}) -> {right}
+            %r = stablehlo.dot_general %x, %y, contracting_dims = [1] x [0]
+              : ({left}, {right}) -> {result}""",
+            ),
+            lambda graph: itertools.chain(unit_vectors(graph), far_apart(graph)),
         )
     for dtype in ("f32", "i32", "bf16", "i1"):
         of, equal = f"tensor<2x3x2x{dtype}>", f"tensor<2x2x2x{dtype}>"
