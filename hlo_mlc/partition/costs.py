@@ -14,7 +14,7 @@ from hlo_mlc.partition.work import Work
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
-from hlo_mlc.templates.contraction import adds_pairs
+from hlo_mlc.templates.product_roles import adds_pairs
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import replace_buffers

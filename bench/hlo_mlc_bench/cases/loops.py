@@ -291,10 +291,6 @@ def bits_decoded(inputs: Inputs, *, words: int, levels: int) -> Workload:
     return function, (inputs.normal(words, 1 << levels),)
 
 
-_case = functools.partial(Case, group="loops")
-_ROTATIONS = {"size": 100, "steps": 100}
-
-
 def shortest_paths(inputs: Inputs, *, nodes: int, edges: int) -> Workload:
     """Distances from one node, by as many rounds as it takes, with the node before on each path."""
 
@@ -315,6 +311,8 @@ def shortest_paths(inputs: Inputs, *, nodes: int, edges: int) -> Workload:
     return function, (*ends, inputs.uniform(edges))
 
 
+_case = functools.partial(Case, group="loops")
+_ROTATIONS = {"size": 100, "steps": 100}
 CASES = (
     _case(
         "jacobi2d",
