@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.expr.build import TRUE, load
+from hlo_mlc.expr.core import Buffer, Const, Var
+from hlo_mlc.expr.dtypes import F32, INDEX
+from hlo_mlc.expr.procedure import Procedure
 from hlo_mlc.partition.work import Work
 from hlo_mlc.tensor.alike import outline_of
 from hlo_mlc.tensor.canonical import canonical
-from hlo_mlc.tensor.core import Nest, Step, TensorProgram, derived_of_any_names
+from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import (
+    Assign,
+    Nest,
+    ScanAxis,
+    Sort,
+    Stage,
+    Step,
+    TensorProgram,
+    derived_of_any_names,
+)
 
 X = np.ones((3, 4), np.float32)
 LONG = np.ones((3, 5), np.float32)
@@ -87,6 +102,62 @@ def test_what_differs_in_more_is_not_alike(nests_of, one, other):
     (first, second) = ([outline_of(nest) for nest in nests_of(*how)] for how in (one, other))
     assert first != second
     assert first == [outline_of(nest) for nest in nests_of(*one)]
+
+
+def _fold(suffix: str = "") -> Stage:
+    """The sums of rows."""
+    i, k = (Var(f"{name}{suffix}", INDEX, n) for name, n in (("i", 3), ("k", 4)))
+    x, y = Buffer(f"x{suffix}", F32, (3, 4)), Buffer(f"y{suffix}", F32, (3,))
+    total = Var(f"t{suffix}", F32)
+    return Stage(
+        f"s{suffix}",
+        (i,),
+        (Assign(y, (i,), total),),
+        (k,),
+        named_combiner("add", F32),
+        (load(x, (i, k)),),
+        (Const(0.0, F32),),
+        (total,),
+    )
+
+
+_STAGE = _fold()
+(_I,), (_K,), (_SUM,) = _STAGE.axes, _STAGE.reduce_axes, _STAGE.assigns
+_OTHERS = {
+    "axes": (_I, _K),
+    "assigns": (replace(_SUM, guard=TRUE),),
+    "reduce_axes": (),
+    "combiner": named_combiner("max", F32),
+    "terms": (load(_STAGE.inputs[0], (_I, 3 - _K)),),
+    "initial": (Const(-0.0, F32),),
+    "accumulators": (Var("t", INDEX, 3),),
+    "along": (_SUM,),
+    "scan": ScanAxis(_I),
+    "sort": Sort(_I, (), _I),
+    "procedure": Procedure((), ()),
+    "overwrites": _STAGE.inputs,
+    "trips": 4,
+}
+
+
+@pytest.mark.parametrize("field", [f.name for f in fields(Stage) if f.init and f.name != "name"])
+def test_stages_that_differ_in_one_field_are_not_alike(field):
+    other = replace(_STAGE, **{field: _OTHERS[field]})
+    assert outline_of(Nest((other,), 1)) != outline_of(Nest((_STAGE,), 1))
+
+
+def test_which_of_two_stores_has_a_guard():
+    guarded = replace(_SUM, guard=TRUE)
+    one, other = (replace(_STAGE, assigns=both) for both in ((guarded, _SUM), (_SUM, guarded)))
+    assert outline_of(Nest((one,), 1)) != outline_of(Nest((other,), 1))
+
+
+def test_nests_that_differ_in_names_alone_are_alike():
+    nest = Nest((_STAGE,), 1, _STAGE.outputs)
+    again = Nest((_fold("2"),), 1, _fold("2").outputs)
+    assert outline_of(again) == outline_of(nest)
+    for other in (replace(nest, shared=0), replace(nest, private=nest.stages[0].inputs)):
+        assert outline_of(other) != outline_of(nest)
 
 
 def test_what_is_known_before_buffers_are_renamed_is_known_afterwards(take_apart):
