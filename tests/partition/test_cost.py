@@ -185,7 +185,11 @@ def test_loops_that_two_threads_cannot_share_evenly(
             jax.jit(function)
             .lower(jax.ShapeDtypeStruct((size,), jnp.float32))
             .compile(
-                {"xla_dump_to": str(tmp_path / str(size)), "xla_backend_optimization_level": 3}
+                {
+                    "xla_dump_to": str(tmp_path / str(size)),
+                    "xla_dump_emitter_re": ".*",  # without which JAX 0.12 writes no code
+                    "xla_backend_optimization_level": 3,
+                }
             )
         )
         assert re.search(r'"outer_dimension_partitions":\["2"\]', program.as_text())
