@@ -88,10 +88,12 @@ def test_all_is_as_it_was_bit_by_bit(update: Callable, swapped: bool, traced: Ca
         lambda x, u, i: positive(x) + lax.dynamic_update_slice(jnp.full_like(x, -0.0), u, (i,)),
         lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + ROWS].add(u[:5]),
         lambda x, u, i: positive(x) + jnp.zeros_like(x).at[i + PLACES].max(u, unique_indices=True),
-        lambda x, u, i: positive(x)
-        + lax.scatter(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE),
-        lambda x, u, i: positive(x)
-        + lax.scatter_add(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE),
+        lambda x, u, i: (
+            positive(x) + lax.scatter(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE)
+        ),
+        lambda x, u, i: (
+            positive(x) + lax.scatter_add(jnp.zeros_like(x), NOWHERE, jnp.stack([x, x]), WHOLE)
+        ),
         lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: c * 1.0 + sliced(c, u, k), positive(x)),
         lambda x, u, i: lax.fori_loop(0, 3, lambda k, c: -(c + sliced(c, u, k)), positive(x)),
         lambda x, u, i: lax.fori_loop(
