@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, loads, loads_in
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -207,6 +207,7 @@ def fold_apart(
         require_loops(program, "fold_apart", lanes)
     memory = Memory.of(program) if checked else None
     taken = {s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)}
+    joins: list[Stmt] = []
 
     def visit(stmt: Stmt) -> Body | None:
         band = _down_to(stmt, name)
@@ -215,22 +216,39 @@ def fold_apart(
         updates, inner = _updates(band[-1]), variables((stmt,))
         if not updates or any(not i.free.isdisjoint(inner) for u in updates for i in u.indices):
             return None
-        if any(_part(b, name) in taken for u in updates for b in u.buffers):
-            raise refuse("fold_apart", stmt, "is apart already")
-        return _folded_apart(band, updates, lanes, memory)
+        if any(_joins(u, name) for u in updates):
+            joins.append(stmt)
+            return None
+        return _folded_apart(band, updates, lanes, memory, taken)
 
+    body = transform(program.body, visit)
+    if joins and body is program.body:
+        raise refuse("fold_apart", joins[0], "is apart already")
     return changed(
-        program,
-        transform(program.body, visit),
-        "fold_apart",
-        name,
-        "is in no nest that folds its terms into one element",
+        program, body, "fold_apart", name, "is in no nest that folds its terms into one element"
     )
 
 
 def _part(buffer: Buffer, name: str) -> str:
-    """What the parts of a buffer are called."""
+    """What the parts of a buffer are called, and others begin with: a nest that folds into one that
+    another nest folds into has parts of its own."""
     return f"{buffer.name}.{name}"
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """A name that nothing has, which is taken by now."""
+    names = (name, *(f"{name}.{number}" for number in range(1, len(taken) + 1)))
+    taken.add(fresh := next(n for n in names if n not in taken))
+    return fresh
+
+
+def _joins(update: Accumulate, name: str) -> bool:
+    """Whether an update takes parts together that are apart already."""
+    return any(
+        f"{load.source.name}.".startswith(f"{_part(buffer, name)}.")
+        for buffer in update.buffers
+        for load in loads_in(*update.terms)
+    )
 
 
 def _down_to(stmt: Stmt, name: str) -> list[For] | None:
@@ -253,8 +271,9 @@ def _updates(own: For) -> list[Accumulate]:
 
 
 def _folded_apart(
-    band: list[For], updates: list[Accumulate], lanes: str, memory: Memory | None
+    band: list[For], updates: list[Accumulate], lanes: str, memory: Memory | None, taken: set[str]
 ) -> Body:
+    """`taken`: names of buffers."""
     own, name = band[-1], band[-1].var.name
     for s in band:
         require_kind("fold_apart", s, LoopKind.SERIAL, LoopKind.UNROLL)
@@ -277,7 +296,8 @@ def _folded_apart(
             )
         size = () if own_lanes is None else (require_constant("fold_apart", own_lanes),)
         parts = {
-            b: Buffer(_part(b, name), b.dtype, (count, *size), "stack") for b in update.buffers
+            b: Buffer(_fresh(_part(b, name), taken), b.dtype, (count, *size), "stack")
+            for b in update.buffers
         }
         for buffer in parts.values():
             refuse_large("fold_apart", own, buffer)

@@ -11,7 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32, I32
-from hlo_mlc.loops.core import Allocate, For, LoopProgram, Store
+from hlo_mlc.loops.core import Allocate, For, LoopProgram, Store, walk
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.tensor.combine import merging, named_combiner
@@ -124,6 +124,22 @@ def test_fold_apart_goes_by_positions(assert_same) -> None:
     assert merging(again, again.lhs, ()) is again
     refuses(lambda: Schedule(argmax(43)).fold_apart("k"), "has no identity to begin with")
     refuses(lambda: split.reorder("k.i", "k.o"), "would change the order")
+
+
+def test_nests_that_fold_into_one_element_are_apart_each(total, assert_same) -> None:
+    """Where another one is already, too: rows that are joined of two are folded so on GPUs."""
+    (outer,) = total.body
+    *begin, nest, end = outer.body
+    others = Schedule(replace(total, body=(nest,))).rename("k", "", "other").program.body
+    program = replace(total, body=(Allocate(outer.buffer, (*begin, nest, *others, end)),))
+    first = Schedule(program).fold_apart("k")
+    both = first.rename("other", "", "k").fold_apart("k")
+    parts = [s.buffer.name for s in walk(both.program.body) if isinstance(s, Allocate)]
+    assert parts == ["add.acc", "add.acc.k", "add.acc.k.1"]
+    x = np.random.default_rng(0).integers(-99, 99, 43).astype(np.float32)
+    for schedule in (first, both, Schedule(program).rename("other", "", "k").fold_apart("k")):
+        assert_same(program, schedule.program, [x])
+    refuses(lambda: both.fold_apart("k"), "is apart already")
 
 
 def test_fold_apart_refuses(total, grand_total, copy, tiny) -> None:
