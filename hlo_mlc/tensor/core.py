@@ -9,6 +9,7 @@ its expressions (classify.py).
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -24,33 +25,26 @@ UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 def derived(function: Callable[..., Fact]) -> Callable[..., Fact]:
     """`function` of stages or nests, and what else it is given, computed once for each: whoever
     decides what is computed together asks the same of a stage again and again."""
-
-    @functools.wraps(function)
-    def known(of: Stage | Nest, *given: Hashable) -> Fact:
-        found = of._derived
-        key = (function, *given) if given else function
-        try:
-            return found[key]
-        except KeyError:
-            pass  # what it raises has no other behind it
-        fact = found[key] = function(of, *given)
-        return fact
-
-    return known
+    return _remembered(function, operator.attrgetter("_derived"))
 
 
 def derived_of_any_names(function: Callable[..., Fact]) -> Callable[..., Fact]:
     """`derived`, where no buffer and no variable is in what comes out: stages, and nests, that
     differ in the names of theirs only have it together, once one `shares` what another knows."""
+    return _remembered(function, operator.attrgetter("_derived_of_any_names"))
 
+
+def _remembered(
+    function: Callable[..., Fact], facts_of: Callable[[Stage | Nest], dict]
+) -> Callable[..., Fact]:
     @functools.wraps(function)
     def known(of: Stage | Nest, *given: Hashable) -> Fact:
-        found = of._derived_of_any_names
+        found = facts_of(of)
         key = (function, *given) if given else function
         try:
             return found[key]
         except KeyError:
-            pass
+            pass  # what it raises has no other behind it
         fact = found[key] = function(of, *given)
         return fact
 

@@ -180,7 +180,7 @@ _INVERSE = {
 
 def erf(x: Expr, divides: bool) -> Expr:
     """f32: 1 - (1 - v)**4, in 22 operations, fewer than anything with an exponential takes, or in
-    18 where the target divides; f64: 1 - e**-u."""
+    19 where the target divides; f64: 1 - e**-u."""
     if x.dtype is F32:
         a = at_most(absolute(x), _ERF_IS_ONE_F32)
         if divides:
