@@ -12,29 +12,29 @@ from hlo_mlc.expr.dtypes import BOOL, INDEX, U64
 
 
 class Pair(NamedTuple):
-    """Two elements side by side, of which accesses say which one they take: the parts of a complex
-    number, for one."""
+    """Two adjacent elements, such as the two parts of a complex number; an access states which of
+    them it takes."""
 
     buffer: Buffer
     point: tuple[Expr, ...]
 
     @classmethod
     def of(cls, buffer: Buffer, indices: Sequence[Expr]) -> Pair | None:
-        """The pair that an access takes an element of, if that is known to be one."""
+        """The pair that an access takes an element of; None where that is not known."""
         is_one = buffer.shape[-1:] == (2,) and isinstance(indices[-1], Const)
         return cls(buffer, tuple(indices[:-1])) if is_one else None
 
     @staticmethod
     def element(indices: Sequence[Expr]) -> int:
-        """Which one an access takes."""
+        """Which element of the pair an access takes."""
         last = indices[-1]
         assert isinstance(last, Const)
         return int(last.value)
 
 
 def pieces(places: Iterable[int], width: int) -> list[tuple[int, int]]:
-    """The fewest runs of at most `width` neighbours that all of these places are in: the first of
-    each, and the one behind its last.
+    """The smallest set of runs of at most `width` neighbours that contains all of these places: the
+    first place of each run, and the one behind its last.
 
     Source: greedy covering of points by intervals.
     """
@@ -122,7 +122,7 @@ def clamped_index(value: Expr, limit: int) -> Expr:
 
 
 def picked(elements: Sequence[Expr], place: Expr) -> Expr:
-    """The one of `elements` at `place`, an index that is not beyond their ends, by selections."""
+    """The element at `place`, a valid index into `elements`, as a chain of selections."""
     if isinstance(place, Const):
         return elements[place.value]
     last = len(elements) - 1
@@ -142,7 +142,8 @@ def picked(elements: Sequence[Expr], place: Expr) -> Expr:
 
 
 def as_integer(place: Expr) -> Expr:
-    """What an index was converted from, if it was: vectors hold more of such integers."""
+    """The integer that an index was converted from, if it was: a vector holds more elements of the
+    narrower type."""
     is_converted = isinstance(place, Apply) and place.op == "convert" and place.dtype is INDEX
     return place.args[0] if is_converted else place
 

@@ -1,5 +1,5 @@
-"""Nests that differ in nothing but the names of their buffers and variables, as those of loops that
-are written out: what is known of one of them, whatever its names, is known of all."""
+"""Nests that differ only in the names of their buffers and variables, such as the copies of an
+unrolled loop body: what is derived of one holds for all of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hlo_mlc.tensor.core import Nest, Stage, Step
 
 
 def share_alike(steps: Iterable[Step]) -> None:
-    """Has all nests among the steps, in loops and branches, too, share what is derived of those
-    that are the same under any names."""
+    """Let all nests that are equal up to names, those inside loops and branches included, share one
+    cache of derived facts."""
     nests = [*_nests(steps)]
     if len(nests) < 2:
         return
@@ -32,8 +32,8 @@ def _nests(steps: Iterable[Step]) -> Iterator[Nest]:
 
 
 def outline_of(nest: Nest) -> Hashable | None:
-    """All of a nest but its names, which are numbered as they come; None where it has steps of its
-    own, which are many and seldom the same."""
+    """Everything about a nest except its names, which are numbered in order of appearance; None for
+    a nest with a procedure, which is long and seldom the same as another."""
     if any(stage.procedure is not None for stage in nest.stages):
         return None
     numbers: dict[Expr | Buffer, int] = {}
@@ -45,7 +45,7 @@ def outline_of(nest: Nest) -> Hashable | None:
 
 
 def _add(stage: Stage, numbers: dict[Expr | Buffer, int], outline: list[Hashable]) -> None:
-    """Adds a stage to the outline, and what it names to the numbers."""
+    """Append a stage to the outline, and number the buffers and variables that it names."""
     for node in (*stage.axes, *stage.reduce_axes, *stage.accumulators, *walk(*stage.expressions)):
         if node in numbers:
             continue
@@ -79,7 +79,7 @@ def _add(stage: Stage, numbers: dict[Expr | Buffer, int], outline: list[Hashable
 
 
 def _numbered(buffer: Buffer, numbers: dict[Expr | Buffer, int], outline: list[Hashable]) -> int:
-    """The number of a buffer, which has one from where it comes first."""
+    """The number of a buffer, assigned at its first occurrence."""
     number = numbers.get(buffer)
     if number is None:
         outline.append((buffer.dtype, buffer.shape, buffer.scope))

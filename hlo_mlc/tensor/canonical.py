@@ -59,7 +59,7 @@ def canonical(
 
 
 def _canonical(step: Step, mapping: Mapping[Buffer, Buffer], fresh: Callable[[str], str]) -> Step:
-    """The step on other buffers, with other variables, in better forms."""
+    """The step with renamed buffers and variables, and with its expressions simplified."""
     same = renamed(step, mapping, fresh)
     better = refined(same)
     for known, plain, final in zip(stages(step), stages(same), stages(better), strict=True):

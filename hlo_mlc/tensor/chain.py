@@ -97,7 +97,8 @@ def _is_product(stage: Stage) -> bool:
 
 
 def _along_key(stage: Stage, shared: int, key: Var) -> Stage | None:
-    """The stage walking over `key`, if it walks over the shared axes and no more than one other."""
+    """The stage with `key` as its loop variable, if besides the shared axes it walks over at most
+    one more."""
     if stage.scan is not None or any(a.guard is not None for a in stage.assigns):
         return None
     if _is_product(stage) and len(stage.axes) > shared:
@@ -110,7 +111,7 @@ def _along_key(stage: Stage, shared: int, key: Var) -> Stage | None:
 
 
 def _strangers(stages: Sequence[Stage], private: set[Buffer]) -> str:
-    """Why values would not stay with their rows; empty where they do."""
+    """Why some values depend on other rows than their own; empty where none does."""
     points: dict[Buffer, tuple[Expr, ...]] = {}
     for stage in stages:
         for load in {load for e in stage.expressions for load in loads(e)}:
@@ -129,7 +130,7 @@ def _strangers(stages: Sequence[Stage], private: set[Buffer]) -> str:
 
 
 def _split(product: Stage, along: Var) -> tuple[Expr, Expr] | None:
-    """The factors without and with `along`."""
+    """The factors that do not depend on `along`, and those that do."""
     lhs, rhs = product.terms[0].args
     if along in lhs.free:
         lhs, rhs = rhs, lhs

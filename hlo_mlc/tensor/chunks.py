@@ -23,8 +23,8 @@ from hlo_mlc.tensor.core import Assign, ScanAxis, Stage
 
 
 def fold_in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffer, ...]]:
-    """Two stages: partial results of `chunks` equal runs of rows, the last terms guarded; and
-    their combination."""
+    """Two stages: the partial results of `chunks` equal runs of rows, of which the last may end in
+    guarded terms; and the fold of these partial results."""
     long = stage.reduce_axes[0]
     size = -(-long.extent // chunks)
     chunk = Var(f"{long.name}_c", long.dtype, chunks)
@@ -213,5 +213,5 @@ def updates_in_chunks(
 
 
 def _combined(combiner: Combiner, x: Expr, y: Expr) -> Expr:
-    """Two values as one."""
+    """Two values combined into one."""
     return substitute(combiner.results[0], {combiner.lhs[0]: x, combiner.rhs[0]: y})

@@ -73,7 +73,7 @@ def is_map(stage: Stage) -> bool:
 
 
 def folds_conditions(stage: Stage) -> bool:
-    """Whether any, or all, of some conditions hold is all that is folded."""
+    """Whether the stage only folds conditions, by "any" or by "all"."""
     return (
         stage.combiner is not None
         and stage.combiner.name in ("and", "or")
@@ -83,12 +83,12 @@ def folds_conditions(stage: Stage) -> bool:
 
 @derived
 def is_written_out(stage: Stage, least: int = 2) -> bool:
-    """A map that stores several elements of one buffer, at least so many, at every point."""
+    """A map that stores at least so many elements of one buffer at every point."""
     return is_map(stage) and max(Counter(a.buffer for a in stage.assigns).values()) >= least
 
 
 def picks_along(stage: Stage, axis: Var) -> bool:
-    """Whether conditions on where it stands along an axis say what an element is computed of."""
+    """Whether the expression of an element depends on a condition on its position along an axis."""
     return any(
         node.dtype is BOOL and axis in node.free and any(e.dtype is INDEX for e in node.args)
         for node in walk(*stage.expressions)
@@ -101,7 +101,7 @@ def picks_along(stage: Stage, axis: Var) -> bool:
 
 
 def crosses(stage: Stage) -> bool:
-    """A map that reads many elements along another axis than the one that it writes along."""
+    """A map that reads many elements along an axis other than the one that it writes along."""
     if not stage.axes or math.prod(v.extent for v in stage.axes) < CROSSING_LEAST:
         return False
     *others, last = stage.axes
@@ -161,8 +161,8 @@ def writes_once(stage: Stage) -> bool:
 
 
 def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
-    """No point of a stage reads there what another point writes: in one dimension they are apart,
-    wherever the two points are."""
+    """No point of a stage reads, in this buffer, what another point writes: along one dimension
+    their indices differ for every two points."""
     others = {v: Var(f"{v.name}'", INDEX, v.extent) for v in (*stage.axes, *stage.reduce_axes)}
     for i, j in zip(access.indices, assign.indices, strict=True):
         if not loads(i) and not loads(j):
@@ -173,8 +173,8 @@ def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
 
 
 def meets(access: Load, stage: Stage, store: Assign, writer: Stage, shared: int) -> bool:
-    """Whether a stage reads there only what another of its nest stores at the same point of their
-    `shared` axes."""
+    """Whether a stage reads, of what another stage of its nest stores, only what that stores at the
+    same point of their `shared` axes."""
     own = dict(zip(writer.axes[:shared], stage.axes[:shared], strict=True))
     at = {
         i
@@ -201,16 +201,16 @@ def reads_others(stage: Stage) -> bool:
 
 
 def why_not_apart(stage: Stage) -> str:
-    """Why points of a stage cannot be computed in any order: they write, or read, what others do;
-    empty where they can."""
+    """Why the points of a stage cannot be computed in any order: some point reads or writes what
+    another one writes; empty where none does."""
     if not writes_once(stage):
         return "several points may write one element"
     return "it reads elements that other points overwrite" if reads_others(stage) else ""
 
 
 def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Var]) -> bool:
-    """Whether the axes of a sum follow from its value where some are known: each step exceeds what
-    the smaller ones can reach, and nothing else depends on the axes that are not known."""
+    """Whether the value of a sum determines its unknown axes, given the known ones: each step
+    exceeds what all smaller terms can reach, and nothing else depends on an unknown axis."""
     unknown = set(axes) - known
     if any(not isinstance(atom, Var) and not unknown.isdisjoint(atom.free) for atom in terms):
         return False
@@ -284,8 +284,8 @@ def cost(*roots: Expr) -> int:
 
 
 def parallelism(*roots: Expr) -> float:
-    """How many operations there are for each of the longest chain of such as wait for each other,
-    addresses excluded: what a processor could begin at a time."""
+    """Operations divided by the length of the longest dependence chain, addresses excluded: how
+    many operations a processor could execute at a time."""
     chains: dict[Expr, int] = {}
     total = 0
     for node in walk(*roots):
@@ -345,14 +345,15 @@ def stage_cost(stage: Stage) -> int:
 
 
 def cost_of_node(node: Apply) -> int:
-    """The same of what one operation adds to its operands."""
+    """The cost of one operation alone, without that of its operands."""
     if node.op in ("zeta", "polygamma") and isinstance(node.args[0], Const):
         return _CONSTANT_ORDER
     return _INTEGER_DIVISION if divides_integers(node) else OPS[node.op].cost
 
 
 def divides_integers(node: Apply) -> bool:
-    """Whether `node` is the quotient or remainder of integers by what is known at run time only."""
+    """Whether `node` is an integer quotient or remainder whose divisor is known at run time
+    only."""
     return (
         node.op in ("div", "rem") and node.dtype.is_integer and not isinstance(node.args[1], Const)
     )

@@ -77,7 +77,7 @@ def with_counted_apart(stage: Stage) -> Stage:
 
 
 def _divisors(stage: Stage) -> defaultdict[Var, set[int]]:
-    """The numbers by which indices divide variables."""
+    """The constants by which index expressions divide variables."""
     found: dict[Var, set[int]] = defaultdict(set)
     for node in walk(*_indices(stage)):
         if (
@@ -91,7 +91,7 @@ def _divisors(stage: Stage) -> defaultdict[Var, set[int]]:
 
 
 def _indices(stage: Stage) -> Iterator[Expr]:
-    """Expressions of indices, those in addresses as well."""
+    """All index expressions, those inside addresses included."""
     for access in accesses(stage):
         yield from access.indices
         if access.guard is not None:
@@ -120,7 +120,7 @@ def in_memory_order(axes: tuple[Var, ...], terms: Sequence[Expr]) -> tuple[Var, 
 
 
 def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]:
-    """Runs of neighbours that merge pair by pair become one axis each."""
+    """Neighbouring axes that merge pairwise become one axis each."""
     runs: list[list[Var]] = [[axis] for axis in axes[:1]]
     found = accesses(stage)
     steps = [[stride(access, axis) for access in found] for axis in axes]
@@ -193,7 +193,7 @@ def _judging_indices(stage: Stage) -> tuple[Apply, ...]:
 
 
 def _counts_both(e: Expr, outer: Var, inner: Var) -> bool:
-    """Whether two axes are in an expression as one axis over both would be, if at all."""
+    """Whether an expression depends on two axes only as it would on one axis over both."""
     if outer not in e.free and inner not in e.free:
         return True
     terms, _ = index.affine(e)

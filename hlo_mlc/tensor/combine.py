@@ -57,7 +57,7 @@ def combiner_from(
 
 
 def side_by_side(one: Combiner, other: Combiner) -> Combiner:
-    """Both at once: `one` of the first values and `other` of the rest."""
+    """A combiner of both: `one` for the first values and `other` for the rest."""
     dtypes = [v.dtype for c in (one, other) for v in c.lhs]
     lhs, rhs = combiner_variables(dtypes)
     count = len(one.lhs)
@@ -67,12 +67,13 @@ def side_by_side(one: Combiner, other: Combiner) -> Combiner:
 
 
 def commutes(combiner: Combiner) -> bool:
-    """Whether it is known to fold values in any order: associative ops of values of their own."""
+    """Whether values may be folded in any order: each result is an associative op of its own two
+    values."""
     return all(map(_associative_op, combiner.results, combiner.lhs, combiner.rhs))
 
 
 def chooses(combiner: Combiner) -> bool:
-    """Whether it takes all values of one side, as argmax does."""
+    """Whether all results come from one side, as argmax takes them."""
     choices = {
         (r.args[0], r.args[1:] == (x, y))
         if isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {x, y}
@@ -83,8 +84,8 @@ def chooses(combiner: Combiner) -> bool:
 
 
 def is_several(combiner: Combiner) -> bool:
-    """Whether it is one associative op for each of several values that have nothing to do with
-    each other."""
+    """Whether each of several values has one associative op of its own, independent of the
+    others."""
     return len(combiner.lhs) > 1 and all(
         map(_associative_op, combiner.results, combiner.lhs, combiner.rhs)
     )
@@ -92,7 +93,7 @@ def is_several(combiner: Combiner) -> bool:
 
 @functools.lru_cache(maxsize=64)  # asked of every update of a kernel, which has few combiners
 def is_sum(combiner: Combiner) -> bool:
-    """Whether it adds floats, perhaps beside other associative ops of values of their own."""
+    """Whether it adds floats, possibly beside other independent associative ops."""
     ops = [
         _associative_op(*each)
         for each in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)
@@ -124,7 +125,7 @@ def with_identity(combiner: Combiner, initial: tuple[Expr, ...]) -> Combiner:
 
 
 def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
-    """Whether these are constants that combined with themselves give themselves."""
+    """Whether these are constants that, combined with themselves, give themselves."""
     return (
         all(isinstance(e, Const) for e in initial)
         and combiner.combined(initial, initial) == initial
@@ -132,8 +133,8 @@ def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
 
 
 def skipping(combiner: Combiner) -> Combiner:
-    """The combiner of values that may be absent, with whether they are there behind them: what is
-    absent changes nothing."""
+    """A combiner of values each of which comes with a flag behind it, whether it is present: an
+    absent value changes nothing."""
     lhs, rhs = combiner_variables([*(v.dtype for v in combiner.lhs), BOOL])
     results = (
         apply("select", lhs[-1] & rhs[-1], r, apply("select", lhs[-1], x, y))

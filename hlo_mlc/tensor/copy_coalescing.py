@@ -64,7 +64,7 @@ def _nests(steps: Iterable[Step], trips: int) -> Iterator[tuple[Nest, int]]:
 
 
 def _copied(assign: Assign, stage: Stage) -> Buffer | None:
-    """The buffer that an assignment copies to its own, all of it."""
+    """The buffer of which an assignment copies every element to its own buffer."""
     value = assign.value
     if (
         not isinstance(value, Load)
@@ -106,7 +106,7 @@ def _made_the_same(nest: Nest) -> dict[Buffer, set[Buffer]]:
 
 
 class _Refused(Exception):
-    """Two buffers that cannot be one."""
+    """Two buffers that cannot become one."""
 
 
 @dataclass(slots=True)
@@ -164,9 +164,9 @@ class _Merger:
     def _rewritten(
         self, steps: Iterable[Step], keep: Buffer, gone: Buffer, trips: int
     ) -> list[Step]:
-        """The steps with one of the buffers in place of both.
+        """The steps with one buffer in place of both.
 
-        Raises: _Refused where a nest cannot do with one.
+        Raises: _Refused where a nest needs both.
         """
         found: list[Step] = []
         for step in steps:
@@ -186,7 +186,7 @@ class _Merger:
         return found
 
     def _touches(self, step: Step) -> set[Buffer]:
-        """What a step reads and writes, found once: of a long program, a merger rewrites little."""
+        """What a step reads and writes, cached: in a long program one merge changes few steps."""
         found = self.touched.get(step)
         if found is None:
             if isinstance(step, Nest):

@@ -23,14 +23,14 @@ UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 
 
 def derived(function: Callable[..., Fact]) -> Callable[..., Fact]:
-    """`function` of stages or nests, and what else it is given, computed once for each: whoever
-    decides what is computed together asks the same of a stage again and again."""
+    """Cache `function(stage_or_nest, *given)` on the stage or nest: fusion asks the same question
+    of one stage again and again."""
     return _remembered(function, operator.attrgetter("_derived"))
 
 
 def derived_of_any_names(function: Callable[..., Fact]) -> Callable[..., Fact]:
-    """`derived`, where no buffer and no variable is in what comes out: stages, and nests, that
-    differ in the names of theirs only have it together, once one `shares` what another knows."""
+    """Like `derived`, for results that contain no buffer and no variable: stages or nests that
+    differ only in names have one cache, once one of them `shares` the other's."""
     return _remembered(function, operator.attrgetter("_derived_of_any_names"))
 
 
@@ -62,13 +62,14 @@ class Assign:
 
 
 def buffer_of(access: Load | Assign) -> Buffer:
-    """What is read or written."""
+    """The buffer that is read or written."""
     return access.source if isinstance(access, Load) else access.buffer
 
 
 @dataclass(frozen=True, slots=True)
 class ScanAxis:
-    """Fold along an axis with all results on the way, from its low end or from its high one."""
+    """Fold along `axis` and keep every partial result, starting at its low end, or at its high end
+    if `reverse`."""
 
     axis: Var
     reverse: bool = False
@@ -76,11 +77,11 @@ class ScanAxis:
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """Terms put in order: results lie along `place`, which may be shorter than what is sorted.
+    """Terms in sorted order, along the axis `place`, which may be shorter than what is sorted.
 
-    `keys` are unsigned integers over the accumulators; the first that differ decide, and what has
-    the same keys stays as it comes.  `at` is the place among all that a result shows, over the
-    axes: `place` itself where the first are wanted.
+    `keys` are unsigned integers over the accumulators: the first key that differs decides, and the
+    sort is stable. `at` is the rank that each point stores, as an expression over the axes: `place`
+    itself where the smallest are wanted.
     """
 
     place: Var
@@ -174,8 +175,8 @@ class Stage:
         return {buffer: tuple(group) for buffer, group in found.items()}
 
     def shares(self, other: Stage) -> None:
-        """What is known of another one, whatever its buffers and variables are called, is known of
-        this one, too: it differs in nothing else."""
+        """Use the cache of another stage, which differs from this one only in the names of buffers
+        and variables."""
         object.__setattr__(self, "_derived_of_any_names", other._derived_of_any_names)
 
 
@@ -197,7 +198,8 @@ class Nest:
     )
 
     def shares(self, other: Nest) -> None:
-        """The same of nests, and of their stages."""
+        """Use the caches of another nest and of its stages, which differ from these only in
+        names."""
         object.__setattr__(self, "_derived_of_any_names", other._derived_of_any_names)
         for own, known in zip(self.stages, other.stages, strict=True):
             own.shares(known)
@@ -220,12 +222,12 @@ class Loop:
 
     @property
     def inner(self) -> tuple[Step, ...]:
-        """What it repeats, in the order in which each runs first."""
+        """All steps inside the loop, in the order in which each runs first."""
         return (*self.test, *self.body)
 
     @property
     def likely_trips(self) -> int:
-        """How often it is taken to run where costs are compared."""
+        """The trip count that cost estimates assume."""
         return UNKNOWN_TRIPS if self.trip_count is None else self.trip_count
 
 
@@ -239,12 +241,12 @@ class Branch:
 
     @property
     def inner(self) -> tuple[Step, ...]:
-        """What it chooses from."""
+        """All steps of both sides."""
         return (*self.then, *self.otherwise)
 
     @property
     def likely_trips(self) -> int:
-        """How often each side runs at most."""
+        """How often each side is assumed to run: at most once."""
         return 1
 
 

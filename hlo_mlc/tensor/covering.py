@@ -60,7 +60,7 @@ def always_stored(loop: Loop) -> Iterator[tuple[Assign, tuple[Var, ...]]]:
 
 
 def left_over(boxes: Iterable[Box], taken: Box) -> tuple[Box, ...]:
-    """Boxes of the elements of `boxes` that are not in `taken`."""
+    """The part of `boxes` that is not in `taken`, as boxes."""
     found: list[Box] = []
     for box in boxes:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, taken, strict=True)]

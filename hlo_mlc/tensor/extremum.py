@@ -23,7 +23,8 @@ from hlo_mlc.tensor.core import Stage
 
 
 def in_one_pass(stage: Stage, fresh: Callable[[str], str]) -> Stage | None:
-    """An argmax or argmin whose running values are cheap to update; None for any other stage."""
+    """An equal argmax or argmin stage whose running values are cheap to update; None for any other
+    stage."""
     if stage.combiner is None or len(stage.accumulators) != 2 or len(stage.reduce_axes) != 1:
         return None
     op = _extremum(stage.combiner)

@@ -83,7 +83,7 @@ def _with_values(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
 
 
 def _given_in(root: Expr) -> Iterator[Const]:
-    """The constants below an expression, and it itself, that become operands."""
+    """The constants in an expression that become operands."""
     if _is_given(root):
         yield root
     for node in walk(root):

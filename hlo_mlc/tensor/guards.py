@@ -69,7 +69,8 @@ def _at_worst(condition: Expr, axes: Set[Var]) -> Expr | None:
 
 
 def where_true(root: Expr, facts: Set[Expr]) -> Expr:
-    """The expression where these conjuncts of its guards and selections hold."""
+    """The expression, simplified under the assumption that these conjuncts of its guards and
+    selections hold."""
 
     def left_of(condition: Expr) -> Expr:
         return all_of(*(c for c in conjuncts(condition) if c not in facts))

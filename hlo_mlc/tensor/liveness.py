@@ -15,8 +15,8 @@ Buffers = frozenset[Buffer]
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """`needs` are buffers whose contents before the nest matter to it or stay in part, `fills`
-    those of which nothing stays."""
+    """`needs` are buffers whose previous contents a nest reads or keeps in part; `fills` are those
+    that it overwrites as a whole."""
 
     needs: Buffers
     writes: Buffers
@@ -44,7 +44,7 @@ def step_writes(step: Step) -> set[Buffer]:
 
 @derived
 def effects(nest: Nest) -> Effects:
-    """What the stages of a nest do, one after the other."""
+    """The combined effects of the stages of a nest, in order."""
     needs: set[Buffer] = set()
     writes: set[Buffer] = set()
     fills: set[Buffer] = set()
@@ -94,7 +94,7 @@ class _Liveness:
     stored: dict[Loop, Buffers] = field(default_factory=dict)
 
     def before(self, steps: Sequence[Step], live: Buffers) -> Buffers:
-        """What is needed before the steps where `live` is after them."""
+        """The buffers that are live before the steps, given those that are `live` after them."""
         for step in reversed(steps):
             if isinstance(step, Nest):
                 live = self._nest(step, live)

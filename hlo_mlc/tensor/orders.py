@@ -1,6 +1,6 @@
-"""Programs whose buffers have their dimensions in other orders in memory.
+"""Programs whose buffers are stored with permuted dimensions.
 
-y[i, j] = x[i, j] + 1     ->     m[j, i] = x[i, j] + 1     with m the memory of y, (1, 0)
+y[i, j] = x[i, j] + 1   ->   m[j, i] = x[i, j] + 1   with m the memory of y, (1, 0)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LaidOut:
 
 
 def in_orders(program: TensorProgram, orders: Mapping[Buffer, Order]) -> TensorProgram:
-    """The program with its buffers in these orders, those that are named."""
+    """The program with the named buffers stored in these orders."""
     if not orders:
         return program
     laid = with_orders(program.steps, orders)

@@ -117,12 +117,12 @@ def _split(stage: Stage, s: _Spread) -> list[Stage]:
 
 
 def _count(extent: int, first: int, step: int) -> int:
-    """How many of first, first + step, … lie below `extent`."""
+    """How many of first, first + step, … are less than `extent`."""
     return max(0, -(-(extent - first) // step))
 
 
 def _empty(stage: Stage, name: str, old: Var, new: Var, place: Mapping[Var, Expr]) -> Stage:
-    """The results that no term contributes to."""
+    """The results without any term."""
     values = {**place, **dict(zip(stage.accumulators, stage.initial, strict=True))}
     assigns = tuple(
         Assign(

@@ -1,6 +1,7 @@
-"""Programs in pieces, one of which is computed after the other: devices join folds in between.
+"""Programs cut into pieces that run one after the other; between two pieces, devices combine their
+partial folds.
 
-a[i] = tanh(sum over k of x[i, k])     ->     t[i] = sum over k of x[i, k]; add t over k
+    a[i] = tanh(sum over k of x[i, k])   ->   t[i] = sum over k of x[i, k];  add t over k
                                               a[i] = tanh(t[i])
 """
 
@@ -77,7 +78,8 @@ def pieces(
 
 
 def in_two(stage: Stage, number: int) -> tuple[Stage, Stage]:
-    """The folds of a stage, in buffers whose numbers begin there, and what it makes of them."""
+    """The folds of a stage alone, in buffers numbered from there on, and a stage that computes its
+    results from them."""
     read_on = frozenset[Var]().union(
         *(e.free for store in stage.assigns for e in (store.value, store.guard) if e is not None)
     )

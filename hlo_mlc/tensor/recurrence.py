@@ -1,12 +1,12 @@
-"""Linear recurrences, `y[t] = a[t] * y[t - 1] + b[t]`, as scans: what two steps do is one step.
+"""Linear recurrences, `y[t] = a[t] * y[t - 1] + b[t]`, as scans: two steps compose to one step.
 
     (a, b) then (c, d)   ->   (a * c, c * b + d)
 
-A scan of pairs has the lanes of a vector run through parts of the steps, each as the loop would,
-and needs the product of a part's factors for what lies before it.  So that it neither
-vanishes nor overflows, which would make NaNs of infinities and zeros of what is small, factors of
-floats must not exceed one, and parts are no longer than the least of them allows. Of factors that
-nobody knows, it has to be asked whether they keep to that.
+In a scan of pairs, each lane of a vector runs through a part of the steps, as the loop would, and
+the product of a part's factors carries over what lies before it. That product must neither
+underflow nor overflow, which would turn infinities into NaNs and small numbers into zeros: factors
+of floats must not exceed one, and a part is only as long as its smallest factor allows. Where
+factors are unknown, a run-time test decides.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ def step_of(value: Expr, old: Load) -> tuple[Combiner, tuple[Expr, ...], tuple[E
 
 
 def _is_exact(value: Apply) -> bool:
-    """Whether it combines two values of its type, in any order, without rounding."""
+    """Whether it is an op of which any order of evaluation gives the same value, without
+    rounding."""
     op = OPS[value.op]
     exact = op.accuracy is Accuracy.EXACT and op.commutative
     return exact and identity(value.op, value.dtype) is not None
 
 
 def pairs(dtype: DType) -> Combiner:
-    """Of steps: what one multiplies by, and what it adds."""
+    """The combiner of steps, each of them a pair of a factor and a summand."""
     lhs, rhs = combiner_variables((dtype, dtype))
     (a, b), (c, d) = lhs, rhs
     both = apply("fma", c, b, d) if dtype.is_float and not dtype.is_narrow_float else c * b + d
@@ -70,15 +71,15 @@ def pairs(dtype: DType) -> Combiner:
 
 
 def _nothing(dtype: DType) -> Const:
-    """What may be added to anything, and changes not even a zero."""
+    """The neutral element of addition, which keeps even the sign of a zero."""
     return const(-0.0 if dtype.is_float else 0, dtype)
 
 
 @functools.lru_cache(256)
 def linear(e: Expr, x: Expr) -> tuple[Expr, Expr | None] | None:
-    """`(a, b)` where `e` is `a * x + b`, b being None where nothing is added; None where it is not.
+    """`(a, b)` where `e` is `a * x + b`, with b None where nothing is added; None where it is not.
 
-    Of floats, x must be there once: to add up its factors would round otherwise than `e` does.
+    A float x must occur once: adding up its factors would round otherwise than `e` does.
     """
     if e is x:
         return const(1, x.dtype), None
@@ -124,7 +125,8 @@ def _both(e: Apply, parts: list) -> tuple[Expr, Expr | None] | None:
 
 @functools.lru_cache(256)
 def few_values(e: Expr) -> frozenset[Const] | None:
-    """All values that an expression may have, where these are few, whatever is read."""
+    """All values that an expression may have, whatever is read, where there are only a few; else
+    None."""
     if isinstance(e, Const):
         return frozenset((e,))
     if e.dtype is BOOL:
@@ -143,8 +145,8 @@ def few_values(e: Expr) -> frozenset[Const] | None:
 
 
 def lasting(terms: Sequence[Expr]) -> int | None:
-    """Over how many steps of a scan products of its factors neither vanish nor overflow, 0 where
-    that is not known or next to nothing; None of any number."""
+    """For how many steps of a scan the product of its factors neither underflows nor overflows: 0
+    where that is unknown or next to nothing, None where there is no limit."""
     factor = terms[0]
     if len(terms) == 1 or not factor.dtype.is_float:
         return None

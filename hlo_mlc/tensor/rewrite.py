@@ -58,7 +58,7 @@ def with_parts(
 
 
 def refined(step: Step) -> Step:
-    """The step with its expressions in better forms (expr/refine.py)."""
+    """The step with its expressions refined (expr/refine.py)."""
     if not isinstance(step, Nest):
         return with_parts(step, lambda steps: map(refined, steps))
 
@@ -202,7 +202,7 @@ def _on_axes(stage: Stage, mapping: Mapping[Var, Expr]) -> Stage:
 
 
 def _walked(group: tuple[Var, ...], mapping: Mapping[Var, Expr]) -> tuple[Var, ...]:
-    """The variables that take the place of some."""
+    """The variables that replace some others."""
     return tuple(new for v in group if isinstance(new := mapping.get(v, v), Var))
 
 
@@ -239,7 +239,8 @@ def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | N
 
 
 def without_impossible(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """The steps without what no guard ever lets happen, and without guards that always hold."""
+    """The steps without assignments whose guard is always false, and without guards that are always
+    true."""
     kept = (_possible(step) for step in steps)
     return tuple(step for step in kept if step is not None)
 

@@ -105,7 +105,8 @@ def _of_groups(fold: RowFold, groups: int) -> Buffer:
 
 
 def _is_in_order(placed: Sequence[tuple[int, Stage]]) -> bool:
-    """Whether what several stages write is complete in one piece, before others read it."""
+    """Whether every buffer that several stages write is complete within one piece before other
+    pieces read it."""
     writers: dict[Buffer, list[int]] = {}
     for n, (_, stage) in enumerate(placed):
         for buffer in stage.outputs:
@@ -165,7 +166,7 @@ def _fold_and_rest(stage: Stage, rows: Factor, numbers: Iterator[int]) -> tuple[
 
 
 def _continued(stage: Stage, numbers: Iterator[int]) -> tuple[Stage, list[RowFold]]:
-    """A stage that goes on with folds, and what it folds."""
+    """A stage that continues folds begun by earlier blocks, and what it folds."""
     combiner, assigns, folds = stage.combiner, [], []
     for store in stage.assigns:
         k = stage.accumulators.index(store.value)
@@ -182,7 +183,7 @@ def _continued(stage: Stage, numbers: Iterator[int]) -> tuple[Stage, list[RowFol
 def _in_groups(
     steps: Sequence[Step], folds: Sequence[RowFold], groups: int
 ) -> tuple[list[Step], list[RowFold]]:
-    """Steps that write the folds of one group."""
+    """Steps that write the folds of one group of blocks."""
     own = [
         replace(
             f, after=replace(f.after, name=f"g{f.before.name}"), of_groups=_of_groups(f, groups)

@@ -1,11 +1,11 @@
-"""Maxima that need not look for NaNs, because whatever is computed from them is NaN without that.
+"""Maxima that may ignore NaNs, because every result that depends on them is NaN anyway.
 
     m[i] = max over k of x[i, k]
     s[i] = sum over k of exp(x[i, k] - m[i])
     y[i, k] = exp(x[i, k] - m[i]) / s[i]
 
-A NaN in a row of x makes s NaN, and with it the row of y, whatever m is.  To find the largest of
-what are numbers takes one instruction; to find NaNs besides takes three to six.
+A NaN in a row of x makes s NaN, and with it the row of y, whatever m is. The largest of numbers
+takes one instruction; the largest with NaNs respected takes three to six.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hlo_mlc.tensor.core import Nest, Stage
 
 
 class Strictness(IntEnum):
-    """Of which of the folded values a NaN is sure to make a value NaN."""
+    """Which of the folded values make a value NaN for certain when they are NaN."""
 
     NONE = 0
     POINT = 1  # that of its own point
