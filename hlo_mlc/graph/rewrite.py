@@ -248,7 +248,7 @@ def copied_nodes(nodes: Iterable[Node], copies: dict[Value, Value]) -> list[Node
 
 
 def nodes_behind(values: Iterable[Value], makers: Mapping[Value, Node]) -> set[Node]:
-    """The nodes that have to be computed before there are these values."""
+    """The nodes that these values depend on."""
     found: set[Node] = set()
     pending = list(values)
     while pending:

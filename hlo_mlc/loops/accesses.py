@@ -50,7 +50,7 @@ class Access:
         return f"`{headline(self.stmt)}`"
 
     def at(self, indices: tuple[Expr, ...]) -> Access:
-        """The same access, its place told in other words."""
+        """The same access, described by another path."""
         return Access(
             self.stmt,
             self.buffer,
@@ -76,7 +76,8 @@ class Access:
         )
 
     def facts(self) -> Facts:
-        """What is known where the access happens, about the loops and branches of its path."""
+        """What the loops and branches of its path imply about variables where the access
+        happens."""
         around = [fact for stmt, branch in self.path for fact in learned(stmt)[branch]]
         return (*around, *(fact for guard in self.guards for fact in of_condition(guard)))
 
@@ -87,12 +88,12 @@ class Access:
 
 
 def is_always_entered(path: Path) -> bool:
-    """Whether what is inside is executed, for every point of the loops."""
+    """Whether the body of a statement is executed for every point of the loops around it."""
     return all(isinstance(s, Allocate) or (isinstance(s, For) and is_full(s)) for s, _ in path)
 
 
 def is_full(loop: For) -> bool:
-    """Whether the variable takes every value of its range, and there is one."""
+    """Whether the variable takes every value of its range, and the range is not empty."""
     return (
         loop.var.extent is not None
         and loop.var.extent > 0
@@ -107,7 +108,7 @@ def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[A
 
 
 def all_accesses(statements: tuple[Stmt, ...]) -> list[Access]:
-    """The same, and those to buffers that exist inside of `statements` alone."""
+    """All accesses, those to buffers that exist only inside `statements` included."""
     return _Walk(True).over(statements).found
 
 

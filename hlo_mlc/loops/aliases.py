@@ -42,8 +42,8 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
 
 
 def _circumstances(access: Access) -> tuple:
-    """All of an access that its place depends on, and what it does there: several results in the
-    memory of operands differ in their buffers alone, as a rule."""
+    """Everything that the place of an access, and its effect, depend on: several results that
+    overwrite operands usually differ in their buffers alone."""
     stmt = access.stmt if isinstance(access.stmt, Accumulate) else None
     return access.path, access.indices, access.guards, access.buffer.shape, access.called, stmt
 
@@ -76,6 +76,7 @@ def _comes_after(
 
 
 def _are_apart(write: Access, read: Access) -> bool:
-    """Whether the accesses never touch the same element, seen by putting in numbers."""
+    """Whether the accesses never touch the same element, found by enumerating the values of
+    variables."""
     first, second = reached(write), reached(read)
     return first is not None and second is not None and disjoint(first, second, write.buffer.shape)

@@ -65,7 +65,8 @@ def unbounded(program: LoopProgram, survey: Survey) -> dict[Place, str]:
 
 
 def _is_seen(access: Access, i: Expr, extent: int, around: Facts) -> bool:
-    """Whether an index is inside where its guards hold, what they guard in it taken away."""
+    """Whether an index is in bounds where its guards hold, after what these guards imply has been
+    used to simplify it."""
     if not access.guards:
         return False
     seen, facts = where_guarded(i, access.guards)
@@ -84,7 +85,7 @@ def _is_refuted(access: Access, i: Expr, extent: int, facts: Facts) -> bool:
 
 
 def _is_within(i: Expr, extent: int) -> bool:
-    """What ranges of variables say alone."""
+    """Whether the ranges of the variables alone keep an index in bounds."""
     low, high = index.bounds(i)
     return low >= 0 and high < extent
 

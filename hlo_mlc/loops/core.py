@@ -105,9 +105,10 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefetch:
-    """The element `ahead` places behind `buffer[indices]` in memory is read soon: get it closer.
+    """Fetch the element `ahead` places behind `buffer[indices]` into the cache, because it is read
+    soon.
 
-    Neither of the two need exist.  Nothing but time depends on this statement.
+    Neither of the two elements need exist. The statement affects nothing but time.
     """
 
     buffer: Buffer

@@ -1,4 +1,4 @@
-"""Which elements of a buffer are written, and whether all are that are read."""
+"""Which elements of a buffer are written, and whether every element that is read is among them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FIRST = 4
 
 
 class Problem(Enum):
-    """What there is against elements being written, as errors have it."""
+    """Why elements are not known to be written, in the words of error messages."""
 
     NOTHING = "nothing writes it"
     PERHAPS = "that is not certain"
@@ -44,7 +44,7 @@ class Problem(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Elements that nothing writes, or of which that is not excluded."""
+    """Elements that nothing writes, or that may remain unwritten."""
 
     text: str
     problem: Problem

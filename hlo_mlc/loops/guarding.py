@@ -1,4 +1,4 @@
-"""Accesses that are not known to stay within their buffers, made to at run time."""
+"""Accesses that could not be proved to stay within their buffers: they are guarded at run time."""
 
 from __future__ import annotations
 

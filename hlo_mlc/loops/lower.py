@@ -1,4 +1,4 @@
-"""From what stages and steps compute to the plainest loops that compute it."""
+"""From stages and steps to the simplest loops that compute them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, 
 
 
 def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The loop of a step around what it does; `test` is what its condition needs."""
+    """The loop of a step around its body; `test` computes what its condition reads."""
     if step.trip_count is None:
         return (*test, While(step.condition, (*body, *test)))
     return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
@@ -61,7 +61,7 @@ def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tu
 def lower_branch(
     step: Branch, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]
 ) -> tuple[Stmt, ...]:
-    """The branch of a step between what its two sides do."""
+    """The branch of a step with its two bodies."""
     return (If(step.condition, then, otherwise),) if then or otherwise else ()
 
 
@@ -167,7 +167,7 @@ def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], d
 
 
 def stores_at(assigns: Iterable[Assign], point: Mapping[Var, Expr]) -> tuple[Store, ...]:
-    """What is assigned where variables have these values."""
+    """The stores of assignments, with values substituted for variables."""
     memo: dict[Expr, Expr] = {}
 
     def finish(e: Expr) -> Expr:

@@ -1,4 +1,4 @@
-"""What is shown of a kernel before it runs, by `prove.py`."""
+"""What `prove.py` has shown of a kernel before it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No kernel runs that was not proved: what every way from loops to code goes through."""
+"""The only way from loops to code: nothing is printed that was not proved."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ROUNDS = 4
 
 
 def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:
-    """The program, with guards where bounds could not be proved, and what was guarded.
+    """The program, with guards where bounds could not be proved, and a record of these guards.
 
-    Raises: VerifyError where a rule is broken, and where it is not certain that none is.
+    Raises: VerifyError where a rule is broken or cannot be shown to hold.
     """
     survey = surveyed(program)
     for gap in gaps(program, survey):

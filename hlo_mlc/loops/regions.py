@@ -191,7 +191,8 @@ def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
 
 
 def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, Expr]) -> bool:
-    """Whether `0 <= i < extent` wherever the facts hold, seen by putting in all numbers."""
+    """Whether `0 <= i < extent` wherever the facts hold, found by enumerating the values of
+    variables."""
     related = tuple(f for f in facts if not f.free.isdisjoint(i.free))
     used = i.free.union(*(f.free for f in related))
     if any(v.extent is None for v in used):
@@ -205,7 +206,7 @@ def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, 
 
 
 def never_equal(i: Expr, j: Expr) -> bool:
-    """Whether two index expressions differ at all values of their variables, which both share."""
+    """Whether two index expressions differ for all values of their variables, which both share."""
     variables = i.free | j.free
     if any(v.extent is None for v in variables):
         return False
@@ -273,7 +274,7 @@ def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int
 
 
 def _elements(boxes: Boxes) -> int:
-    """How many elements boxes have, those that are in several of them as often."""
+    """How many elements boxes have in all, counted once for each box that they are in."""
     sides = (high - low + 1 for low, high in zip(boxes.low, boxes.high, strict=True))
     return int(math.prod(sides, start=np.ones(len(boxes.owners), np.int64)).sum())
 

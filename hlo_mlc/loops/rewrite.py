@@ -68,7 +68,7 @@ def loads_of(stmt: Stmt) -> Iterator[Load]:
 
 
 def touched(stmt: Stmt) -> Iterator[Buffer]:
-    """The buffers that `stmt` itself writes, reads, or has a program work on."""
+    """The buffers that `stmt` itself reads, writes, or passes to another program."""
     if isinstance(stmt, Store | Accumulate | Call):
         yield from stmt.buffers
     for load in loads_of(stmt):
@@ -127,7 +127,7 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
 
 
 def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate | None:
-    """`stmt`, executed only where `guard` holds as well; None where that is never."""
+    """`stmt`, executed only where `guard` holds too; None where that is never the case."""
     if guard is None or guard is build.TRUE:
         return stmt
     if guard is build.FALSE:
@@ -151,7 +151,7 @@ def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
 
 @functools.lru_cache(maxsize=2)  # copies of loops are rewritten in the same way, one by one
 def _substituted(mapping: tuple[tuple[Var, Expr], ...]) -> dict[Expr, Expr]:
-    """What has become of expressions."""
+    """Expressions after a substitution."""
     return dict(mapping)
 
 
@@ -255,14 +255,14 @@ def allocated(buffers: Iterable[Buffer], body: Steps) -> Body:
 
 
 def flat(steps: Steps) -> Body:
-    """The statements of lists in lists."""
+    """The statements of nested lists, as one list."""
     if not isinstance(steps, tuple | list):
         return (steps,)
     return tuple([stmt for step in steps for stmt in flat(step)])
 
 
 def on_one_thread(statements: Body) -> Body:
-    """The statements with tasks that are done one after the other."""
+    """The statements with parallel loops made serial."""
     return transform(
         statements,
         lambda s: (
@@ -274,7 +274,7 @@ def on_one_thread(statements: Body) -> Body:
 
 
 def inline_calls(statements: Body) -> Body:
-    """What the called programs do, in place of the calls."""
+    """The statements with calls replaced by the bodies of the called programs."""
     return transform(statements, lambda s: inlined(s) if isinstance(s, Call) else None)
 
 
@@ -294,7 +294,7 @@ def _within(place: tuple[int, ...], indices: tuple[Expr, ...]) -> tuple[Expr, ..
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:
-    """`program` doing something else."""
+    """`program` with another body."""
     return LoopProgram(
         program.name, program.operands, program.results, body, program.scratch, program.aliases
     )
@@ -330,7 +330,7 @@ def loop_names(statements: Body) -> tuple[str, ...]:
 
 
 def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Steps]) -> For:
-    """A loop over a new variable, whose range is known as far as that of `extent` is."""
+    """A loop over a new variable, whose range follows from that of `extent`."""
     size = index.constant(extent) if isinstance(extent, int) else extent
     _, largest = index.bounds(size)
     var = Var(name, INDEX, None if largest == index.INFINITY else max(0, int(largest)))

@@ -14,7 +14,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
 def aligned(size: int) -> int:
-    """So many bytes and those up to where the next buffer may begin."""
+    """A number of bytes, rounded up to where the next buffer may begin."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 

@@ -34,8 +34,8 @@ Box = tuple[tuple[int, int], ...]
 
 
 def solid(access: Access) -> Box | None:
-    """The box of which an access in loops without conditions touches everything, seen at a glance:
-    each axis has loops of its own, which walk along it without leaving anything out."""
+    """The box that an access touches as a whole, where that is obvious: its loops are
+    unconditional, and those of each axis walk along it without gaps."""
     if access.guards or any(isinstance(s, If | While) for s, _ in access.path):
         return None
     nest = LoopNest.around(access)
@@ -59,7 +59,7 @@ def solid(access: Access) -> Box | None:
 
 
 def around(access: Access) -> Box:
-    """A box that nothing of an access is outside of, as the ranges of variables alone tell."""
+    """A box that contains all elements an access touches, by the ranges of variables alone."""
     return tuple(index.bounds(i) for i in access.indices)
 
 
@@ -205,7 +205,7 @@ def _in_turns(
 
 
 def _hull(access: Access) -> Boxes | None:
-    """One box around all that an access touches."""
+    """One box around everything that an access touches."""
     extents = {s.var: s.extent for s, _ in access.path if isinstance(s, For)}
     axes, (merged,) = merged_axes(access.buffer.shape, (access.indices,))
     try:

@@ -220,7 +220,8 @@ class _Checker:
         self._independent(stmt, scope, reductions_are_free=folding(stmt) is not None)
 
     def _together(self, stmt: For, scope: _Scope) -> None:
-        """What the lanes of a warp do together, all of them come to, equally often."""
+        """Statements that the lanes of a warp execute together are reached by all of them, equally
+        often."""
         threads = {s.var for s in scope.loops if s.kind is LoopKind.THREAD}
         path = itertools.dropwhile(
             lambda s: not isinstance(s, For) or s.var not in threads, scope.path
@@ -242,7 +243,7 @@ class _Checker:
                 )
 
     def _by_a_thread(self, stmt: Stmt, scope: _Scope) -> None:
-        """In a block that has threads, it is they that store."""
+        """Inside a block that has threads, only a thread may store."""
         if _around_threads(scope):
             raise self._fail(stmt, scope, "no thread of the block is said to do this")
 
@@ -359,7 +360,7 @@ class _Checker:
 
 
 def _around_threads(scope: _Scope) -> bool:
-    """Whether this is in a block that has threads, and in none of them."""
+    """Whether this is inside a block that has threads, but not inside one of its threads."""
     block = next((s for s in scope.loops if s.kind is LoopKind.BLOCK), None)
     return (
         block is not None
@@ -369,7 +370,7 @@ def _around_threads(scope: _Scope) -> bool:
 
 
 def _lane_buffers(scope: _Scope) -> set[Buffer]:
-    """Buffers that each lane has for itself."""
+    """The buffers of which every lane has its own copy."""
     path = iter(scope.path)
     for stmt in path:
         if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE:

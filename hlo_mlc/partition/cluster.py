@@ -1,4 +1,5 @@
-"""A kernel in its place in a graph: what it computes there, and what it connects."""
+"""A kernel in its place in a graph: the nodes that it computes, and the values that it reads and
+gives."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ class Context:
 
 
 def cluster_of(run: list[Group], around: Context) -> Cluster:
-    """The kernel that computes some groups, in its place."""
+    """The cluster that computes some groups."""
     makers, orders = around.makers, around.orders
     members = {g.number for g in run}
     steps, operands, outputs = _computed(run, members, around)
@@ -269,7 +270,7 @@ def _trips(nodes: Iterable[Node], makers: Mapping[Value, Node]) -> dict[Node, in
 
 
 def _makes_memory(node: Node) -> bool:
-    """Whether the results of an operation are in memory of their own, as far as is known."""
+    """Whether an operation is known to allocate memory for its results."""
     return counts(node) and node.op not in (
         "stablehlo.optimization_barrier",
         "stablehlo.bitcast_convert",
@@ -282,7 +283,7 @@ def _locations(
     values: Mapping[Buffer, Value],
     makers: Mapping[Value, Node],
 ) -> dict[str, str]:
-    """Where the values in a kernel's results and temporaries come from."""
+    """The user's lines that a kernel's results and temporaries come from."""
     own = {*kernel.inputs, *kernel.outputs}
     names = {
         **dict(zip(kernel.outputs, kernel.program.results, strict=True)),
@@ -302,7 +303,7 @@ def _locations(
 def _between(
     sources: tuple[Value, ...], targets: tuple[Value, ...], makers: Mapping[Value, Node]
 ) -> tuple[Node, ...]:
-    """The operations that lead from some values to others, each after those that it needs."""
+    """The operations on all paths from some values to others, each after its operands."""
     given = set(sources)
     nodes = operands_first(
         [makers[v] for v in targets if v in makers], lambda v: None if v in given else makers.get(v)
@@ -315,10 +316,10 @@ def _between(
 
 
 def is_table(node: Node) -> bool:
-    """A constant that is not one repeated value: kernels read it as an operand."""
+    """A constant with several different values: kernels read it as an operand."""
     return node.op == "stablehlo.constant" and splat_value(node.literal) is None
 
 
 def counts(node: Node) -> bool:
-    """Whether an operation is one that coverage is a share of."""
+    """Whether an operation counts in the coverage of a program."""
     return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"

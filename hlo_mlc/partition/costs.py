@@ -49,7 +49,7 @@ class Costs:
     in_pairs: bool = True
 
     def are_small(self, steps: Sequence[Step]) -> bool:
-        """Whether steps are too short to deserve a custom call of their own, so that runs of such
+        """Whether steps are too short to deserve a custom call of their own; runs of such steps
         become one kernel."""
         return self.merges and all(_is_small(step, self.target, self.rows) for step in steps)
 
@@ -70,26 +70,26 @@ class Costs:
 
 
 def threads_for(work: Work, cores: int) -> int:
-    """How many threads share this in vectors."""
+    """The number of threads that share work in vectors."""
     amount = work.operations + work.products + work.apart
     return max(1, min(cores, 2 * amount // SERIAL_WORK))
 
 
 def vector_us(work: Work, vector: int, rates: Rates) -> float:
-    """Computing on one thread; `vector`: its lanes."""
+    """The time of one thread; `vector` is the number of lanes."""
     vectors = work.operations / rates.vector_operations + work.products / rates.vector_products
     return vectors / vector + APART_NS * rates.one_by_one * work.apart / 1e3
 
 
 def _is_small(step: Step, target: CpuTarget, rows: int | None) -> bool:
-    """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
+    """Whether a step is too short to deserve a custom call of its own."""
     if not isinstance(step, Nest):
         return False
     return sum(_short_us(stage, target, rows) for stage in step.stages) < SMALL_US
 
 
 def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
-    """About the time of a stage, or of so many of its rows."""
+    """The approximate time of a stage, or of so many rows of it."""
     stage = _of_rows(stage, rows)
     work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
     return max(
@@ -100,7 +100,7 @@ def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
 
 
 def _of_rows(stage: Stage, rows: int | None) -> Stage:
-    """The stage over so many rows, and its buffers; as it is where it has none."""
+    """The stage and its buffers, cut to so many rows; the stage itself where it has no rows."""
     axis = None if rows is None else _row_axis(stage)
     if axis is None:
         return stage

@@ -1,4 +1,4 @@
-"""A plan as data, for whoever draws it: what of a program runs where, in JSON."""
+"""A plan as JSON for drawing: which part of a program runs where."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Prediction:
 
     @property
     def lead(self) -> float:
-        """By how many standard deviations ours are predicted to be faster than XLA."""
+        """By how many standard deviations our time is predicted to be less than XLA's."""
         return math.log(self.xla_us / self.ours_us) / self.deviation
 
     def __str__(self) -> str:

@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def coverage(self) -> float:
-        """Share of the non-trivial ops that are in our kernels (1 where there are none)."""
+        """The share of non-trivial ops that run in our kernels; 1 where there are no such ops."""
         return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
 
 

@@ -1,4 +1,4 @@
-"""What a stage does, in numbers: operations, products, bytes."""
+"""The work of a stage in numbers: operations, products, bytes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _amounts(stage: Stage) -> _Amounts:
 
 
 def _moved(stage: Stage) -> tuple[Buffer, ...]:
-    """What a stage writes or reads."""
+    """The buffers that a stage reads or writes."""
     return tuple(dict.fromkeys((*stage.outputs, *stage.inputs)))
 
 
@@ -197,7 +197,7 @@ def _chosen_share(stage: Stage) -> float:
 
 
 def term_operations(stage: Stage) -> int:
-    """How many of a stage's operations compute what it folds."""
+    """The operations of a stage that compute the terms of its fold."""
     return points(stage) * _cost_of_terms(stage)
 
 
@@ -214,7 +214,7 @@ def _cost(*roots: Expr) -> int:
 
 
 def operations_of(node: Expr) -> int:
-    """Those for what a part of an expression adds to its operands."""
+    """The operations of one node of an expression, without those of its operands."""
     if not isinstance(node, Apply) or node.dtype is INDEX:
         return 0
     is_exact = OPS[node.op].accuracy is Accuracy.EXACT
@@ -255,7 +255,8 @@ def _read_bytes(load: Load, stage: Stage) -> tuple[int, int]:
 
 
 def _lines_between(steps: Mapping[Var, int], nearest: int) -> int:
-    """How many lines are read between neighbours that are so many elements apart, at most."""
+    """How many lines, at most, are read between two accesses to neighbours that are so many
+    elements apart."""
     inside = itertools.dropwhile(lambda v: steps[v] != nearest, steps)
     return math.prod(v.extent for v in itertools.islice(inside, 1, None))
 

@@ -47,7 +47,7 @@ _WHOLE = Surroundings()
 
 
 def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -> Estimate:
-    """Predict both sides from the kernel's stages, and from what XLA has them in."""
+    """Predict both sides from the kernel's stages and from where XLA computes them."""
     parts = parts_of(kernel.program, target, around)
     largest = max(parts, key=lambda part: part.ours_us, default=None)
     return Estimate(
@@ -144,7 +144,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 
 def _transposed_us(given: TensorType, target: CpuTarget) -> float:
-    """What XLA needs to lay out an array otherwise."""
+    """XLA's time for changing the layout of an array."""
     return figure("across") * max(
         APART_NS * target.rates.one_by_one * given.size / target.cores / 1e3,
         target.rates.pass_us(2 * given.bytes),
@@ -154,7 +154,7 @@ def _transposed_us(given: TensorType, target: CpuTarget) -> float:
 def _of_all(
     us: Callable[[Sequence[Node]], float], nodes: Sequence[Node], trips: Mapping[Node, int]
 ) -> float:
-    """What operations take, and those in the loops and branches among them as often as they run."""
+    """The time of operations, with those inside loops and branches as often as they run."""
     return us(nodes) + _of_inner(us, nodes, trips)
 
 
@@ -177,7 +177,7 @@ def calls_libraries(nodes: Iterable[Node]) -> bool:
 
 
 def holds(nodes: Iterable[Node], ops: Container[str]) -> bool:
-    """Whether there are such ops among them, or in their regions."""
+    """Whether any of these nodes, or of those in their regions, is one of these ops."""
     return any(
         node.op in ops or any(holds(region.nodes, ops) for region in node.regions) for node in nodes
     )

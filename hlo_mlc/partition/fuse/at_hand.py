@@ -1,4 +1,4 @@
-"""Values that are at hand in a nest are taken over by what is joined to it, instead of loaded."""
+"""A stage that joins a nest uses the values computed there instead of loading them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LITTLE = 6
 
 
 def appended(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
-    """Add `stage`, taking over values that are at hand instead of loading them."""
+    """The stages with one more, which reuses values that the nest has just computed."""
     stage = _inline_cheap(stages, stage)
     last = stages[-1]
     if is_map(stage) and (stage.axes == last.axes or _is_little(last, stage)):

@@ -1,5 +1,5 @@
-"""Which stages become one group: each is joined to an earlier one where that pays, and groups that
-gain by it to each other."""
+"""Which stages become one group: a stage joins an earlier group where that pays, and groups that
+gain by it are merged."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ class Fuser(Groups):
                     read_by[buffer] = read_by[buffer] - {first.number} | {last.number}
 
     def _maker(self, last: Group, refused: set[int]) -> Group | None:
-        """A group with a nest that another one reads from, and through no third one."""
+        """A group with a nest that another group reads from, directly and not through a third
+        one."""
         parents = {n: self._at(n) for n in last.parents}
         for parent in sorted({p.number for p in parents.values()} - refused, reverse=True):
             group = self.groups[parent]

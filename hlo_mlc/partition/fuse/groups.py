@@ -85,7 +85,7 @@ class Groups:
 
     @property
     def whole(self) -> list[Group]:
-        """Those that have not become part of others."""
+        """The groups that have not become part of others."""
         return [g for g in self.groups if g.number not in self._merged]
 
     def _would_cycle(self, group: Group, reads: set[Buffer]) -> bool:

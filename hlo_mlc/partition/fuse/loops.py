@@ -1,4 +1,4 @@
-"""Loops as part of a kernel: their trips, their counters, and their bodies as steps."""
+"""Loops inside kernels: trip counts, counters, and bodies as steps."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def lower_while(node: Node, outer: StageLowering) -> list[Step] | None:
 
 
 class _WhileLoop:
-    """A loop on its way to steps: what it carries stays as it is, is counted, or has a buffer."""
+    """The lowering of a loop to steps: each carried value is constant, a counter, or has a
+    buffer."""
 
     def __init__(self, node: Node, outer: StageLowering) -> None:
         self.node, self.outer = node, outer
@@ -223,7 +224,7 @@ def _counted(progression: Progression, iteration: Var, value: Value) -> Expr:
 
 
 def _literal(value: Value, outer: StageLowering) -> int | None:
-    """The integer that a rank-0 value is known to be."""
+    """The integer that a scalar value is known to be."""
     node = outer.definition(value)
     if node is None or node.literal is None or node.literal.ndim:
         return None
@@ -254,7 +255,7 @@ def _lower_body(
 
 
 def _fused(items: list[Item], needed: frozenset[Buffer], costs: Costs) -> list[Step]:
-    """Nests for a straight run of stages; `needed` buffers are read after it."""
+    """The nests of a straight run of stages; `needed` buffers are read after it."""
     fuser = Fuser(costs)
     for item in _live(items, needed):
         if item.update or item.closed:

@@ -1,4 +1,4 @@
-"""Whether a stage may be computed together with others, and what comes out if it is."""
+"""Whether a stage may join a nest, and the nest that results."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _walked(joined: Joined) -> set[Buffer]:
 def _joined(
     nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined], str]
 ) -> Joined | str:
-    """As `join`; `limit` says why what it comes to is too large."""
+    """As `join`, with any `limit` on the size of the result: a reason, or "" where it fits."""
     if any(s.procedure is not None for s in (*nest.stages, stage)):
         return "a procedure has its own loops"
     stage = _follow(nest, stage)

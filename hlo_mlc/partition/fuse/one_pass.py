@@ -1,4 +1,4 @@
-"""Folds that share a pass over what they read."""
+"""Folds that read the same arrays in one pass."""
 
 from __future__ import annotations
 

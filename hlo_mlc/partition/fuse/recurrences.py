@@ -311,12 +311,12 @@ def _is_at_hand(term: Expr, trip: Var) -> bool:
 
 
 def _is_fold(state: _State) -> bool:
-    """Whether its combiner takes values in any order."""
+    """Whether its combiner may take values in any order."""
     return state.combiner is not None and len(state.terms) == 1
 
 
 def _lasts(state: _State) -> bool:
-    """Whether products of its factors neither vanish nor overflow, however many these are."""
+    """Whether the product of any number of its factors neither underflows nor overflows."""
     return state.combiner is None or lasting(state.terms) is None
 
 

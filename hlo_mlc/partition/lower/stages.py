@@ -1,5 +1,5 @@
-"""From graph to stages: what is stored gets a buffer and a stage, all else is written into the
-expressions of its users."""
+"""From graph to stages: a stored value gets a buffer and a stage; every other value is written into
+the expressions of its users."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class StageLowering:
         return found[0]
 
     def compute(self, node: Node, value: Value, element: Read) -> None:
-        """Let `value` be the given expression of its indices."""
+        """Define `value` by an expression of its indices."""
         self._lowered[node] = Pointwise(
             tuple(element if v is value else self._elements(node, v) for v in node.results)
         )
@@ -143,7 +143,7 @@ class StageLowering:
             self.store(node, value, element)
 
     def alias(self, node: Node, value: Value, source: Value) -> None:
-        """Let `value` be another name of `source`."""
+        """Make `value` another name of `source`."""
         self.compute(node, value, self.reader(source))
 
     def _elements(self, node: Node, value: Value) -> Read:
@@ -343,7 +343,7 @@ class StageLowering:
         )
 
     def _table(self, array: np.ndarray) -> Read:
-        """How to read a constant that is in no graph."""
+        """How to read a constant that belongs to no graph."""
         outermost = self
         while outermost.around is not None:
             outermost = outermost.around

@@ -88,7 +88,7 @@ class Storing:
 
     @classmethod
     def of(cls, graph: Graph, wanted: frozenset[Value], prologue: int, in_turn: bool) -> Storing:
-        """Before anything is known."""
+        """The initial state, with nothing known yet."""
         positions = {node: n for n, node in enumerate(graph.nodes)}
         return cls(wanted, prologue, in_turn, _counted(graph), positions)
 
@@ -274,7 +274,7 @@ def _counted(graph: Graph) -> frozenset[Value]:
 
 
 def _most_parts(joined: Value) -> int:
-    """How many parts of joined arrays are read through one another."""
+    """The largest number of parts of joined arrays that are read through one another."""
     return max(FEW_PARTS, min(PARTS_LIMIT, joined.type.shape[-1] // SHORTEST_PART))
 
 

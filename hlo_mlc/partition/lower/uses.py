@@ -1,4 +1,4 @@
-"""How nodes read each other: how often, and which are parts of their readers."""
+"""How nodes use each other's results: how often, and which become part of their users."""
 
 from __future__ import annotations
 
