@@ -1,4 +1,4 @@
-"""Where what a kernel keeps meanwhile lies in its arena."""
+"""The layout of a kernel's arena: the offset of every buffer that lives between its steps."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def plan_arena(
 
 
 def _taking_turns(lifetimes: Iterable[_Lifetime]) -> tuple[list[tuple[Buffer, int]], int]:
-    """Offsets of buffers that share a place as a whole or not at all, and where places end."""
+    """Offsets of small buffers, each of which gets a place of its own or one that an earlier buffer
+    has left; and where the places end."""
     places: list[list[int]] = []  # [offset, bytes, last step]
     arena, size = [], 0
     for buffer, begin, end in lifetimes:
@@ -63,7 +64,7 @@ def _taking_turns(lifetimes: Iterable[_Lifetime]) -> tuple[list[tuple[Buffer, in
 
 
 def _first_fit(lifetimes: Iterable[_Lifetime], beginning: int) -> tuple[tuple[Buffer, int], ...]:
-    """Offsets of buffers behind the `beginning`: first fit in time."""
+    """Offsets of buffers from `beginning` on, each the lowest that is free during its lifetime."""
     alive: list[tuple[int, int, int]] = []  # (offset, end, last step), by offset
     arena: list[tuple[Buffer, int]] = []
     for buffer, begin, end in lifetimes:

@@ -1,4 +1,4 @@
-"""What a template is: a way of computing a class of nests, with its tunable parameters."""
+"""A template: a way to compute a class of nests, with its tunable parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ ROUNDING = 9
 class Scheduled:
     """The loops of one nest, and the scratch buffers that they need besides the nest's own.
 
-    `schedules` tell how naive loops were rewritten into these, where that is how they were made.
+    `schedules` are the rewrites that made these loops out of naive ones, for templates that work
+    so.
     """
 
     body: tuple[Stmt, ...]
@@ -81,7 +82,7 @@ class Template(Named, Protocol[Machine]):
 
 
 class Fixed:
-    """A template whose loops have nothing to choose."""
+    """A template without parameters."""
 
     __slots__ = ()
 
@@ -99,8 +100,8 @@ T = TypeVar("T", bound=Named, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T]):
-    """The template chosen for one nest, its parameters, why others were not taken, and the rewrites
-    of naive loops that it made, if it works so, or a person, `by_hand`."""
+    """The template chosen for one nest, its parameters, and why others were refused; `schedules`
+    are its rewrites of naive loops, which a person wrote if `by_hand`."""
 
     nest: Nest
     template: T
@@ -113,8 +114,8 @@ class Decision(Generic[T]):
 def first_taking(
     templates: Iterable[T], wanted: str, why_not: Callable[[T], str]
 ) -> tuple[T | None, tuple[tuple[str, str], ...]]:
-    """The wanted template if it takes a nest, else the first that does, and why those before it do
-    not; None where none does."""
+    """The wanted template if it accepts a nest, else the first that does, with the reasons of those
+    refused before it; None where none accepts."""
     refused = []
     for template in sorted(templates, key=lambda template: template.name != wanted):
         reason = why_not(template)
@@ -139,7 +140,7 @@ def work(nest: Nest) -> int:
 
 @derived_of_any_names
 def _operations(stage: Stage) -> int:
-    """Of one point."""
+    """The operations of one point."""
     return cost(*stage.expressions) if stage.procedure is None else stage.procedure.total(cost)
 
 
@@ -154,14 +155,14 @@ def epilogue_cost(stage: Stage) -> int:
 
 
 def why_empty(nest: Nest) -> str:
-    """Why there is nothing to compute, or to fold, in some stage; empty where there is in all."""
+    """Which axis has no elements; empty where every axis has some."""
     empty = any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes))
     return "an axis without elements" if empty else ""
 
 
 def may_repeat(stage: Stage) -> bool:
-    """Whether results may be computed and stored twice: nothing is read that is written here, be it
-    under another name."""
+    """Whether results may be computed and stored twice: the stage reads nothing that it writes, not
+    even under another name."""
     return set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
 
 
@@ -180,7 +181,7 @@ def _widest(stage: Stage) -> int:
 
 
 def _looks_for_one(stage: Stage) -> bool:
-    """Whether all that is done with bf16 or f16 is to look for the largest or smallest
+    """Whether the only thing done with bf16 or f16 values is a search for the largest or smallest
     (schedule/ordered_bits.py)."""
     return (
         stage.combiner is not None
@@ -196,7 +197,7 @@ def _looks_for_one(stage: Stage) -> bool:
 
 
 def short_width(extent: int, most: int) -> int:
-    """Lanes of the shortest vectors that hold a short row, of at most so many."""
+    """The lanes, at most so many, of the shortest vector that holds a short row."""
     return min(most, 1 << (extent - 1).bit_length())
 
 
@@ -214,13 +215,14 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> S
 
 
 def open_stage(stage: Stage, nest: Nest | None = None) -> Schedule:
-    """The naive loops of a stage, alone or of a nest, whose rewrites tests have checked."""
+    """The naive loops of a stage, alone or in a nest, as a schedule that does not check its
+    rewrites: tests have."""
     return open_schedule(nest or Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
 
 
 def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
-    """Whole vectors of a loop's iterations, and one with fewer lanes, or few iterations where their
-    number is not known."""
+    """A loop as whole vectors, and the rest as one shorter vector, or as single iterations where
+    its length is unknown."""
     if all(
         constant_extent(s) is not None and constant_extent(s) <= width for s in schedule.loops(name)
     ):
@@ -234,7 +236,8 @@ def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
 
 
 def in_powers(schedule: Schedule, name: str, most: int) -> Schedule:
-    """A loop as vectors of at most so many lanes, powers of two, none of which is off."""
+    """A loop as vectors whose lengths are powers of two, of at most so many lanes, without
+    masks."""
     extent = constant_extent(schedule.loops(name)[0])
     while extent > 1:
         size = min(most, 1 << extent.bit_length() - 1)
@@ -246,12 +249,12 @@ def in_powers(schedule: Schedule, name: str, most: int) -> Schedule:
 
 
 def abreast(schedule: Schedule, name: str, width: int) -> Schedule:
-    """Vectors of a loop's iterations, written out side by side."""
+    """A loop as vectors, unrolled side by side."""
     return unroll_any(in_vectors(schedule, name, width), f"{name}.o")
 
 
 def unroll_any(schedule: Schedule, *names: str) -> Schedule:
-    """Those of some loops that there are, written out."""
+    """The schedule with those of the named loops that exist unrolled."""
     for name in names:
         if name in schedule.loop_names:
             schedule = schedule.unroll(name)
@@ -259,8 +262,8 @@ def unroll_any(schedule: Schedule, *names: str) -> Schedule:
 
 
 def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Schedule:
-    """The outermost `depth` loops as one, of which groups of at most `group(iterations)`, all as
-    large, are tasks; if that is 0, or all of them, they are done one after the other."""
+    """The outermost `depth` loops fused and split into parallel tasks of equal size, at most
+    `group(iterations)` iterations each; serial where that is 0 or all of them."""
     names = schedule.loop_names[:depth]
     schedule, name = schedule.fuse(*names), ".".join(names)
     count = constant_extent(schedule.loops(name)[0])
@@ -276,8 +279,11 @@ def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Sch
 def in_blocks_of_tiles(
     schedule: Schedule, stage: Stage, axis: Var, height: int, tiles: int
 ) -> Schedule:
-    """Blocks of so many tiles of `height` along an axis; the last tile begins early, and does again
-    what it shares with the one before where that is of its own block."""
+    """An axis split into blocks of so many tiles of `height`.
+
+    The last tile begins early; it repeats what it shares with the tile before if both are in one
+    block.
+    """
     before = (axis.extent - 1) // height
     repeats = may_repeat(stage) and (before % tiles > 0 or before == 0 or axis.extent % height == 0)
     return schedule.split(axis.name, height, "repeat" if repeats else "shift").split(
@@ -286,15 +292,16 @@ def in_blocks_of_tiles(
 
 
 def along_axes(schedule: Schedule, axes: Sequence[str], row: str, column: str) -> Schedule:
-    """All sums of a register tile of rows by columns go along these axes together."""
+    """The sums of a register tile of rows by columns, with the loops over these axes outside of the
+    tile."""
     for axis in axes:
         schedule = schedule.distribute(row, axis).reorder(axis, row, column)
     return schedule
 
 
 def naive_loops(template: Template[CpuTarget], nest: Nest, target: CpuTarget) -> LoopProgram | None:
-    """The loops of the whole nest that a template rewrites step by step; None where it does not
-    work so."""
+    """The naive loops that a template rewrites step by step; None where it builds loops in another
+    way."""
     made = template.apply(nest, target, template.default(nest, target))
     if len(made.schedules) != 1 or made.scratch:
         return None
@@ -303,15 +310,16 @@ def naive_loops(template: Template[CpuTarget], nest: Nest, target: CpuTarget) ->
 
 
 def even_groups(tasks: int, most: int) -> int:
-    """The size of groups of at most `most` tasks that are as nearly equal as can be."""
+    """The size of nearly equal groups of at most `most` tasks."""
     return -(-tasks // -(-tasks // most))
 
 
 def worth_a_task(iterations: int, total: int) -> int:
-    """How many of so many iterations with `total` work in all make a task; 0 if all do not."""
+    """How many of so many iterations, with `total` work in all, make a task; 0 if all of them
+    together do not."""
     return max(1, TASK_WORK * iterations // total) if total > SERIAL_WORK else 0
 
 
 def decoded(axes: Sequence[Var], number: Expr) -> dict[Var, Expr]:
-    """The point of some axes that has this number, counted along the last axis first."""
+    """The coordinates of the point with this row-major number."""
     return dict(zip(axes, delinearize(number, [v.extent for v in axes]), strict=True))

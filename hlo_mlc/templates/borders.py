@@ -1,5 +1,5 @@
-"""Borders: where along an axis the conditions of a map change, so that loops may be cut there and
-what lies between is computed without them."""
+"""Borders: positions along an axis where conditions of a map change. Loops are cut there, and each
+part is computed without these conditions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def parts(stage: Stage, axis: Var) -> tuple[Range, ...]:
 
 
 def _conditions(stage: Stage) -> list[Apply]:
-    """Comparisons in what a stage computes, and in where it reads and writes."""
+    """The comparisons in the values, indices and guards of a stage."""
     guards = [a.guard for a in stage.assigns if a.guard is not None]
     reads = [
         x.guard for group in stage.loads_by_buffer.values() for x in group if x.guard is not None
@@ -119,7 +119,8 @@ def between_borders(
 
 
 def _cut_around(stage: Stage) -> list[Var]:
-    """The axes around rows to be cut, innermost first, as far as there is room for the copies."""
+    """The axes around rows that are to be cut, innermost first, as far as the limit on copies
+    allows."""
     found, operations = [], sum(cost(a.value) for a in stage.assigns)
     for axis in reversed(stage.axes[1:-1]):
         operations *= len(parts(stage, axis))
@@ -130,7 +131,7 @@ def _cut_around(stage: Stage) -> list[Var]:
 
 
 def _cut(schedule: Schedule, name: str, ranges: Sequence[Range]) -> tuple[Schedule, list[str]]:
-    """A loop in pieces, with the names of those in which anything is left to do."""
+    """A loop cut into pieces, and the names of those pieces that have iterations."""
     names = []
     for low, high in ranges[:-1]:
         if name not in schedule.loop_names:

@@ -14,17 +14,17 @@ from hlo_mlc.tensor.combine import named_combiner
 
 
 def read(buffer: Buffer, *at: Expr | int) -> Expr:
-    """An element."""
+    """A load of one element."""
     return load(buffer, _indices(at))
 
 
 def store(buffer: Buffer, value: Expr | int, *at: Expr | int, guard: Expr | None = None) -> Store:
-    """Let an element be `value`, where the guard holds."""
+    """A store of `value` to one element, where the guard holds."""
     return Store(buffer, _indices(at), _value(value, buffer), guard)
 
 
 def fold(op: str, buffer: Buffer, value: Expr | int, *at: Expr | int) -> Accumulate:
-    """Let an element be the op of itself and `value`."""
+    """An update of one element by the op of itself and `value`."""
     combiner = named_combiner(op, buffer.dtype)
     return Accumulate((buffer,), _indices(at), combiner, (_value(value, buffer),))
 
@@ -50,7 +50,7 @@ def across(
 
 
 def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Steps]) -> tuple[Stmt, ...]:
-    """`body(number)` for so many, written out some at a time."""
+    """`body(number)` for so many numbers, in unrolled blocks."""
     kinds = (LoopKind.SERIAL, LoopKind.UNROLL)
     return _nested((f"{name}s", name, name), count, most, kinds, body)
 
@@ -140,6 +140,6 @@ def shared_out(
 
 
 def bounded(e: Expr, extent: int) -> Expr:
-    """`e`, which the count of its loop keeps below `extent`, in a form that shows it."""
+    """`e`, which its loop's trip count keeps below `extent`, written so that its bounds show it."""
     _, high = index.bounds(e)
     return e if high < extent else index.minimum(e, extent - 1)

@@ -162,7 +162,7 @@ def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Sch
 
 
 def _block(columns: int, width: int, parameters: Parameters) -> int:
-    """The columns of one block."""
+    """The loops of one block of columns."""
     block = width * parameters["vectors"]
     if parameters["rows"] == 1:
         return block

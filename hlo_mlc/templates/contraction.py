@@ -183,5 +183,6 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
 
 
 def _even_part(extent: int, most: int) -> int | None:
-    """The largest even number that divides an extent, of those not far below `most`."""
+    """The largest multiple of PAIR that divides an extent and is at most `most`, but not much
+    less."""
     return next((n for n in range(most, most // 2, -1) if n % PAIR == 0 == extent % n), None)

@@ -112,7 +112,7 @@ class DotTemplate:
 
 
 def _block(extent: int, tile: int, tiles: int) -> int:
-    """How much of an axis, in tiles, makes a block of it; the last one begins early."""
+    """The size of a block of an axis, in tiles; the last block begins early."""
     tile = min(tile, extent)
     count = 1 if extent <= FEW else -(-extent // (tile * tiles))
     return min(extent, -(-extent // (count * tile)) * tile)

@@ -193,7 +193,7 @@ class ElementwiseTemplate:
 
 
 def _leaves_caches(stage: Stage, target: CpuTarget) -> bool:
-    """Whether nothing of the results is in a cache when the next operation begins to read them."""
+    """Whether the results are so large that the next operation finds none of them in a cache."""
     written = sum(min(b.size, points(stage)) * b.dtype.bytes for b in stage.outputs)
     return written > max(STREAMED, 2 * target.l3_bytes)
 
@@ -242,7 +242,7 @@ def _is_apart(stage: Stage, access: Load | Assign) -> bool:
 
 
 def _one_by_one(schedule: Schedule, name: str) -> Schedule:
-    """A loop of single elements, a few in each iteration."""
+    """A loop over single elements, unrolled a few times."""
     if name not in schedule.loop_names or constant_extent(schedule.loops(name)[0]) <= AT_ONCE:
         return schedule
     return schedule.split(name, AT_ONCE).unroll(f"{name}.i")
@@ -256,7 +256,7 @@ def _has_masks(stage: Stage, target: CpuTarget) -> bool:
 
 
 def is_in_place(nest: Nest, stage: Stage) -> bool:
-    """Whether a stage writes what its nest reads in memory, be it under another name."""
+    """Whether a stage writes memory that its nest reads, possibly under another name."""
     read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
     return not read.isdisjoint((*stage.outputs, *stage.overwrites))
 
@@ -285,7 +285,7 @@ def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
 
 
 def _axes_as_one(stage: Stage, target: CpuTarget) -> int:
-    """How many of the last axes vectors go along as if these were one."""
+    """How many of the last axes vectors run along as if they were one axis."""
     return short_axes(
         stage, target, MOST_READ_SHORT if _has_short_rows(stage, target) else MOST_READ
     )
@@ -378,13 +378,15 @@ def vectorize_along(
 
 
 def _has_tail(schedule: Schedule, name: str, width: int) -> bool:
-    """Whether a loop has more than a vector of iterations, and not whole ones."""
+    """Whether the iterations of a loop fill more than one vector, but not a whole number of
+    vectors."""
     extent = constant_extent(schedule.loops(name)[0])
     return extent > width and extent % width > 0
 
 
 def _early(schedule: Schedule, name: str, width: int) -> Schedule:
-    """A loop as whole vectors, the last of which does again what the one before it did."""
+    """A loop of whole vectors, the last of which begins early and repeats a part of the one
+    before."""
     schedule = schedule.split(name, width, "early")
     return schedule.vectorize(f"{name}.i").vectorize(f"{name}.t")
 
@@ -407,6 +409,6 @@ def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
 
 
 def _iterations(loop: For) -> int:
-    """Of a loop and those in it."""
+    """The iterations of a loop, times those of all loops inside it."""
     inner = sum(_iterations(s) for s in loop.body if isinstance(s, For))
     return (constant_extent(loop) or 1) * max(1, inner)

@@ -1,4 +1,4 @@
-"""What templates for products of matrices share: factors, square blocks, tasks."""
+"""Shared by the templates of matrix products: factors, square blocks, tasks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def product_refusal(nest: Nest) -> str:
 
 
 def is_plain(factor: Expr) -> bool:
-    """Nothing but a load: nothing to compute before multiplying."""
+    """A load and nothing else: the factor needs no computation."""
     return (
         isinstance(factor, Load)
         and factor.guard is None

@@ -48,7 +48,7 @@ def register_roles(stage: Stage, lanes: int) -> Contraction:
 
 
 def lanes_of(stage: Stage, target: CpuTarget) -> int:
-    """Sums of a product that a vector holds."""
+    """How many sums of a product a vector holds."""
     return max(1, target.vector_bytes // stage.accumulators[0].dtype.bytes)
 
 

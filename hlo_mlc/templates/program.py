@@ -1,5 +1,5 @@
-"""From a tensor program to one loop program: a template for each nest, an arena for what passes
-between them."""
+"""From a tensor program to one loop program: a template for every nest, and an arena for
+intermediate buffers."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def loops_of(
 
 
 def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
-    """How the loops of each nest came about: naive ones, and after every rewrite."""
+    """How the loops of each nest were made: the naive loops, and the loops after every rewrite."""
     parts = []
     for number, decision in enumerate(decisions):
         given = ", ".join(f"{name}={value}" for name, value in decision.parameters.items())
@@ -150,7 +150,7 @@ def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
 
 
 def history_text(schedule: Schedule) -> str:
-    """The naive loops of a schedule, and what every rewrite led to."""
+    """The naive loops of a schedule, and the result of every rewrite."""
     parts = [f"naive\n{loops_text(schedule.naive or schedule.program)}"]
     parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
     return "\n".join(parts)
@@ -310,7 +310,7 @@ def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
 
 
 def is_short(loop: Loop, target: CpuTarget) -> bool:
-    """Whether a trip of a loop is over before other threads have seen what it is about."""
+    """Whether a trip of a loop ends before another thread could have begun to share it."""
     return (
         all(isinstance(step, Nest) for step in loop.body)
         and sum(_vector_operations(step, target) for step in loop.body) < LONG_TRIP

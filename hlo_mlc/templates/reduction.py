@@ -246,7 +246,7 @@ def _in_partial_results(
 
 
 def _tile(schedule: Schedule, stage: Stage, row: str) -> Schedule:
-    """The rows of a tile go along what is folded together."""
+    """The loops over the folded axis, moved outside of those over the rows of a tile."""
     schedule = schedule.expand(row, "register")
     *others, last = (v.name for v in stage.reduce_axes)
     for axis in (*others, f"{last}.o"):
@@ -324,7 +324,7 @@ def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTar
 
 
 def _bytes_read(nest: Nest) -> int:
-    """Of whole buffers, those that pass from stage to stage aside."""
+    """The bytes of all buffers that the nest reads, except its private ones."""
     return sum(b.bytes for b in {b for s in nest.stages for b in s.inputs} - {*nest.private})
 
 

@@ -96,11 +96,11 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
 
 
 def _one_by_one(steps: int, chunks: int) -> int:
-    """Steps that no lanes share: one for each chunk, and what is left behind the last one."""
+    """Steps that are not shared by lanes: one for each chunk, and those behind the last chunk."""
     return chunks + steps - chunks * (steps // chunks // BLOCK * BLOCK)
 
 
 def _fewest(stage: Stage) -> int:
-    """The fewest chunks that are no longer than those of what was a loop may be."""
+    """The least number of chunks, none of which is longer than `Stage.trips` allows."""
     longest, extent = stage.trips // BLOCK * BLOCK, stage.scan.axis.extent
     return min(-(-extent // longest), extent // BLOCK) if longest else 1

@@ -96,7 +96,7 @@ def _add_once(
     total: Sequence[Value],
     condition: Value | None,
 ) -> None:
-    """Add what the lanes have folded into, if there was any."""
+    """Add the fold of the lanes to memory, unless no lane was on."""
     old = [reading.read(writer, place) for place in places]
     new = writer.combine(stmt.combiner, old, total)
     for place, before, value in zip(places, old, new, strict=True):
@@ -138,7 +138,7 @@ def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> 
 def _folded_under(
     writer: Writer, stmt: Accumulate, terms: list[Value], mask: Value
 ) -> tuple[list[Value], Value]:
-    """The lanes that are on combined in the same order; also whether there were any."""
+    """The lanes that are on, combined in the same order; and whether any lane was on."""
     lane, width = writer.function.lane, terms[0].lanes
     live = _spread(writer, mask, width)
     if not lane.is_full:

@@ -83,7 +83,7 @@ def _by_buffer(statements: Statements) -> Mapping[Buffer, Sequence[Use]]:
 
 
 def _within_allocations(statements: Statements) -> Statements:
-    """What is done with all buffers that begin to exist here."""
+    """All uses of the buffers that are allocated here."""
     while len(statements) == 1 and isinstance(statements[0], Allocate):
         statements = statements[0].body
     return statements
@@ -124,7 +124,7 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
 
 
 def _is_full(vector: For) -> bool:
-    """Whether no lane of a vector is off."""
+    """Whether all lanes of a vector are on."""
     lanes = constant_extent(vector)
     return lanes is not None and lanes & (lanes - 1) == 0
 

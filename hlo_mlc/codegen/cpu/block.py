@@ -13,7 +13,7 @@ from hlo_mlc.codegen.cpu import types
 
 
 class Kind(enum.Enum):
-    """What an instruction does besides giving a value."""
+    """What an instruction does apart from giving a value."""
 
     COMPUTE = enum.auto()  # nothing: the value is made of operands, and of memory that stays as is
     READ = enum.auto()  # reads memory that may be written
@@ -32,7 +32,7 @@ A plain tuple: one with named fields takes 0.25 µs more to make, 4 % of the tim
 
 
 class Names:
-    """Names that a function has not used yet, and how long it is by now."""
+    """Fresh names for a function, and its length so far."""
 
     def __init__(self) -> None:
         self.count = 0  # of the names given, each of which has an instruction sooner or later
@@ -40,7 +40,8 @@ class Names:
 
     @property
     def length(self) -> int:
-        """Instructions that the function is sure to have, with what it needs."""
+        """The number of instructions that the function has for certain, those it depends on
+        included."""
         return self.count + self.others
 
     def fresh(self) -> str:
@@ -81,7 +82,7 @@ class Block:
         return name
 
     def select(self, of: str, condition: str, chosen: str, other: str, lanes: int = 0) -> str:
-        """Of two operands of a type, `chosen` where the condition holds, in each lane."""
+        """`chosen` in lanes where the condition holds, else the other operand."""
         truth = f"<{lanes} x i1>" if lanes else "i1"
         return self.define(
             f"select {truth} ", condition, f", {of} ", chosen, f", {of} ", other, lanes=lanes

@@ -74,7 +74,7 @@ def check_lanes(
     active: str,
     condition: str | None = None,
 ) -> None:
-    """The same of an element at each of the addresses of the lanes that are `active`."""
+    """Check the address of every lane that is `active`, as `check_span` does."""
     if not writer.module.checked:
         return
     width, size = writer.function.lane.width, place.dtype.bytes
@@ -170,7 +170,7 @@ def _span(writer: Writer, place: Place, what: str, size: int) -> str:
 
 
 def _access(writer: Writer, text: str) -> str:
-    """The constant that describes an access of the current statement."""
+    """A constant that describes the current statement's access."""
     module, computed = writer.module, writer.computed
     name = "" if computed is None else computed.name
     if name and name not in text:

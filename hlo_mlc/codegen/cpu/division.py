@@ -34,7 +34,7 @@ def divide(site: Site, x: str, y: str) -> str:
 
 
 def remainder(site: Site, x: str, y: str) -> str:
-    """x - y * (x / y): x rem 0 is x, the smallest integer rem -1 is 0."""
+    """x - y * (x / y): x rem 0 is x, and the smallest integer rem -1 is 0."""
     if not types.is_literal(y):
         return site.op("sub", x, site.op("mul", divide(site, x, y), y))
     if y == site.literal(0):

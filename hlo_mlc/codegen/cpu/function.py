@@ -111,7 +111,7 @@ class Function(Names):
 
     @property
     def block(self) -> Block:
-        """Where statements go."""
+        """The block that statements are written to."""
         return self.scopes[-1].block
 
     def at(self, depth: int) -> Block:
@@ -161,7 +161,7 @@ class Function(Names):
 
     @contextmanager
     def where(self, condition: str) -> Iterator[None]:
-        """What happens behind a branch, only where a condition holds."""
+        """Write code behind a branch, so that it runs only where a condition holds."""
         with self.scope(Block(self, self.label()), branch=True) as inner:
             start = inner.label
             yield
@@ -192,7 +192,7 @@ class Function(Names):
 
     @contextmanager
     def truncated(self, depth: int) -> Iterator[None]:
-        """Write as if the scopes deeper than `depth` were not open."""
+        """Write as if only the scopes up to `depth` were open."""
         inner = self.scopes[depth + 1 :]
         if inner:
             self.registers.flush(self.block)
@@ -246,8 +246,7 @@ class Function(Names):
         return value
 
     def forget(self, written: Iterable[int], beside: Element | None = None) -> None:
-        """Drop what was read from these alias classes: they change now, maybe in one element
-        only."""
+        """Forget loads of these alias classes, because their memory changes now."""
         for alias_class in written:
             dependents = self._dependents.pop(alias_class, None)
             if not dependents:

@@ -123,7 +123,7 @@ def _label(start: Instruction) -> str:
 
 
 def _is_in_order(instructions: Sequence[Instruction]) -> bool:
-    """Whether each comes after those that define its operands."""
+    """Whether every instruction comes after those that define its operands."""
     missing = {name for name, *_ in instructions}
     for name, _, _, pieces in instructions:
         if not missing.isdisjoint(pieces[1::2]):
@@ -133,13 +133,13 @@ def _is_in_order(instructions: Sequence[Instruction]) -> bool:
 
 
 def _is_ordered(one: Instruction, written: Set[int]) -> bool:
-    """Whether it touches memory, and others touch the same."""
+    """Whether it accesses memory that others may write."""
     kind = one[2]
     return kind is Kind.READ or kind is Kind.WRITE or kind in written
 
 
 def _alive(copy: Sequence[Instruction]) -> int:
-    """The most vectors that are needed later at any place in a copy."""
+    """The largest number of vectors that are live at the same time in a copy."""
     last_use = {
         operand: position for position, (*_, pieces) in enumerate(copy) for operand in pieces[1::2]
     }

@@ -1,5 +1,5 @@
-"""What reading and writing memory have in common: arrays that become registers, the lanes that are
-switched on, single elements."""
+"""What reading and writing memory share: arrays kept in registers, active lanes, single
+elements."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
 
     @property
     def padding(self) -> str:
-        """What it gives where the condition does not hold, as memory has it."""
+        """What memory holds for lanes in which the condition fails."""
         if self.place.dtype is BOOL:
             return "1" if self.fill == "true" else "0"
         return types.literal(0, self.place.dtype) if self.fill is None else self.fill
@@ -174,7 +174,7 @@ def live_lanes(writer: Writer, mask: Value | None, block: Block) -> str | None:
 
 
 def reversed_lanes(block: Block, element: str, width: int, text: str) -> str:
-    """A vector, the last lane first."""
+    """A vector with its lanes in reverse order."""
     return block.shuffle(element, width, text, "poison", range(width - 1, -1, -1))
 
 
@@ -199,7 +199,7 @@ def write_element(block: Block, place: Place, address: str, text: str) -> None:
 
 
 def to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
-    """A value in the form that memory has: conditions are bytes there."""
+    """A value in its memory representation: conditions are bytes there."""
     if dtype is not BOOL:
         return text
     return block.cast("zext", types.vector("i1", lanes), text, types.vector("i8", lanes), lanes)

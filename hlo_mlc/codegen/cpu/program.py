@@ -253,7 +253,7 @@ def is_unrolled(loop: For) -> bool:
 
 
 def has_loops(statements: tuple[Stmt, ...]) -> bool:
-    """Whether code for `statements` contains a loop."""
+    """Whether the code of `statements` contains a loop."""
     for stmt in walk(statements):
         if isinstance(stmt, While | Call):
             return True

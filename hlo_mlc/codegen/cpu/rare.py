@@ -1,8 +1,8 @@
-"""Long code that is rarely run: a function of the kernel's, which is there once.
+"""Long code that rarely runs, as a function of the kernel that exists once.
 
-The expansion of a function of scalars may have a side for arguments that hardly anybody has, ten
-times as long as the other. Where it is written, the values that it begins with are mostly at hand;
-what it does with them is the same everywhere.
+The expansion of a scalar function may have a branch for unusual arguments that is ten times as long
+as the other. The values that it begins with are mostly at hand where it is written, and what it
+computes is the same everywhere.
 """
 
 from __future__ import annotations

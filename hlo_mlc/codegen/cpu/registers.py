@@ -147,7 +147,7 @@ class Registers:
         self._written.add(array)
 
     def drop(self, array: Array) -> None:
-        """The array ends here."""
+        """Forget the array, whose scope ends."""
         self._contents.pop(array, None)
 
     # Loops
@@ -212,7 +212,7 @@ class Registers:
     # Blocks
 
     def flush(self, block: Block) -> None:
-        """Store all that is pending at the end of a block, or before it goes on elsewhere."""
+        """Store everything pending, at the end of a block or before control flow leaves it."""
         for array in self._contents:
             self._store_pending(array, block)
 
