@@ -10,6 +10,7 @@ from operator import attrgetter
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.builder import Builder
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.support.errors import PassError, VerifyError
@@ -32,7 +33,7 @@ def apply_rules(graph: Graph, rules: Rules) -> Graph:
     return Rewriter(rules).graph(graph)
 
 
-class Rewriter:
+class Rewriter(Builder):
     """The state of one pass, and what rules may ask for and add."""
 
     def __init__(self, rules: Rules) -> None:
@@ -53,7 +54,7 @@ class Rewriter:
         node = self._definitions.get(value)
         return None if node is None else node.literal
 
-    def constant(self, literal: np.ndarray) -> Value:
+    def array(self, literal: np.ndarray) -> Value:
         """A new constant in front of the node that is being rewritten."""
         return self._append(constant_node(literal, self._location)).results[0]
 
@@ -133,7 +134,7 @@ class Rewriter:
 
 
 @dataclass(slots=True)
-class NodeList:
+class NodeList(Builder):
     """Nodes that a pass makes, in order; `location`: of the user's code that they stand for."""
 
     location: str = ""
@@ -143,13 +144,13 @@ class NodeList:
         self,
         op: str,
         operands: Sequence[Value],
-        result: TensorType | Value,
+        tensor: TensorType | Value,
         attributes: Mapping[str, Attribute] | None = None,
         regions: Sequence[Graph] = (),
         literal: np.ndarray | None = None,
     ) -> Value:
         """One more node, whose result is of this type, or is this value."""
-        result = result if isinstance(result, Value) else Value(result)
+        result = tensor if isinstance(tensor, Value) else Value(tensor)
         self.nodes.append(
             Node(
                 op,
@@ -162,10 +163,6 @@ class NodeList:
             )
         )
         return result
-
-    def constant(self, number: float, tensor: TensorType) -> Value:
-        """A number in every place."""
-        return self.array(np.broadcast_to(np.asarray(number, tensor.dtype.numpy), tensor.shape))
 
     def array(self, literal: np.ndarray) -> Value:
         """A constant of the array's own type."""

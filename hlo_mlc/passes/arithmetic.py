@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr.dtypes import Kind, holds
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
+from hlo_mlc.passes.splat import is_splat_of, splat
 
 
 def add_zero(node: Node, context: Rewriter) -> Value | None:
@@ -30,7 +30,7 @@ def subtract_self(node: Node, context: Rewriter) -> Value | None:
     """`x - x`, `x xor x` -> `0` for integers"""
     lhs, rhs = node.operands
     if lhs is rhs and lhs.type.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL):
-        return splat_constant(lhs.type, 0, context)
+        return context.constant(0, lhs.type)
     return None
 
 
@@ -44,7 +44,7 @@ def multiply_zero(node: Node, context: Rewriter) -> Value | None:
     if node.results[0].type.dtype.is_integer and any(
         is_splat_of(v, 0, context) for v in node.operands
     ):
-        return splat_constant(node.results[0].type, 0, context)
+        return context.constant(0, node.results[0].type)
     return None
 
 
@@ -92,7 +92,7 @@ def compare_self(node: Node, context: Rewriter) -> Value | None:
     if lhs is not rhs or lhs.type.dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
         return None
     equal = node.attributes["comparison_direction"] in ("EQ", "LE", "GE")
-    return splat_constant(node.results[0].type, equal, context)
+    return context.constant(equal, node.results[0].type)
 
 
 def select_same(node: Node, context: Rewriter) -> Value | None:
@@ -152,7 +152,7 @@ def _neutral_operand(node: Node, neutral: float, context: Rewriter) -> Value | N
 
 def _bitwise(node: Node, neutral: int, absorbing: int, context: Rewriter) -> Value | None:
     if any(is_splat_of(v, absorbing, context) for v in node.operands):
-        return splat_constant(node.results[0].type, absorbing, context)
+        return context.constant(absorbing, node.results[0].type)
     return _neutral_operand(node, neutral, context)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr.dtypes import U8, U16, U32, U64, DType, Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import splat_constant
 
-_BITCAST, _CONVERT = "stablehlo.bitcast_convert", "stablehlo.convert"
+_BITCAST = "stablehlo.bitcast_convert"
 _UNSIGNED = {8: U8, 16: U16, 32: U32, 64: U64}
 
 
@@ -33,68 +32,38 @@ def bitcast_in_shifts(node: Node, context: Rewriter) -> Value | None:
         or not (_has_bits(source.dtype) and _has_bits(result.dtype))
     ):
         return None
-    raw, unsigned = (
-        _as(context, _BITCAST, operand, _UNSIGNED[source.dtype.bits]),
-        _UNSIGNED[result.dtype.bits],
-    )
+    raw = context.bitcast(operand, _UNSIGNED[source.dtype.bits])
+    unsigned = _UNSIGNED[result.dtype.bits]
     found = (
         _split(context, raw, result.shape, unsigned)
         if source.dtype.bits > result.dtype.bits
         else _joined(context, raw, unsigned)
     )
-    return _as(context, _BITCAST, found, result.dtype)
-
-
-def _as(context: Rewriter, op: str, value: Value, dtype: DType) -> Value:
-    """The value in another type, if it is another one."""
-    if value.type.dtype is dtype:
-        return value
-    return context.add(op, (value,), TensorType(value.type.shape, dtype))
+    return context.bitcast(found, result.dtype)
 
 
 def _places(context: Rewriter, tensor: TensorType, bits: int) -> Value:
     """Along the last axis, how far to the left an element of so many bits is."""
-    along = context.add("stablehlo.iota", (), tensor, {"iota_dimension": len(tensor.shape) - 1})
-    amount = splat_constant(tensor, bits, context)
-    return context.add("stablehlo.multiply", (along, amount), tensor)
+    along = context.iota(tensor, len(tensor.shape) - 1)
+    return context.like("stablehlo.multiply", along, context.constant(bits, tensor))
 
 
 def _split(context: Rewriter, raw: Value, shape: Sequence[int], narrow: DType) -> Value:
-    tensor = TensorType(tuple(shape), raw.type.dtype)
-    spread = context.add(
-        "stablehlo.broadcast_in_dim",
-        (raw,),
-        tensor,
-        {"broadcast_dimensions": tuple(range(len(raw.type.shape)))},
-    )
-    shifted = context.add(
-        "stablehlo.shift_right_logical", (spread, _places(context, tensor, narrow.bits)), tensor
-    )
-    return _as(context, _CONVERT, shifted, narrow)
+    spread = context.broadcast(raw, shape, range(len(raw.type.shape)))
+    places = _places(context, spread.type, narrow.bits)
+    return context.convert(context.like("stablehlo.shift_right_logical", spread, places), narrow)
 
 
 def _joined(context: Rewriter, raw: Value, wide: DType) -> Value:
-    bits, widened = raw.type.dtype.bits, _as(context, _CONVERT, raw, wide)
-    tensor = widened.type
-    shifted = context.add("stablehlo.shift_left", (widened, _places(context, tensor, bits)), tensor)
-    *shape, count = tensor.shape
-    one, whole = TensorType((*shape, 1), wide), TensorType(tuple(shape), wide)
-    parts = []
-    for k in range(count):
-        part = context.add(
-            "stablehlo.slice",
-            (shifted,),
-            one,
-            {
-                "start_indices": (*(0 for _ in shape), k),
-                "limit_indices": (*shape, k + 1),
-                "strides": (1,) * len(tensor.shape),
-            },
-        )
-        parts.append(context.add("stablehlo.reshape", (part,), whole))
-    found, *others = parts
+    widened = context.convert(raw, wide)
+    places = _places(context, widened.type, raw.type.dtype.bits)
+    shifted = context.like("stablehlo.shift_left", widened, places)
+    *shape, count = widened.type.shape
+    found, *others = (
+        context.reshape(context.cut(shifted, len(shape), k, 1), shape) for k in range(count)
+    )
     for part in others:
-        found = context.add("stablehlo.or", (found, part), whole)
+        found = context.like("stablehlo.or", found, part)
     return found
 
 

@@ -12,11 +12,11 @@ from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL, TensorType
+from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, copied_nodes
 from hlo_mlc.ops.registry import ELEMENTWISE, MOVEMENT, operation_cost
-from hlo_mlc.passes.splat import splat, splat_constant
+from hlo_mlc.passes.splat import splat
 
 # Simple operations of all branches together.  Vectorized they take a microsecond, which is what
 # XLA takes to choose a branch and to hand its operands over.
@@ -94,7 +94,7 @@ def select_update(node: Node, context: Rewriter) -> Value | None:
         if _UPDATED * sum(map(_updated_elements, chain.values())) > kept.type.size:
             continue
         if not wants:
-            wanted = context.add("stablehlo.not", (wanted,), wanted.type)
+            wanted = context.like("stablehlo.not", wanted)
         return _updated(kept, changed, chain, {}, wanted, context, dimensions)
     return None
 
@@ -142,9 +142,7 @@ def _whole_values(
     results = values[-1]
     for value, chosen in zip(reversed(values[:-1]), reversed(wanted[:-1]), strict=True):
         results = [
-            other
-            if one is other
-            else context.add("stablehlo.select", (chosen, one, other), one.type)
+            other if one is other else context.select(chosen, one, other)
             for one, other in zip(value, results, strict=True)
         ]
     return results
@@ -209,18 +207,13 @@ def _updated(
     for node in reversed(chain):
         changes = [known.get(v, v) for v in node.operands[1:]]
         if node.op == _SCATTER:  # elsewhere, its updates are for places that do not exist
-            nowhere = splat_constant(changes[0].type, max(value.type.shape), context)
+            nowhere = context.constant(max(value.type.shape), changes[0].type)
             here = _for_indices(wanted, dimensions, node, context)
-            changes[0] = context.add("stablehlo.select", (here, changes[0], nowhere), nowhere.type)
+            changes[0] = context.select(here, changes[0], nowhere)
         else:
             new, *starts = changes
-            old = context.add(
-                "stablehlo.dynamic_slice",
-                (value, *starts),
-                new.type,
-                {"slice_sizes": new.type.shape},
-            )
-            changes[0] = context.add("stablehlo.select", (wanted, new, old), new.type)
+            old = context.dynamic_slice(value, starts, new.type.shape)
+            changes[0] = context.select(wanted, new, old)
         (copy,) = copied_nodes([node], {})  # somebody else may read what the node itself gives
         value = context.add(node.op, (value, *changes), value.type, node.attributes, copy.regions)
     return value
@@ -234,12 +227,8 @@ def _for_indices(
         return wanted
     batches = scatter.attributes["input_batching_dims"]
     along = scatter.attributes["scatter_indices_batching_dims"]
-    return context.add(
-        "stablehlo.broadcast_in_dim",
-        (wanted,),
-        TensorType(scatter.operands[1].type.shape, BOOL),
-        {"broadcast_dimensions": tuple(along[batches.index(d)] for d in dimensions)},
-    )
+    shape = scatter.operands[1].type.shape
+    return context.broadcast(wanted, shape, [along[batches.index(d)] for d in dimensions])
 
 
 def _choices(choice: Value, count: int, context: Rewriter) -> list[Value]:
@@ -249,8 +238,8 @@ def _choices(choice: Value, count: int, context: Rewriter) -> list[Value]:
         return [*wanted, choice]
     other = wanted[0]
     for one in wanted[1:]:
-        other = context.add("stablehlo.or", (other, one), other.type)
-    return [*wanted, context.add("stablehlo.not", (other,), other.type)]
+        other = context.like("stablehlo.or", other, one)
+    return [*wanted, context.like("stablehlo.not", other)]
 
 
 def _in_order(node: Node) -> tuple[Graph, ...]:
@@ -260,14 +249,8 @@ def _in_order(node: Node) -> tuple[Graph, ...]:
 
 def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
     if choice.type.dtype is BOOL:  # an `if`: number 0 is what a false predicate chooses
-        return context.add("stablehlo.not", (choice,), choice.type)
-    literal = context.constant(np.asarray(number, choice.type.dtype.numpy))
-    return context.add(
-        "stablehlo.compare",
-        (choice, literal),
-        TensorType((), BOOL),
-        {"comparison_direction": "EQ", "compare_type": "SIGNED"},
-    )
+        return context.like("stablehlo.not", choice)
+    return context.compare("EQ", choice, context.scalar(number, choice.type.dtype))
 
 
 def _is_simple(branch: Graph, updates: Container[Value]) -> bool:
@@ -306,7 +289,7 @@ def computed(
         if result in updates:
             continue
         if inner.literal is not None:
-            known[result] = context.constant(inner.literal)
+            known[result] = context.array(inner.literal)
             continue
         (copy,) = copied_nodes([inner], known)
         known[result] = context.add(

@@ -198,12 +198,12 @@ def _constant(node: Node, s: Splitter) -> Parts:
 def _convert(node: Node, s: Splitter) -> Parts | Value:
     source, result = node.operands[0], node.results[0]
     if not is_complex(result):
-        return s.add("stablehlo.convert", (s.parts[source][0],), result.type)
+        return s.convert(s.parts[source][0], result.type.dtype)
     tensor = result.type.part
     if not is_complex(source):
         s.real.add(result)
-        return s.add("stablehlo.convert", (s.value(source),), tensor), s.constant(0.0, tensor)
-    re, im = (s.add("stablehlo.convert", (part,), tensor) for part in s.parts[source])
+        return s.convert(s.value(source), tensor.dtype), s.constant(0.0, tensor)
+    re, im = (s.convert(part, tensor.dtype) for part in s.parts[source])
     return re, im
 
 

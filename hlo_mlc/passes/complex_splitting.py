@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
+from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values, with_parts
 
@@ -67,19 +67,6 @@ class Splitter(NodeList):
         results = self._expanded(graph.results)
         nodes, self.nodes = tuple(self.nodes), outer
         return Graph(tuple(parameters), nodes, results)
-
-    def like(self, op: str, *operands: Value) -> Value:
-        """A new node of the type of its first operand."""
-        return self.add(op, operands, operands[0].type)
-
-    def compare(self, direction: str, one: Value, other: Value) -> Value:
-        """Whether one part is so to another."""
-        return self.add(
-            "stablehlo.compare",
-            (one, other),
-            TensorType(one.type.shape, BOOL),
-            {"comparison_direction": direction, "compare_type": "FLOAT"},
-        )
 
     def value(self, value: Value) -> Value:
         """What a value that is not complex has become."""

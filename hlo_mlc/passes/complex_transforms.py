@@ -37,9 +37,8 @@ def transform_in_parts(node: Node, s: Splitter) -> Parts | Value | None:
         return None
     (operand,) = node.operands
     if not _is_short(node):
-        return axis_by_axis(
-            node, s.parts[operand] if is_complex(operand) else s.value(operand), s.add
-        )
+        given = s.parts[operand] if is_complex(operand) else s.value(operand)
+        return axis_by_axis(node, given, s)
     re, im = s.parts[operand] if is_complex(operand) else (s.value(operand), None)
 
     def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:

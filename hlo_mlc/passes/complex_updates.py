@@ -7,9 +7,7 @@ pointwise is computed with them.  Gates of a quantum circuit took 0.15 of the ti
 
 from __future__ import annotations
 
-import numpy as np
-
-from hlo_mlc.expr.dtypes import Kind, TensorType
+from hlo_mlc.expr.dtypes import I32, Kind
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, apply_rules
 from hlo_mlc.passes.movement import combined
@@ -46,21 +44,11 @@ def scatter_of_part(node: Node, context: Rewriter) -> Value | None:
     ):
         return None  # which drops it all
     limits = tuple(at + size for at, size in zip(first, window, strict=True))
-    piece = TensorType(window, operand.type.dtype)
-    part = context.add(
-        "stablehlo.slice",
-        (operand,),
-        piece,
-        {"start_indices": tuple(first), "limit_indices": limits, "strides": (1,) * len(shape)},
-    )
-    new = context.add("stablehlo.reshape", (update,), piece)
+    part, new = context.slice(operand, first, limits), context.reshape(update, window)
     result = combined(node, context, part, new)
-    starts = [context.constant(np.asarray(at, np.int32)) for at in first]
-    return (
-        None
-        if result is None
-        else context.add("stablehlo.dynamic_update_slice", (operand, result, *starts), operand.type)
-    )
+    if result is None:
+        return None
+    return context.update(operand, result, [context.scalar(at, I32) for at in first])
 
 
 def _vector(value: Value, context: Rewriter) -> list[int] | None:

@@ -8,7 +8,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.ops import elementwise
-from hlo_mlc.passes.splat import splat, splat_constant
+from hlo_mlc.passes.splat import splat
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 # Arrays that become one array at once; chains of joined arrays would take quadratic time.
@@ -33,7 +33,7 @@ def broadcast_that_reshapes(node: Node, context: Rewriter) -> Value | None:
         or list(dimensions) != sorted(dimensions)
     ):
         return None
-    return context.add("stablehlo.reshape", (operand,), result)
+    return context.reshape(operand, result.shape)
 
 
 def broadcast_of_reshape(node: Node, context: Rewriter) -> Value | None:
@@ -46,12 +46,7 @@ def broadcast_of_reshape(node: Node, context: Rewriter) -> Value | None:
     if [inner.results[0].type.shape[d] for d in kept] != list(source.type.shape):
         return None
     outer = node.attributes["broadcast_dimensions"]
-    return context.add(
-        node.op,
-        (source,),
-        node.results[0].type,
-        {"broadcast_dimensions": tuple(outer[d] for d in kept)},
-    )
+    return context.broadcast(source, node.results[0].type.shape, [outer[d] for d in kept])
 
 
 def transpose_of_broadcast(node: Node, context: Rewriter) -> Value | None:
@@ -63,12 +58,7 @@ def transpose_of_broadcast(node: Node, context: Rewriter) -> Value | None:
     dimensions = [permutation.index(d) for d in inner.attributes["broadcast_dimensions"]]
     if dimensions != sorted(dimensions):
         return None
-    return context.add(
-        _BROADCAST,
-        inner.operands,
-        node.results[0].type,
-        {"broadcast_dimensions": tuple(dimensions)},
-    )
+    return context.broadcast(inner.operands[0], node.results[0].type.shape, dimensions)
 
 
 def slice_of_broadcast(node: Node, context: Rewriter) -> Value | None:
@@ -90,26 +80,13 @@ def slice_of_concatenate(node: Node, context: Rewriter) -> Value | None:
     if inner is None:
         return None
     axis = inner.attributes["dimension"]
-    starts, limits = node.attributes["start_indices"], node.attributes["limit_indices"]
-    begin = 0
+    starts, limits = (list(node.attributes[n]) for n in ("start_indices", "limit_indices"))
     for part in inner.operands:
-        end = begin + part.type.shape[axis]
-        if begin <= starts[axis] and limits[axis] <= end:
-
-            def within(place: tuple[int, ...], offset: int = begin) -> tuple[int, ...]:
-                return (*place[:axis], place[axis] - offset, *place[axis + 1 :])
-
-            return context.add(
-                node.op,
-                (part,),
-                node.results[0].type,
-                {
-                    **node.attributes,
-                    "start_indices": within(starts),
-                    "limit_indices": within(limits),
-                },
-            )
-        begin = end
+        extent = part.type.shape[axis]
+        if starts[axis] >= 0 and limits[axis] <= extent:
+            return context.slice(part, starts, limits, node.attributes["strides"])
+        starts[axis] -= extent
+        limits[axis] -= extent
     return None
 
 
@@ -124,12 +101,7 @@ def slice_of_pad(node: Node, context: Rewriter) -> Value | None:
     limits = tuple(s - p for s, p in zip(node.attributes["limit_indices"], low, strict=True))
     if any(s < 0 or e > n for s, e, n in zip(starts, limits, source.type.shape, strict=True)):
         return None
-    return context.add(
-        node.op,
-        (source,),
-        node.results[0].type,
-        {**node.attributes, "start_indices": starts, "limit_indices": limits},
-    )
+    return context.slice(source, starts, limits, node.attributes["strides"])
 
 
 def pad_of_pad(node: Node, context: Rewriter) -> Value | None:
@@ -237,7 +209,7 @@ def elementwise_of_broadcasts(node: Node, context: Rewriter) -> Value | None:
         elif not value.type.shape and tensor.shape:
             operands.append(value)  # the predicate of a select, a bound of a clamp
         else:
-            operands.append(splat_constant(TensorType(shape, value.type.dtype), number, context))
+            operands.append(context.constant(number, TensorType(shape, value.type.dtype)))
     small = context.add(node.op, operands, TensorType(shape, tensor.dtype), node.attributes)
     return context.add(_BROADCAST, (small,), tensor, found.attributes)
 

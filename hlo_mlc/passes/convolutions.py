@@ -6,8 +6,6 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
@@ -36,13 +34,15 @@ def product_of_each_group(node: Node, context: Rewriter) -> Value | None:
         return None
     batch, _, *places = c.input_axes
     strides = {axis: w.stride for axis, w in zip(places, c.windows, strict=True)}
-    inputs = _every(node.operands[0], strides, context)
-    inputs = _transposed(inputs, (batch, *places, c.input_axes[1]), context)
-    inputs = _reshaped(inputs, (*inputs.type.shape[:-1], groups, channels), context)
-    kernel = _transposed(
-        node.operands[1], (c.kernel_axes[1], c.kernel_axes[0], *c.kernel_axes[2:]), context
+    extents = node.operands[0].type.shape
+    steps = [strides.get(axis, 1) for axis in range(len(extents))]
+    inputs = context.slice(node.operands[0], (0,) * len(extents), extents, steps)
+    inputs = context.transpose(inputs, (batch, *places, c.input_axes[1]))
+    inputs = context.reshape(inputs, (*inputs.type.shape[:-1], groups, channels))
+    kernel = context.transpose(
+        node.operands[1], (c.kernel_axes[1], c.kernel_axes[0], *c.kernel_axes[2:])
     )
-    kernel = _reshaped(kernel, (channels, groups, features // groups), context)
+    kernel = context.reshape(kernel, (channels, groups, features // groups))
     result, rows = node.results[0].type, inputs.type.shape[:-2]
     attributes = {
         "lhs_batching_dimensions": (spatial + 1,),
@@ -59,10 +59,10 @@ def product_of_each_group(node: Node, context: Rewriter) -> Value | None:
         attributes,
     )
     last = spatial + 1
-    products = _transposed(products, (*range(1, last + 1), 0, last + 1), context)
-    products = _reshaped(products, (*rows, features), context)
+    products = context.transpose(products, (*range(1, last + 1), 0, last + 1))
+    products = context.reshape(products, (*rows, features))
     order = dict(zip(c.output_axes, (0, last, *range(1, last)), strict=True))
-    return _transposed(products, tuple(order[d] for d in range(last + 1)), context)
+    return context.transpose(products, tuple(order[d] for d in range(last + 1)))
 
 
 def phases_as_features(node: Node, context: Rewriter) -> Value | None:
@@ -127,82 +127,33 @@ def _in_place(phases: Value, c: Convolution, outputs: Sequence[int], context: Re
     steps = [w.input_dilation for w in c.windows]
     rank, features = len(steps), columns // math.prod(steps)
     spatial = tuple(range(1, rank + 1))
-    result = _reshaped(phases, (batch, *counts, *steps, features), context)
+    result = context.reshape(phases, (batch, *counts, *steps, features))
     beside = itertools.chain.from_iterable((d, d + rank) for d in spatial)
-    result = _transposed(result, (0, *beside, 2 * rank + 1), context)
-    result = _reshaped(
-        result, (batch, *(n * s for n, s in zip(counts, steps, strict=True)), features), context
+    result = context.transpose(result, (0, *beside, 2 * rank + 1))
+    result = context.reshape(
+        result, (batch, *(n * s for n, s in zip(counts, steps, strict=True)), features)
     )
     starts = [s - 1 - w.before % s for w, s in zip(c.windows, steps, strict=True)]
     ends = [start + length for start, length in zip(starts, outputs, strict=True)]
-    result = context.add(
-        "stablehlo.slice",
-        (result,),
-        TensorType((batch, *outputs, features), phases.type.dtype),
-        {
-            "start_indices": (0, *starts, 0),
-            "limit_indices": (batch, *ends, features),
-            "strides": (1,) * (rank + 2),
-        },
-    )
+    result = context.slice(result, (0, *starts, 0), (batch, *ends, features))
     order = dict(zip(c.output_axes, (0, rank + 1, *spatial), strict=True))
-    return _transposed(result, tuple(order[d] for d in range(rank + 2)), context)
+    return context.transpose(result, tuple(order[d] for d in range(rank + 2)))
 
 
 def _phases_of_kernel(kernel: Value, c: Convolution, context: Rewriter) -> tuple[Value, list[int]]:
     """The kernel [*windows, c, phases and o], the last phase of an axis first, and its windows."""
     steps = [w.input_dilation for w in c.windows]
     windows = [-(-w.size // s) for w, s in zip(c.windows, steps, strict=True)]
-    kernel = _transposed(kernel, (*c.kernel_axes[2:], c.kernel_axes[1], c.kernel_axes[0]), context)
+    kernel = context.transpose(kernel, (*c.kernel_axes[2:], c.kernel_axes[1], c.kernel_axes[0]))
     rank, (channels, features) = len(steps), kernel.type.shape[-2:]
-    dtype = kernel.type.dtype
     more = [m * s - w.size for m, s, w in zip(windows, steps, c.windows, strict=True)]
-    nothing = context.constant(np.zeros((), dtype.numpy))
-    kernel = context.add(
-        "stablehlo.pad",
-        (kernel, nothing),
-        TensorType(
-            (*(m * s for m, s in zip(windows, steps, strict=True)), channels, features), dtype
-        ),
-        {
-            "edge_padding_low": (0,) * (rank + 2),
-            "edge_padding_high": (*more, 0, 0),
-            "interior_padding": (0,) * (rank + 2),
-        },
-    )
+    kernel = context.pad(kernel, (0,) * (rank + 2), (*more, 0, 0))
     split = itertools.chain.from_iterable(zip(windows, steps, strict=True))
-    kernel = _reshaped(kernel, (*split, channels, features), context)
+    kernel = context.reshape(kernel, (*split, channels, features))
     phases = tuple(range(1, 2 * rank, 2))
     kernel = context.add("stablehlo.reverse", (kernel,), kernel.type, {"dimensions": phases})
-    kernel = _transposed(kernel, (*range(0, 2 * rank, 2), 2 * rank, *phases, 2 * rank + 1), context)
-    return _reshaped(kernel, (*windows, channels, math.prod(steps) * features), context), windows
-
-
-def _every(value: Value, strides: Mapping[int, int], context: Rewriter) -> Value:
-    """The elements that are so far apart along some axes, from the first one on."""
-    extents = value.type.shape
-    steps = tuple(strides.get(axis, 1) for axis in range(len(extents)))
-    shape = tuple(-(-extent // step) for extent, step in zip(extents, steps, strict=True))
-    return context.add(
-        "stablehlo.slice",
-        (value,),
-        TensorType(shape, value.type.dtype),
-        {"start_indices": (0,) * len(extents), "limit_indices": extents, "strides": steps},
-    )
-
-
-def _transposed(value: Value, permutation: Sequence[int], context: Rewriter) -> Value:
-    shape = tuple(value.type.shape[d] for d in permutation)
-    return context.add(
-        "stablehlo.transpose",
-        (value,),
-        TensorType(shape, value.type.dtype),
-        {"permutation": tuple(permutation)},
-    )
-
-
-def _reshaped(value: Value, shape: Sequence[int], context: Rewriter) -> Value:
-    return context.add("stablehlo.reshape", (value,), TensorType(tuple(shape), value.type.dtype))
+    kernel = context.transpose(kernel, (*range(0, 2 * rank, 2), 2 * rank, *phases, 2 * rank + 1))
+    return context.reshape(kernel, (*windows, channels, math.prod(steps) * features)), windows
 
 
 CONVOLUTION_RULES: Mapping[str, Sequence[Rule]] = {

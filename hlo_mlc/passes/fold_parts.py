@@ -11,7 +11,7 @@ from hlo_mlc.expr.dtypes import F32, F64, DType, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
+from hlo_mlc.passes.splat import is_splat_of, splat
 
 _REDUCE, _CONCATENATE, _BROADCAST = (
     f"stablehlo.{name}" for name in ("reduce", "concatenate", "broadcast_in_dim")
@@ -71,7 +71,7 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
         while len(folded) > 1:  # neighbours in rounds, as exact as one fold
             pairs = zip(folded[::2], folded[1::2], strict=False)
             rest = folded[len(folded) // 2 * 2 :]
-            folded = [context.add(operation, pair, node.results[0].type) for pair in pairs] + rest
+            folded = [context.like(operation, *pair) for pair in pairs] + rest
         return folded[0]
 
     return reduce_of_parts
@@ -93,27 +93,20 @@ def fold_of_repeated(node: Node, context: Rewriter) -> Value | None:
         return None
     kept = [d for d in range(len(wide.shape)) if d not in once]
     there = [n for n, d in enumerate(places) if d in kept]
-    value = source
-    if len(there) < len(places):
-        shape = tuple(source.type.shape[n] for n in there)
-        value = context.add("stablehlo.reshape", (source,), TensorType(shape, wide.dtype))
-    tensor = TensorType(tuple(wide.shape[d] for d in kept), wide.dtype)
-    where = {"broadcast_dimensions": tuple(kept.index(places[n]) for n in there)}
-    value = context.add(_BROADCAST, (value,), tensor, where)
+    value = context.reshape(source, [source.type.shape[n] for n in there])
+    axes = [kept.index(places[n]) for n in there]
+    value = context.broadcast(value, [wide.shape[d] for d in kept], axes)
     over = tuple(kept.index(d) for d in reduced if d in kept)
     result, initial = node.results[0].type, node.operands[1]
     if over:
         attributes, body = {**node.attributes, "dimensions": over}, combining(operation, wide.dtype)
         value = context.add(_REDUCE, (value, initial), result, attributes, (body,))
     else:
-        first = context.add(_BROADCAST, (initial,), result, {"broadcast_dimensions": ()})
-        value = context.add(operation, (first, value), result)
+        value = context.like(operation, context.broadcast(initial, result.shape), value)
     if operation in _IDEMPOTENT:
         return value
     # All together, as parts may be too large for a float where their sum is not.
-    return context.add(
-        "stablehlo.multiply", (value, splat_constant(result, count, context)), result
-    )
+    return context.like("stablehlo.multiply", value, context.constant(count, result))
 
 
 def _counts(operation: str, dtype: DType, count: int) -> bool:
@@ -200,7 +193,7 @@ class _Tree:
         def of_part(value: Value) -> Value:
             if value in self.nodes or not value.type.shape:
                 return known.get(value, value)
-            return splat_constant(typed(value), splat(value, context), context)
+            return context.constant(splat(value, context), typed(value))
 
         for value, node in _operands_first(whole, self.nodes):
             if node.op == _CONCATENATE:

@@ -46,13 +46,13 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
             elements = [splat(value, context) for value in node.operands]
             if all(element is not None for element in elements):
                 one = _evaluate(reference, _on_scalars(node), [np.asarray(e) for e in elements])
-                return context.constant(np.broadcast_to(one, shape))
+                return context.array(np.broadcast_to(one, shape))
         if node.results[0].type.bytes > MAX_FOLDED_BYTES:
             return None
         literals = [context.literal(value) for value in node.operands]
         if any(literal is None for literal in literals):
             return None
-        return context.constant(_compact(_evaluate(reference, node, literals)))
+        return context.array(_compact(_evaluate(reference, node, literals)))
 
     return fold
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hlo_mlc.expr.dtypes import Kind, TensorType
+from hlo_mlc.graph.builder import Builder
 from hlo_mlc.graph.core import Node, Value
 
 # Takes a product of a real array with a constant matrix: (array, its axis, matrix) -> product.
@@ -106,10 +107,10 @@ def along_each(node: Node) -> tuple[Node, ...]:
 
 
 def axis_by_axis(
-    node: Node, given: Value | tuple[Value, Value], add: Callable[..., Value]
+    node: Node, given: Value | tuple[Value, Value], new: Builder
 ) -> Value | tuple[Value, Value]:
     """A transform over several axes of real numbers, or of the parts of complex ones, by those
-    `along_each`: its axis is brought to the end, and back; `add` makes an op's node."""
+    `along_each`: its axis is brought to the end, and back."""
     rank = len(node.operands[0].type.shape)
     axes = [*range(rank - len(node.attributes["fft_length"]), rank)]
     if not node.attributes["fft_type"].startswith("I"):
@@ -119,28 +120,20 @@ def axis_by_axis(
         order = swapped(axis, rank)
 
         def turned(part: Value, order: tuple[int, ...] = order) -> Value:
-            if order == tuple(range(rank)):
-                return part
-            shape = tuple(part.type.shape[d] for d in order)
-            return add(
-                "stablehlo.transpose",
-                (part,),
-                TensorType(shape, part.type.dtype),
-                {"permutation": order},
-            )
+            return new.transpose(part, order)
 
         whole = (
             turned(found)
             if isinstance(found, Value)
-            else add("stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
+            else new.add("stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
         )
-        result = add(step.op, (whole,), step.results[0].type, step.attributes)
+        result = new.add(step.op, (whole,), step.results[0].type, step.attributes)
         if result.type.dtype.kind is not Kind.COMPLEX:
             return turned(result)
         part = result.type.part
         found = (
-            turned(add("stablehlo.real", (result,), part)),
-            turned(add("stablehlo.imag", (result,), part)),
+            turned(new.add("stablehlo.real", (result,), part)),
+            turned(new.add("stablehlo.imag", (result,), part)),
         )
     return found
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr.dtypes import BOOL, Kind
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
+from hlo_mlc.passes.splat import is_splat_of, splat
 
 
 def compare_with_false(node: Node, context: Rewriter) -> Value | None:
@@ -31,7 +31,7 @@ def less_than_zero(node: Node, context: Rewriter) -> Value | None:
         and lhs.type.dtype.kind is Kind.UNSIGNED
         and is_splat_of(rhs, 0, context)
     ):
-        return splat_constant(node.results[0].type, 0, context)
+        return context.constant(0, node.results[0].type)
     return None
 
 
@@ -103,11 +103,8 @@ def quotient_rounded_down(node: Node, context: Rewriter) -> Value | None:
             and _power_of_two(remainder.operands[1], context) == power
             and is_splat_of(zero, 0, context)
         ):
-            return context.add(
-                "stablehlo.shift_right_arithmetic",
-                (x, splat_constant(x.type, power, context)),
-                x.type,
-            )
+            bits = context.constant(power, x.type)
+            return context.like("stablehlo.shift_right_arithmetic", x, bits)
     return None
 
 
@@ -126,13 +123,9 @@ def quotient_of_unsigned(node: Node, context: Rewriter) -> Value | None:
     """`x / c` -> `x >> log2(c)` for powers of two c, unsigned"""
     x, by = node.operands
     power = _power_of_two(by, context)
-    return (
-        None
-        if power is None or x.type.dtype.kind is not Kind.UNSIGNED
-        else context.add(
-            "stablehlo.shift_right_logical", (x, splat_constant(x.type, power, context)), x.type
-        )
-    )
+    if power is None or x.type.dtype.kind is not Kind.UNSIGNED:
+        return None
+    return context.like("stablehlo.shift_right_logical", x, context.constant(power, x.type))
 
 
 def _power_of_two(value: Value, context: Rewriter) -> int | None:
@@ -145,9 +138,7 @@ def _power_of_two(value: Value, context: Rewriter) -> int | None:
 
 
 def _masked(x: Value, power: int, context: Rewriter) -> Value:
-    return context.add(
-        "stablehlo.and", (x, splat_constant(x.type, (1 << power) - 1, context)), x.type
-    )
+    return context.like("stablehlo.and", x, context.constant((1 << power) - 1, x.type))
 
 
 def _compared(value: Value, direction: str, context: Rewriter) -> tuple[Value, ...] | None:

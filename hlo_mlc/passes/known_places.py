@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
+from hlo_mlc.expr.dtypes import I32, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.movement import combined
@@ -40,14 +40,8 @@ def scatter_of_runs(node: Node, context: Rewriter) -> Value | None:
     ]
     if not asked:
         return new
-    inside = asked[0] if len(asked) == 1 else context.add("stablehlo.and", asked, asked[0].type)
-    everywhere = context.add(
-        "stablehlo.broadcast_in_dim",
-        (inside,),
-        TensorType(result.shape, BOOL),
-        {"broadcast_dimensions": runs.axes},
-    )
-    return context.add("stablehlo.select", (everywhere, new, old), result)
+    inside = asked[0] if len(asked) == 1 else context.like("stablehlo.and", *asked)
+    return context.select(context.broadcast(inside, result.shape, runs.axes), new, old)
 
 
 def _read(runs: _Runs, node: Node, context: Rewriter) -> Value:
@@ -57,20 +51,11 @@ def _read(runs: _Runs, node: Node, context: Rewriter) -> Value:
     low, high = runs.beyond(shape[-1], count)
     if low or high:
         none = (0,) * len(leading)
-        updates = context.add(
-            "stablehlo.pad",
-            (updates, context.constant(np.zeros((), dtype.numpy))),
-            TensorType((*leading, low + count + high), dtype),
-            {
-                "edge_padding_low": (*none, low),
-                "edge_padding_high": (*none, high),
-                "interior_padding": (*none, 0),
-            },
-        )
+        updates = context.pad(updates, (*none, low), (*none, high))
     rows = runs.axes[:-1]
     return context.add(
         "stablehlo.gather",
-        (updates, context.constant((runs.first + low)[..., None])),
+        (updates, context.array((runs.first + low)[..., None])),
         TensorType(shape, dtype),
         {
             "offset_dims": tuple(axis for axis in range(len(shape)) if axis not in rows),
@@ -91,19 +76,9 @@ def _compared(
     """How places along a row compare with a limit of each row."""
     shape = tuple(result.shape[axis] for axis in runs.axes)
     rows = len(shape) - 1
-    place = context.add("stablehlo.iota", (), TensorType(shape, I32), {"iota_dimension": rows})
-    spread = context.add(
-        "stablehlo.broadcast_in_dim",
-        (context.constant(limit),),
-        TensorType(shape, I32),
-        {"broadcast_dimensions": tuple(range(rows))},
-    )
-    return context.add(
-        "stablehlo.compare",
-        (place, spread),
-        TensorType(shape, BOOL),
-        {"comparison_direction": direction, "compare_type": "SIGNED"},
-    )
+    place = context.iota(TensorType(shape, I32), rows)
+    spread = context.broadcast(context.array(limit), shape, range(rows))
+    return context.compare(direction, place, spread)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     ):
         return None
     return tuple(
-        context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
+        context.array(np.zeros(result.type.shape, result.type.dtype.numpy))
         for result in node.results
     )
 
@@ -47,7 +47,7 @@ def reshape_of_reshape(node: Node, context: Rewriter) -> Value | None:
     inner = context.definition(node.operands[0])
     if inner is None or inner.op != node.op:
         return None
-    return context.add(node.op, inner.operands, node.results[0].type)
+    return context.reshape(inner.operands[0], node.results[0].type.shape)
 
 
 def reshape_of_broadcast_scalar(node: Node, context: Rewriter) -> Value | None:
@@ -55,7 +55,7 @@ def reshape_of_broadcast_scalar(node: Node, context: Rewriter) -> Value | None:
     inner = context.definition(node.operands[0])
     if inner is None or inner.op != "stablehlo.broadcast_in_dim" or inner.operands[0].type.shape:
         return None
-    return context.add(inner.op, inner.operands, node.results[0].type, {"broadcast_dimensions": ()})
+    return context.broadcast(inner.operands[0], node.results[0].type.shape)
 
 
 def transpose_identity(node: Node, context: Rewriter) -> Value | None:
@@ -71,7 +71,7 @@ def transpose_of_transpose(node: Node, context: Rewriter) -> Value | None:
         return None
     first = inner.attributes["permutation"]
     permutation = tuple(first[axis] for axis in node.attributes["permutation"])
-    return context.add(node.op, inner.operands, node.results[0].type, {"permutation": permutation})
+    return context.transpose(inner.operands[0], permutation)
 
 
 def broadcast_identity(node: Node, context: Rewriter) -> Value | None:
@@ -90,9 +90,7 @@ def broadcast_of_broadcast(node: Node, context: Rewriter) -> Value | None:
         return None
     outer = node.attributes["broadcast_dimensions"]
     dimensions = tuple(outer[axis] for axis in inner.attributes["broadcast_dimensions"])
-    return context.add(
-        node.op, inner.operands, node.results[0].type, {"broadcast_dimensions": dimensions}
-    )
+    return context.broadcast(inner.operands[0], node.results[0].type.shape, dimensions)
 
 
 def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
@@ -110,12 +108,7 @@ def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
         # `first` stops at its own limit; behind the last element taken nothing is read.
         limits.append(origin + step * (end - 1) + 1 if end > begin else origin + step * begin)
         strides.append(step * second["strides"][i])
-    attributes = {
-        "start_indices": tuple(starts),
-        "limit_indices": tuple(limits),
-        "strides": tuple(strides),
-    }
-    return context.add(node.op, inner.operands, node.results[0].type, attributes)
+    return context.slice(inner.operands[0], starts, limits, strides)
 
 
 def pad_nothing(node: Node, context: Rewriter) -> Value | None:
@@ -174,12 +167,8 @@ def dynamic_slice_at_constant(node: Node, context: Rewriter) -> Value | None:
         min(max(int(start), 0), extent - size)
         for start, extent, size in zip(known, operand.type.shape, sizes, strict=True)
     )
-    attributes = {
-        "start_indices": first,
-        "limit_indices": tuple(start + size for start, size in zip(first, sizes, strict=True)),
-        "strides": (1,) * len(sizes),
-    }
-    return context.add("stablehlo.slice", (operand,), node.results[0].type, attributes)
+    limits = [start + size for start, size in zip(first, sizes, strict=True)]
+    return context.slice(operand, first, limits)
 
 
 def update_of_all(node: Node, context: Rewriter) -> Value | None:
@@ -234,7 +223,7 @@ def scatter_of_transpose(node: Node, context: Rewriter) -> Value | None:
     if forth != tuple(range(rank)):
         if number is None:
             return None
-        x = context.constant(np.broadcast_to(number, kind.shape))
+        x = context.constant(number, kind)
     moved = {
         name: tuple(back[axis] for axis in attributes[name])
         for name in ("inserted_window_dims", "input_batching_dims", "scatter_dims_to_operand_dims")
@@ -246,7 +235,7 @@ def scatter_of_transpose(node: Node, context: Rewriter) -> Value | None:
         {**attributes, **moved, "update_window_dims": (last,)},
         node.regions,
     )
-    return context.add(made.op, (scattered,), node.results[0].type, {"permutation": back})
+    return context.transpose(scattered, back)
 
 
 def combined(scatter: Node, context: Rewriter, old: Value, new: Value) -> Value | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hlo_mlc.expr.dtypes import Kind, TensorType
+from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.contraction import DotAxes
@@ -17,7 +17,6 @@ from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.fold_parts import combining
 
 _SLICE, _CONVERT, _REDUCE = (f"stablehlo.{name}" for name in ("slice", "convert", "reduce"))
-_STARTS, _LIMITS, _STRIDES = "start_indices", "limit_indices", "strides"
 
 
 def narrow_results(graph: Graph) -> Graph:
@@ -64,7 +63,7 @@ def slice_of_result(node: Node, context: Rewriter) -> Value | None:
         return None
     if maker.op in ELEMENTWISE and not maker.operands[0].type.dtype.is_packed:
         parts = [
-            v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
+            v if v.type.shape != whole.type.shape else context.slice(v, *_bounds(node))
             for v in maker.operands
         ]
     elif maker.op == "stablehlo.transpose":
@@ -98,14 +97,12 @@ def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
         or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL)
     ):
         return None
-    scalar = TensorType((), narrow)
-    term = context.add(_CONVERT, made.operands, TensorType(operand.type.shape, narrow))
     return context.add(
         _REDUCE,
-        (term, context.add(_CONVERT, (first,), scalar)),
+        (context.convert(made.operands[0], narrow), context.convert(first, narrow)),
         node.results[0].type,
         total.attributes,
-        (combining("stablehlo.add", scalar.dtype),),
+        (combining("stablehlo.add", narrow),),
     )
 
 
@@ -123,13 +120,12 @@ _Range = tuple[int, int, int]
 
 
 def _ranges(node: Node) -> list[_Range]:
-    return list(zip(*(node.attributes[name] for name in (_STARTS, _LIMITS, _STRIDES)), strict=True))
+    return list(zip(*_bounds(node), strict=True))
 
 
-def _same_slice(node: Node, value: Value, context: Rewriter) -> Value:
-    return context.add(
-        _SLICE, (value,), TensorType(node.results[0].type.shape, value.type.dtype), node.attributes
-    )
+def _bounds(node: Node) -> list[tuple[int, ...]]:
+    """The starts, limits and strides of a slice."""
+    return [node.attributes[name] for name in ("start_indices", "limit_indices", "strides")]
 
 
 def _factors(dot: Node, ranges: Sequence[_Range], context: Rewriter) -> list[Value]:
@@ -157,11 +153,4 @@ def _slice(value: Value, ranges: dict[int, _Range], context: Rewriter) -> Value:
     wanted = [ranges.get(axis, given) for axis, given in enumerate(whole)]
     if wanted == whole:
         return value
-    starts, limits, strides = (tuple(r[n] for r in wanted) for n in range(3))
-    shape = tuple(-(-(limit - start) // stride) for start, limit, stride in wanted)
-    return context.add(
-        _SLICE,
-        (value,),
-        TensorType(shape, value.type.dtype),
-        {_STARTS: starts, _LIMITS: limits, _STRIDES: strides},
-    )
+    return context.slice(value, *zip(*wanted, strict=True))

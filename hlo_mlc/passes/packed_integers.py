@@ -119,8 +119,7 @@ class _Unpacking(NodeList):
         """Packed integers come from outside."""
         for value in filter(_is_packed, values):
             self.packed[value] = value
-            tensor = TensorType(value.type.shape, _byte_of(value.type.dtype))
-            self.bytes[value] = self.add(_CONVERT, (value,), tensor)
+            self.bytes[value] = self.convert(value, _byte_of(value.type.dtype))
 
     def _byte(self, value: Value) -> Value:
         return self.bytes.get(value, value)
@@ -128,7 +127,7 @@ class _Unpacking(NodeList):
     def _as_before(self, value: Value) -> Value:
         if not _is_packed(value):
             return value
-        return self.packed.get(value) or self.add(_CONVERT, (self.bytes[value],), value.type)
+        return self.packed.get(value) or self.convert(self.bytes[value], value.type.dtype)
 
     def _node(self, node: Node) -> None:
         self.location = node.location
@@ -175,27 +174,20 @@ class _Unpacking(NodeList):
         """The number that the last bits of a byte are."""
         tensor = value.type
         if not dtype.is_signed:
-            return self.add(
-                "stablehlo.and", (value, self.constant((1 << dtype.bits) - 1, tensor)), tensor
-            )
+            return self.like("stablehlo.and", value, self.constant((1 << dtype.bits) - 1, tensor))
         apart = self.constant(8 - dtype.bits, tensor)
-        return self.add(
-            "stablehlo.shift_right_arithmetic",
-            (self.add("stablehlo.shift_left", (value, apart), tensor), apart),
-            tensor,
-        )
+        shifted = self.like("stablehlo.shift_left", value, apart)
+        return self.like("stablehlo.shift_right_arithmetic", shifted, apart)
 
     def _rounded(self, node: Node) -> None:
         """Floats end at the limits."""
         (operand,), (result,) = node.operands, node.results
         dtype = result.type.dtype
-        scalar = TensorType((), operand.type.dtype)
         least = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
-        low, high = (self.constant(n, scalar) for n in (least, least + (1 << dtype.bits) - 1))
+        limits = (least, least + (1 << dtype.bits) - 1)
+        low, high = (self.scalar(n, operand.type.dtype) for n in limits)
         within = self.add("stablehlo.clamp", (low, operand, high), operand.type)
-        self.bytes[result] = self.add(
-            _CONVERT, (within,), TensorType(result.type.shape, _byte_of(dtype))
-        )
+        self.bytes[result] = self.convert(within, _byte_of(dtype))
 
     def _by_bits(self, node: Node) -> None:
         """What is said of bits is said of those in an unsigned byte."""
@@ -205,7 +197,7 @@ class _Unpacking(NodeList):
         )
         if node.op == _CLZ:
             in_front = self.constant(8 - result.type.dtype.bits, found.type)
-            found = self.add("stablehlo.subtract", (found, in_front), found.type)
+            found = self.like("stablehlo.subtract", found, in_front)
         self._from_bits(result, found)
 
     def _cast(self, node: Node) -> None:
@@ -215,68 +207,45 @@ class _Unpacking(NodeList):
         if source.dtype.bits == target.dtype.bits:
             self._from_bits(result, self._bits(operand))
         elif source.dtype.bits > target.dtype.bits:
-            whole = self._cast_to(self._byte(operand), _WHOLE.get(source.dtype.bits, U8))
-            spread = self.add(
-                "stablehlo.broadcast_in_dim",
-                (whole,),
-                TensorType(target.shape, whole.type.dtype),
-                {"broadcast_dimensions": tuple(range(len(source.shape)))},
-            )
-            found = self.add(
-                "stablehlo.shift_right_logical",
-                (spread, self._starts(spread.type, target.dtype)),
-                spread.type,
-            )
-            self._from_bits(result, self.add(_CONVERT, (found,), TensorType(target.shape, U8)))
+            whole = self.bitcast(self._byte(operand), _WHOLE.get(source.dtype.bits, U8))
+            spread = self.broadcast(whole, target.shape, range(len(source.shape)))
+            starts = self._starts(spread.type, target.dtype)
+            found = self.like("stablehlo.shift_right_logical", spread, starts)
+            self._from_bits(result, self.convert(found, U8))
         else:
             self._put_together(operand, result)
 
     def _put_together(self, operand: Value, result: Value) -> None:
         dtype = _WHOLE.get(result.type.dtype.bits, U8)
-        tensor = TensorType(operand.type.shape, dtype)
-        spread = self.add(_CONVERT, (self._bits(operand),), tensor)
-        parts = self.add(
-            "stablehlo.shift_left", (spread, self._starts(tensor, operand.type.dtype)), tensor
-        )
-        found = Value(TensorType(result.type.shape, dtype))
-        zero = self.constant(0, TensorType((), dtype))
-        self.nodes.append(
-            Node(
-                "stablehlo.reduce",
-                (parts, zero),
-                (found,),
-                {"dimensions": (len(tensor.shape) - 1,)},
-                (combining("stablehlo.add", dtype),),
-                location=self.location,
-            )
+        spread = self.convert(self._bits(operand), dtype)
+        starts = self._starts(spread.type, operand.type.dtype)
+        found = self.add(
+            "stablehlo.reduce",
+            (self.like("stablehlo.shift_left", spread, starts), self.scalar(0, dtype)),
+            TensorType(result.type.shape, dtype),
+            {"dimensions": (len(operand.type.shape) - 1,)},
+            (combining("stablehlo.add", dtype),),
         )
         if _is_packed(result):
             self._from_bits(result, found)
         else:
-            self.nodes.append(Node(_BITCAST, (found,), (result,), location=self.location))
+            self.add(_BITCAST, (found,), result)
 
     def _starts(self, tensor: TensorType, dtype: DType) -> Value:
         """Along the last axis, how far from the last bit an element begins."""
-        along = self.add("stablehlo.iota", (), tensor, {"iota_dimension": len(tensor.shape) - 1})
-        return self.add("stablehlo.multiply", (along, self.constant(dtype.bits, tensor)), tensor)
-
-    def _cast_to(self, value: Value, dtype: DType) -> Value:
-        return (
-            value
-            if value.type.dtype is dtype
-            else self.add(_BITCAST, (value,), TensorType(value.type.shape, dtype))
-        )
+        along = self.iota(tensor, len(tensor.shape) - 1)
+        return self.like("stablehlo.multiply", along, self.constant(dtype.bits, tensor))
 
     def _bits(self, value: Value) -> Value:
         """The bits of packed integers, in unsigned bytes."""
-        byte = self._cast_to(self._byte(value), U8)
+        byte = self.bitcast(self._byte(value), U8)
         mask = self.constant((1 << value.type.dtype.bits) - 1, byte.type)
-        return self.add("stablehlo.and", (byte, mask), byte.type)
+        return self.like("stablehlo.and", byte, mask)
 
     def _from_bits(self, result: Value, bits: Value) -> None:
         """The number that the last bits are."""
         dtype = result.type.dtype
-        self.bytes[result] = self._wrapped(self._cast_to(bits, _byte_of(dtype)), dtype)
+        self.bytes[result] = self._wrapped(self.bitcast(bits, _byte_of(dtype)), dtype)
 
 
 def _is_ring(region: Graph) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import BOOL, F32, F64, TensorType
+from hlo_mlc.expr.dtypes import F32, F64
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import splat, splat_constant
+from hlo_mlc.passes.splat import splat
 
 # Exponents whose products stay within two units in the last place.
 _EXPONENTS = (-2.0, -1.5, -1.0, -0.5, 0.5, 1.5, 2.0, 3.0)
@@ -26,13 +26,12 @@ def power_of_literal(node: Node, context: Rewriter) -> Value | None:
     if base.type.dtype not in (F32, F64) or number is None or float(number) not in _EXPONENTS:
         return None
     power = float(number)
-    tensor = base.type
 
     def op(name: str, *operands: Value) -> Value:
-        return context.add(f"stablehlo.{name}", operands, tensor)
+        return context.like(f"stablehlo.{name}", *operands)
 
     def constant(value: float) -> Value:
-        return splat_constant(tensor, value, context)
+        return context.constant(value, base.type)
 
     if power in (2.0, 3.0):
         square = op("multiply", base, base)
@@ -46,14 +45,8 @@ def power_of_literal(node: Node, context: Rewriter) -> Value | None:
     else:
         inverse = op("rsqrt", base)
         value = op("abs", inverse) if power == -0.5 else op("divide", inverse, base)
-    is_low = context.add(
-        "stablehlo.compare",
-        (base, constant(-np.inf)),
-        TensorType(tensor.shape, BOOL),
-        {"comparison_direction": "EQ", "compare_type": "FLOAT"},
-    )
-    at_low = constant(np.inf if power > 0 else 0)
-    return context.add("stablehlo.select", (is_low, at_low, value), tensor)
+    is_low = context.compare("EQ", base, constant(-np.inf))
+    return context.select(is_low, constant(np.inf if power > 0 else 0), value)
 
 
 POWER_RULES: Mapping[str, Sequence[Rule]] = {"stablehlo.power": (power_of_literal,)}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from hlo_mlc.expr.dtypes import BOOL, F32, Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.fold_parts import combining
-from hlo_mlc.passes.splat import splat, splat_constant
+from hlo_mlc.passes.splat import splat
 
 _INTEGERS = (Kind.SIGNED, Kind.UNSIGNED)
 _AXES = (
@@ -31,17 +29,10 @@ def product_of_bools(node: Node, context: Rewriter) -> Value | None:
     result = node.results[0].type
     if any(v.type.dtype is not BOOL for v in (*node.operands, *node.results)):
         return None
-    factors = [
-        context.add("stablehlo.convert", (v,), TensorType(v.type.shape, F32)) for v in node.operands
-    ]
+    factors = [context.convert(v, F32) for v in node.operands]
     counts = TensorType(result.shape, F32)
     product = context.add(node.op, factors, counts, {name: node.attributes[name] for name in _AXES})
-    return context.add(
-        "stablehlo.compare",
-        (product, splat_constant(counts, 0.0, context)),
-        result,
-        {"comparison_direction": "NE", "compare_type": "FLOAT"},
-    )
+    return context.compare("NE", product, context.constant(0.0, counts))
 
 
 def product_of_widened(node: Node, context: Rewriter) -> Value | None:
@@ -84,32 +75,23 @@ def product_with_a_splat(node: Node, context: Rewriter) -> Value | None:
         dtype = F32 if result.dtype.is_narrow_float else result.dtype
         if dtype is BOOL:
             return None
-        wide = TensorType(other.type.shape, dtype)
-        if other.type != wide:
-            other = context.add("stablehlo.convert", (other,), wide)
-        number = context.constant(np.broadcast_to(element.astype(dtype.numpy), wide.shape))
-        product = context.add("stablehlo.multiply", (other, number), wide)
-        kept = [d for d in range(len(wide.shape)) if d not in summed]
+        other = context.convert(other, dtype)
+        shape = other.type.shape
+        product = context.like("stablehlo.multiply", other, context.constant(element, other.type))
+        kept = [d for d in range(len(shape)) if d not in summed]
         if summed:
             product = context.add(
                 "stablehlo.reduce",
-                (product, context.constant(np.zeros((), dtype.numpy))),
-                TensorType(tuple(wide.shape[d] for d in kept), dtype),
+                (product, context.scalar(0, dtype)),
+                TensorType(tuple(shape[d] for d in kept), dtype),
                 {"dimensions": tuple(sorted(summed))},
                 (combining("stablehlo.add", dtype),),
             )
-        if dtype is not result.dtype:
-            narrow = TensorType(product.type.shape, result.dtype)
-            product = context.add("stablehlo.convert", (product,), narrow)
+        product = context.convert(product, result.dtype)
         batch, free = node.attributes[_AXES[1 - side]], _own_axes(node, 1 - side)
         begin = len(batch) + (len(own) if side == 0 else 0)
         places = {d: n for n, d in enumerate(batch)} | {d: begin + n for n, d in enumerate(free)}
-        return context.add(
-            "stablehlo.broadcast_in_dim",
-            (product,),
-            result,
-            {"broadcast_dimensions": tuple(places[d] for d in kept)},
-        )
+        return context.broadcast(product, result.shape, [places[d] for d in kept])
     return None
 
 

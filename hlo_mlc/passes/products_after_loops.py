@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Counting, Known, Progression, counting
-from hlo_mlc.graph.rewrite import uses_among
+from hlo_mlc.graph.rewrite import NodeList, uses_among
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
 from hlo_mlc.passes.products_before_loops import LEAST_TERMS, MOST_BYTES, terms_of
-from hlo_mlc.passes.rows import DOT_OP, NewNodes, Row, Rows, sliced_axis, stacked
+from hlo_mlc.passes.rows import DOT_OP, Row, Rows, sliced_axis, stacked
 
 _UPDATE_OP = "stablehlo.dynamic_update_slice"
 _SLICE_OP = "stablehlo.slice"
@@ -210,7 +208,7 @@ class _Writer:
         produced = [Value(self.loop.results[k].type) for k in staying]
         gone = {sink.last for sink in self.sinks}
         nodes = [node for node in self.body.nodes if node not in gone]
-        before, inside = NewNodes(self.loop.location), NewNodes(self.loop.location)
+        before, inside = NodeList(self.loop.location), NodeList(self.loop.location)
         for sink in self.sinks:
             for value in _to_keep(sink.product, self.rows):
                 key = value, self.found.progressions[sink.start]
@@ -218,9 +216,8 @@ class _Writer:
                     continue
                 tensor = stacked(value.type, self.found.trips)
                 parameter, whole = Value(tensor), Value(tensor)
-                zero = constant_node(np.zeros((), value.type.dtype.numpy))
-                before.nodes.append(zero)
-                operands.append(before.broadcast(zero.results[0], tensor.shape, ()))
+                zero = before.scalar(0, value.type.dtype)
+                operands.append(before.broadcast(zero, tensor.shape))
                 parameters.append(parameter)
                 shadows.append(Value(tensor))
                 results.append(_stored(parameter, value, sink.start, inside))
@@ -238,7 +235,7 @@ class _Writer:
             regions,
             location=self.loop.location,
         )
-        after = NewNodes(self.loop.location)
+        after = NodeList(self.loop.location)
         values = dict(zip(staying, produced, strict=False))
         known: dict[Progression, Rows] = {}
         for sink in self.sinks:
@@ -249,7 +246,7 @@ class _Writer:
         ordered = tuple([values[k] for k in range(len(self.body.results))])
         return Rewritten((*before.nodes, loop, *after.nodes), ordered)
 
-    def _after(self, sink: _Sink, rows: Rows, new: NewNodes) -> Value:
+    def _after(self, sink: _Sink, rows: Rows, new: NodeList) -> Value:
         row = Row(sink.start, self.found.trips)
         progression = self.found.progressions[sink.start]
         for value in _to_keep(sink.product, self.rows):
@@ -267,7 +264,7 @@ class _Writer:
         flat = new.reshape(whole, (shape[axis], *shape[:axis], *shape[axis + 1 :]))
         return new.move(flat, 0, axis)
 
-    def _all_added(self, sink: _Sink, rows: Rows, new: NewNodes) -> Value:
+    def _all_added(self, sink: _Sink, rows: Rows, new: NodeList) -> Value:
         attributes = dict(sink.product.attributes)
         for side in ("lhs", "rhs"):
             for kind in ("batching", "contracting"):
@@ -309,13 +306,11 @@ def _moves(factor: Value, rows: Rows) -> list[Node]:
     return moves
 
 
-def _stored(parameter: Value, value: Value, start: Value, new: NewNodes) -> Value:
+def _stored(parameter: Value, value: Value, start: Value, new: NodeList) -> Value:
     """`parameter` with `value` for row `start`."""
     one = new.reshape(value, (1, *value.type.shape))
-    zero = constant_node(np.zeros((), start.type.dtype.numpy))
-    new.nodes.append(zero)
-    starts = (start, *zero.results * len(value.type.shape))
-    return new.add(_UPDATE_OP, (parameter, one, *starts), parameter.type)
+    zero = new.scalar(0, start.type.dtype)
+    return new.update(parameter, one, (start, *(zero,) * len(value.type.shape)))
 
 
 def _parted(body: Graph, found: Counting) -> Graph:
@@ -384,7 +379,7 @@ def _part(product: Node, cut: Node, rows: Rows) -> list[Node]:
     factor = product.operands[side]
     if not rows.is_invariant(factor):
         return []
-    new = NewNodes(product.location)
+    new = NodeList(product.location)
     factors = list(product.operands)
     factors[side] = new.cut(factor, place, starts[axis], limits[axis] - starts[axis])
     return [

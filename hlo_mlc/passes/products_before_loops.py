@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
+from hlo_mlc.graph.rewrite import NodeList
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
-from hlo_mlc.passes.rows import DOT_OP, NewNodes, Rows, stacked
+from hlo_mlc.passes.rows import DOT_OP, Rows, stacked
 
 # Bytes of all rows together that may be kept for a loop.
 MOST_BYTES = 64 << 20
@@ -57,7 +56,7 @@ def _multiply_before(loop: Node, known: Known) -> Rewritten | None:
     for node in body.nodes:
         if not moved.issuperset(node.results):
             read.update(node.used)
-    before = NewNodes(loop.location)
+    before = NodeList(loop.location)
     nodes: list[Node] = []
     for node in body.nodes:
         value = node.results[0] if node.results else None
@@ -100,12 +99,11 @@ def _worth_moving(rows: Rows, trips: int) -> set[Value]:
 
 def _row(value: Value, start: Value, whole: Value) -> list[Node]:
     """Nodes that let `value` be row `start` of `whole`."""
-    shape = value.type.shape
-    one = Value(TensorType((1, *shape), value.type.dtype))
-    zero = constant_node(np.zeros((), start.type.dtype.numpy))
-    starts = (start, *zero.results * len(shape))
-    sliced = Node("stablehlo.dynamic_slice", (whole, *starts), (one,), {"slice_sizes": (1, *shape)})
-    return [zero, sliced, Node("stablehlo.reshape", (one,), (value,))]
+    shape, new = value.type.shape, NodeList()
+    starts = (start, *(new.scalar(0, start.type.dtype),) * len(shape))
+    one = new.dynamic_slice(whole, starts, (1, *shape))
+    new.add("stablehlo.reshape", (one,), value)
+    return new.nodes
 
 
 def _parted(body: Graph, trips: int) -> Graph:
@@ -113,7 +111,7 @@ def _parted(body: Graph, trips: int) -> Graph:
     rows = Rows.of(body)
     nodes: list[Node] = []
     for node in body.nodes:
-        new = NewNodes(node.location)
+        new = NodeList(node.location)
         total = _sum_of_parts(node, rows, trips, new) if node.op == DOT_OP else None
         if total is None:
             nodes.append(node)
@@ -123,7 +121,7 @@ def _parted(body: Graph, trips: int) -> Graph:
     return Graph(body.parameters, tuple(nodes), body.results)
 
 
-def _sum_of_parts(node: Node, rows: Rows, trips: int, new: NewNodes) -> Value | None:
+def _sum_of_parts(node: Node, rows: Rows, trips: int, new: NodeList) -> Value | None:
     """The product as a sum over runs of the parts that one factor is made of."""
     result = node.results[0].type
     if result.dtype.is_narrow_float:

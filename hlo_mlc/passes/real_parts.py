@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, U32, U64, DType, TensorType
-from hlo_mlc.graph.core import Attribute, Value
-
-
-class Emitter(Protocol):
-    """What takes the nodes."""
-
-    def add(
-        self,
-        op: str,
-        operands: Sequence[Value],
-        tensor: TensorType,
-        attributes: Mapping[str, Attribute] | None = None,
-    ) -> Value:
-        """A new node of one result."""
-        ...
-
-    def constant(self, number: float, tensor: TensorType) -> Value:
-        """A number in every place."""
-        ...
+from hlo_mlc.graph.builder import Builder
+from hlo_mlc.graph.core import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +64,7 @@ class Real:
     """A real array, or whether something holds in each of its places."""
 
     value: Value
-    emitter: Emitter
+    builder: Builder
 
     @property
     def range(self) -> Range:
@@ -90,28 +72,23 @@ class Real:
 
     def apply(self, op: str, *others: Real | float) -> Real:
         """An op on this and others, of this type; numbers stand for arrays of them."""
-        return self._node(f"stablehlo.{op}", others, self.value.type.dtype)
+        return self._of(self.builder.like(f"stablehlo.{op}", *self._operands(others)))
 
     def apply_chlo(self, op: str) -> Real:
         """An op of CHLO."""
-        return self._node(f"chlo.{op}", (), self.value.type.dtype)
+        return self._of(self.builder.like(f"chlo.{op}", self.value))
 
-    def _node(
-        self,
-        op: str,
-        others: Sequence[Real | float],
-        dtype: DType,
-        attributes: Mapping[str, Attribute] | None = None,
-    ) -> Real:
-        operands = (self.value, *(self.like(other).value for other in others))
-        tensor = TensorType(self.value.type.shape, dtype)
-        return Real(self.emitter.add(op, operands, tensor, attributes), self.emitter)
+    def _of(self, value: Value) -> Real:
+        return Real(value, self.builder)
+
+    def _operands(self, others: Sequence[Real | float]) -> list[Value]:
+        return [self.value, *(self.like(other).value for other in others)]
 
     def like(self, number: Real | float) -> Real:
         """An array of this type that holds a number in every place."""
         if isinstance(number, Real):
             return number
-        return Real(self.emitter.constant(number, self.value.type), self.emitter)
+        return self._of(self.builder.constant(number, self.value.type))
 
     __add__, __sub__ = _applied("add"), _applied("subtract")
     __mul__, __truediv__ = _applied("multiply"), _applied("divide")
@@ -134,13 +111,7 @@ class Real:
 
     def compare(self, direction: str, other: Real | float) -> Real:
         """Whether this is so to the other."""
-        kind = "UNSIGNED" if self.value.type.dtype.is_integer else "FLOAT"
-        return self._node(
-            "stablehlo.compare",
-            (other,),
-            BOOL,
-            {"comparison_direction": direction, "compare_type": kind},
-        )
+        return self._of(self.builder.compare(direction, *self._operands((other,))))
 
     def equals(self, other: Real | float) -> Real:
         """Whether both are the same number; zeros of both signs are."""
@@ -148,22 +119,16 @@ class Real:
 
     def choose(self, one: Real, other: Real | float) -> Real:
         """`one` where this holds, `other` elsewhere."""
-        return Real(
-            self.emitter.add(
-                "stablehlo.select", (self.value, one.value, one.like(other).value), one.value.type
-            ),
-            self.emitter,
-        )
+        return self._of(self.builder.select(self.value, one.value, one.like(other).value))
 
     def converted(self, dtype: DType) -> Real:
         """As numbers of another type."""
-        return (
-            self if dtype is self.value.type.dtype else self._node("stablehlo.convert", (), dtype)
-        )
+        return self._of(self.builder.convert(self.value, dtype))
 
     def is_finite(self) -> Real:
         """Whether it is a number and no infinity."""
-        return self._node("stablehlo.is_finite", (), BOOL)
+        tensor = TensorType(self.value.type.shape, BOOL)
+        return self._of(self.builder.add("stablehlo.is_finite", (self.value,), tensor))
 
     def larger(self, other: Real | float) -> Real:
         """NaN where one of both is."""
@@ -175,12 +140,11 @@ class Real:
 
     def bits(self) -> Real:
         """As unsigned integers."""
-        return self._node(
-            "stablehlo.bitcast_convert", (), U32 if self.value.type.dtype is F32 else U64
-        )
+        dtype = U32 if self.value.type.dtype is F32 else U64
+        return self._of(self.builder.bitcast(self.value, dtype))
 
     def _of_bits(self, bits: Real) -> Real:
-        return bits._node("stablehlo.bitcast_convert", (), self.value.type.dtype)
+        return self._of(self.builder.bitcast(bits.value, self.value.type.dtype))
 
     def with_sign_of(self, other: Real) -> Real:
         """Zeros and NaN have signs too."""

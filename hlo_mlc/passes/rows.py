@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList
@@ -45,60 +43,6 @@ _MOVES: Mapping[str, Callable[[Attributes, int], Attributes]] = {
         "strides": (1, *own["strides"]),
     },
 }
-
-
-class NewNodes(NodeList):
-    """Nodes that loops are rewritten with."""
-
-    __slots__ = ()
-
-    def number(self, number: int) -> Value:
-        """A constant i32."""
-        return self.array(np.asarray(number, np.int32))
-
-    def reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
-        """`value` in another shape."""
-        if value.type.shape == shape:
-            return value
-        return self.add("stablehlo.reshape", (value,), TensorType(shape, value.type.dtype))
-
-    def broadcast(self, value: Value, shape: tuple[int, ...], axes: tuple[int, ...]) -> Value:
-        """`value` repeated along all axes but `axes`."""
-        return self.add(
-            "stablehlo.broadcast_in_dim",
-            (value,),
-            TensorType(shape, value.type.dtype),
-            {"broadcast_dimensions": axes},
-        )
-
-    def cut(self, value: Value, axis: int, start: int, size: int) -> Value:
-        """`size` elements of `value` along one axis, and all along the others."""
-        shape = value.type.shape
-        if size == shape[axis]:
-            return value
-
-        def at(place: int, everywhere: tuple[int, ...]) -> tuple[int, ...]:
-            return (*everywhere[:axis], place, *everywhere[axis + 1 :])
-
-        return self.add(
-            "stablehlo.slice",
-            (value,),
-            TensorType(at(size, shape), value.type.dtype),
-            {
-                "start_indices": at(start, (0,) * len(shape)),
-                "limit_indices": at(start + size, shape),
-                "strides": (1,) * len(shape),
-            },
-        )
-
-    def move(self, value: Value, axis: int, place: int) -> Value:
-        """`value` with one axis moved elsewhere."""
-        if axis == place:
-            return value
-        order = [d for d in range(len(value.type.shape)) if d != axis]
-        order.insert(place, axis)
-        tensor = TensorType(tuple(value.type.shape[d] for d in order), value.type.dtype)
-        return self.add("stablehlo.transpose", (value,), tensor, {"permutation": tuple(order)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +102,12 @@ class Rows:
             return None
         return rows.pop()
 
-    def outside(self, value: Value, new: NewNodes) -> Value:
+    def outside(self, value: Value, new: NodeList) -> Value:
         """An invariant value, computed out of the loop."""
         self._compute([value], new)
         return self._outside.get(value, value)
 
-    def whole(self, value: Value, new: NewNodes) -> Value:
+    def whole(self, value: Value, new: NodeList) -> Value:
         """All rows of which `value` is one: [count, *shape of value]."""
         self._compute([value], new)
         return self._whole[value]
@@ -172,7 +116,7 @@ class Rows:
         """From now on take `value` for a row of `whole`."""
         self.rows[value], self._whole[value] = row, whole
 
-    def _compute(self, wanted: list[Value], new: NewNodes) -> None:
+    def _compute(self, wanted: list[Value], new: NodeList) -> None:
         """Make all rows of what varies, and copies of what does not, operands first."""
         needed: set[Node] = set()
         pending = list(wanted)
@@ -195,13 +139,12 @@ class Rows:
                     node.op, operands, value.type, node.attributes, literal=node.literal
                 )
 
-    def _all_rows(self, node: Node, count: int, new: NewNodes) -> Value:
+    def _all_rows(self, node: Node, count: int, new: NodeList) -> Value:
         (result,) = node.results
         tensor = stacked(result.type, count)
         if node.op == _SLICE_OP:
             array = self._outside.get(node.operands[0], node.operands[0])
-            rows = new.move(array, sliced_axis(node), 0)
-            return new.reshape(rows, tensor.shape)
+            return new.reshape(new.move(array, sliced_axis(node), 0), tensor.shape)
         if node.op == DOT_OP:
             return self._all_products(node, tensor, new)
         rows = [self._broadcast(v, count, node, new) for v in node.operands]
@@ -209,7 +152,7 @@ class Rows:
         attributes = move(node.attributes, count) if move else node.attributes
         return new.add(node.op, rows, tensor, attributes)
 
-    def _broadcast(self, value: Value, count: int, node: Node, new: NewNodes) -> Value:
+    def _broadcast(self, value: Value, count: int, node: Node, new: NodeList) -> Value:
         """All rows of an operand, be it invariant or not."""
         shape = node.results[0].type.shape
         is_scalar = not value.type.shape and shape and node.op in ELEMENTWISE
@@ -224,7 +167,7 @@ class Rows:
         dimensions = tuple(range(1, len(value.type.shape) + 1))
         return new.broadcast(value, (count, *value.type.shape), dimensions)
 
-    def _all_products(self, node: Node, tensor: TensorType, new: NewNodes) -> Value:
+    def _all_products(self, node: Node, tensor: TensorType, new: NodeList) -> Value:
         axes = DotAxes.of(node)
         batch, lhs_free = len(axes.lhs_batch), len(axes.lhs_free)
         is_left = node.operands[0] in self.rows

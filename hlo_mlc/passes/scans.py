@@ -10,12 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
-from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
-from hlo_mlc.graph.core import WHILE, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.rows import NewNodes
+from hlo_mlc.expr.dtypes import I32, TensorType
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
+from hlo_mlc.graph.rewrite import NodeList, Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of
 
 _NEUTRAL = {"stablehlo.add": 0.0, "stablehlo.multiply": 1.0}
@@ -46,7 +43,7 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     axis, shape = node.attributes["dimension"], xs.type.shape
     if shape[axis] == 0:
         return None
-    lines, scalar = NewNodes(node.location), TensorType((), xs.type.dtype)
+    lines, scalar = NodeList(node.location), TensorType((), xs.type.dtype)
     neutral = lines.constant(_NEUTRAL[step.op], scalar)
     folded, one, other = (Value(scalar) for _ in range(3))
     fold = Graph(
@@ -86,15 +83,9 @@ def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if len(lengths) != 1:  # nothing says how often it runs
         return None
     (trips,) = lengths
-    outside = NewNodes(node.location)
-    start = outside.number(0)
-    outside.nodes += (
-        constant_node(
-            np.broadcast_to(np.zeros((), v.type.dtype.numpy), v.type.shape), node.location
-        )
-        for v in outputs
-    )
-    buffers = [n.results[0] for n in outside.nodes[1:]]
+    outside = NodeList(node.location)
+    start = outside.scalar(0, I32)
+    buffers = [outside.constant(0, v.type) for v in outputs]
     state = (start, *buffers, *node.operands[len(inputs) :])
     body = _body(node, region, inputs, len(outputs), axis, trips)
     results = tuple(Value(v.type) for v in state)
@@ -111,53 +102,35 @@ def _carried(node: Node) -> int:
 
 
 def _condition(state: Sequence[Value], trips: int) -> Graph:
-    lines, parameters = NewNodes(""), tuple(Value(v.type) for v in state)
-    goes_on = lines.add(
-        "stablehlo.compare",
-        (parameters[0], lines.number(trips)),
-        TensorType((), BOOL),
-        {"comparison_direction": "LT", "compare_type": "SIGNED"},
-    )
+    lines, parameters = NodeList(""), tuple(Value(v.type) for v in state)
+    goes_on = lines.compare("LT", parameters[0], lines.scalar(trips, I32))
     return Graph(parameters, tuple(lines.nodes), (goes_on,))
 
 
 def _body(
     node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis: int, trips: int
 ) -> Graph:
-    lines, counter = NewNodes(node.location), Value(_COUNTER)
+    lines, counter = NodeList(node.location), Value(_COUNTER)
     buffers = [Value(v.type) for v in node.results[:outputs]]
     place = counter
     if node.attributes.get("is_reverse"):
-        place = lines.add("stablehlo.subtract", (lines.number(trips - 1), counter), _COUNTER)
+        place = lines.like("stablehlo.subtract", lines.scalar(trips - 1, I32), counter)
 
     def starts(rank: int) -> Iterator[Value]:
-        return (place if d == axis else lines.number(0) for d in range(rank))
+        return (place if d == axis else lines.scalar(0, I32) for d in range(rank))
 
     for whole, part in zip(inputs, region.parameters[: len(inputs)], strict=True):
         shape = whole.type.shape
         sizes = (*shape[:axis], 1, *shape[axis + 1 :])
-        row = lines.add(
-            "stablehlo.dynamic_slice",
-            (whole, *starts(len(shape))),
-            TensorType(sizes, whole.type.dtype),
-            {"slice_sizes": sizes},
-        )
+        row = lines.dynamic_slice(whole, [*starts(len(shape))], sizes)
         lines.add("stablehlo.reshape", (row,), part)
     lines.nodes += region.nodes
     filled = []
     for buffer, part in zip(buffers, region.results[:outputs], strict=True):
         shape = buffer.type.shape
-        row = lines.add(
-            "stablehlo.reshape",
-            (part,),
-            TensorType((*shape[:axis], 1, *shape[axis + 1 :]), part.type.dtype),
-        )
-        filled.append(
-            lines.add(
-                "stablehlo.dynamic_update_slice", (buffer, row, *starts(len(shape))), buffer.type
-            )
-        )
-    following = lines.add("stablehlo.add", (counter, lines.number(1)), _COUNTER)
+        row = lines.reshape(part, (*shape[:axis], 1, *shape[axis + 1 :]))
+        filled.append(lines.update(buffer, row, [*starts(len(shape))]))
+    following = lines.like("stablehlo.add", counter, lines.scalar(1, I32))
     return Graph(
         (counter, *buffers, *region.parameters[len(inputs) :]),
         tuple(lines.nodes),

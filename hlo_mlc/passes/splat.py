@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import Kind, TensorType
+from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Value
 from hlo_mlc.graph.rewrite import Rewriter
 
@@ -32,8 +32,3 @@ def is_splat_of(value: Value, number: float, context: Rewriter) -> bool:
     if element is None or element != number:
         return False
     return number != 0 or bool(np.signbit(float(element))) == bool(np.signbit(number))
-
-
-def splat_constant(tensor: TensorType, number: float, context: Rewriter) -> Value:
-    """A new constant of this type whose elements all are `number`."""
-    return context.constant(np.broadcast_to(np.asarray(number, tensor.dtype.numpy), tensor.shape))

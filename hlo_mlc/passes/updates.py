@@ -79,13 +79,9 @@ def _added(x: Value, update: Node, order: Sequence[int], context: Rewriter) -> V
     """What updates `x` where `update` updates zeros whose axes are those of `x` in this order."""
     if update.op == _UPDATE_OP:
         _, part, *starts = update.operands
-        part, starts = _transposed(part, order, context), [starts[axis] for axis in order]
-        before = context.add(
-            "stablehlo.dynamic_slice", (x, *starts), part.type, {"slice_sizes": part.type.shape}
-        )
-        return context.add(
-            _UPDATE_OP, (x, context.add(_ADD_OP, (before, part), part.type), *starts), x.type
-        )
+        part, starts = context.transpose(part, order), [starts[axis] for axis in order]
+        before = context.dynamic_slice(x, starts, part.type.shape)
+        return context.update(x, context.like(_ADD_OP, before, part), starts)
     kind = _kind(update)
     if not kind or not (_is_unique(update) or (kind == "add" and x.type.dtype.is_integer)):
         return None
@@ -94,7 +90,7 @@ def _added(x: Value, update: Node, order: Sequence[int], context: Rewriter) -> V
     body = Graph((old, new), (Node(_ADD_OP, (old, new), (total,)),), (total,))
     places, parts = update.operands[1:]
     attributes, axes = _along(update.attributes, order, len(parts.type.shape))
-    parts = _transposed(parts, axes, context)
+    parts = context.transpose(parts, axes)
     return context.add(_SCATTER_OP, (x, places, parts), x.type, attributes, (body,))
 
 
@@ -129,14 +125,6 @@ def _along(
         ),
     }
     return {**attributes, **moved}, axes
-
-
-def _transposed(x: Value, order: Sequence[int], context: Rewriter) -> Value:
-    """x with its axes in an order."""
-    if list(order) == sorted(order):
-        return x
-    kind = TensorType(tuple(x.type.shape[axis] for axis in order), x.type.dtype)
-    return context.add(_TRANSPOSE_OP, (x,), kind, {"permutation": tuple(order)})
 
 
 def _kind(scatter: Node) -> str:
