@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, DType, TensorType
-from hlo_mlc.graph.core import Attribute, Graph, Value
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value
 
 
 class Builder(ABC):
@@ -152,6 +152,23 @@ class Builder(ABC):
         attributes = {"slice_sizes": tensor.shape}
         return self.add("stablehlo.dynamic_slice", (value, *starts), tensor, attributes)
 
+    def fold(self, op: str, value: Value, initial: Value, axes: Sequence[int]) -> Value:
+        """All elements along some axes, and `initial`, as one by an op."""
+        dtype, extents = value.type.dtype, enumerate(value.type.shape)
+        return self.add(
+            "stablehlo.reduce",
+            (value, initial),
+            TensorType(tuple(extent for d, extent in extents if d not in axes), dtype),
+            {"dimensions": tuple(sorted(axes))},
+            (combining(op, dtype),),
+        )
+
     def update(self, value: Value, part: Value, starts: Sequence[Value]) -> Value:
         """The value with a box of it replaced."""
         return self.add("stablehlo.dynamic_update_slice", (value, part, *starts), value.type)
+
+
+def combining(op: str, dtype: DType) -> Graph:
+    """The region by which folds and scatters combine two elements: one op."""
+    left, right, result = (Value(TensorType((), dtype)) for _ in range(3))
+    return Graph((left, right), (Node(op, (left, right), (result,)),), (result,))

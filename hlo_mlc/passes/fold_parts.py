@@ -56,18 +56,9 @@ def _splitting(uses: Mapping[Value, int]) -> Rule:
             or any(uses[v] != count for v, count in tree.uses(whole).items())
         ):
             return None
-        folded = []
-        for number in range(len(tree.extents)):
-            part = tree.part(whole, number, context)
-            folded.append(
-                context.add(
-                    _REDUCE,
-                    (part, node.operands[1]),
-                    node.results[0].type,
-                    node.attributes,
-                    (combining(operation, whole.type.dtype),),
-                )
-            )
+        parts = [tree.part(whole, number, context) for number in range(len(tree.extents))]
+        axes = node.attributes["dimensions"]
+        folded = [context.fold(operation, part, node.operands[1], axes) for part in parts]
         while len(folded) > 1:  # neighbours in rounds, as exact as one fold
             pairs = zip(folded[::2], folded[1::2], strict=False)
             rest = folded[len(folded) // 2 * 2 :]
@@ -99,8 +90,7 @@ def fold_of_repeated(node: Node, context: Rewriter) -> Value | None:
     over = tuple(kept.index(d) for d in reduced if d in kept)
     result, initial = node.results[0].type, node.operands[1]
     if over:
-        attributes, body = {**node.attributes, "dimensions": over}, combining(operation, wide.dtype)
-        value = context.add(_REDUCE, (value, initial), result, attributes, (body,))
+        value = context.fold(operation, value, initial, over)
     else:
         value = context.like(operation, context.broadcast(initial, result.shape), value)
     if operation in _IDEMPOTENT:
@@ -135,12 +125,6 @@ def _operation(node: Node, context: Rewriter) -> str | None:
     ):
         return None  # sums of narrow floats would be rounded part by part
     return operation
-
-
-def combining(operation: str, dtype: DType) -> Graph:
-    """What reductions apply: an operation of two elements."""
-    left, right, result = (Value(TensorType((), dtype)) for _ in range(3))
-    return Graph((left, right), (Node(operation, (left, right), (result,)),), (result,))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.fold_parts import combining
 
 _SLICE, _CONVERT, _REDUCE = (f"stablehlo.{name}" for name in ("slice", "convert", "reduce"))
 
@@ -97,13 +96,8 @@ def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
         or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL)
     ):
         return None
-    return context.add(
-        _REDUCE,
-        (context.convert(made.operands[0], narrow), context.convert(first, narrow)),
-        node.results[0].type,
-        total.attributes,
-        (combining("stablehlo.add", narrow),),
-    )
+    term, initial = context.convert(made.operands[0], narrow), context.convert(first, narrow)
+    return context.fold("stablehlo.add", term, initial, total.attributes["dimensions"])
 
 
 def _adds(region: Graph) -> bool:

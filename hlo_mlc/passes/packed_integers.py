@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.expr.dtypes import I8, PACKED, U8, U16, U32, U64, DType, Kind, TensorType
+from hlo_mlc.graph.builder import combining
 from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
-from hlo_mlc.passes.fold_parts import combining
 
 _CONVERT, _BITCAST = "stablehlo.convert", "stablehlo.bitcast_convert"
 _WHOLE = {8: U8, 16: U16, 32: U32, 64: U64}
@@ -219,13 +219,9 @@ class _Unpacking(NodeList):
         dtype = _WHOLE.get(result.type.dtype.bits, U8)
         spread = self.convert(self._bits(operand), dtype)
         starts = self._starts(spread.type, operand.type.dtype)
-        found = self.add(
-            "stablehlo.reduce",
-            (self.like("stablehlo.shift_left", spread, starts), self.scalar(0, dtype)),
-            TensorType(result.type.shape, dtype),
-            {"dimensions": (len(operand.type.shape) - 1,)},
-            (combining("stablehlo.add", dtype),),
-        )
+        parts = self.like("stablehlo.shift_left", spread, starts)
+        last = len(operand.type.shape) - 1
+        found = self.fold("stablehlo.add", parts, self.scalar(0, dtype), (last,))
         if _is_packed(result):
             self._from_bits(result, found)
         else:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr.dtypes import BOOL, F32, Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.fold_parts import combining
 from hlo_mlc.passes.splat import splat
 
 _INTEGERS = (Kind.SIGNED, Kind.UNSIGNED)
@@ -80,13 +79,7 @@ def product_with_a_splat(node: Node, context: Rewriter) -> Value | None:
         product = context.like("stablehlo.multiply", other, context.constant(element, other.type))
         kept = [d for d in range(len(shape)) if d not in summed]
         if summed:
-            product = context.add(
-                "stablehlo.reduce",
-                (product, context.scalar(0, dtype)),
-                TensorType(tuple(shape[d] for d in kept), dtype),
-                {"dimensions": tuple(sorted(summed))},
-                (combining("stablehlo.add", dtype),),
-            )
+            product = context.fold("stablehlo.add", product, context.scalar(0, dtype), summed)
         product = context.convert(product, result.dtype)
         batch, free = node.attributes[_AXES[1 - side]], _own_axes(node, 1 - side)
         begin = len(batch) + (len(own) if side == 0 else 0)

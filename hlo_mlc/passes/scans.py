@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hlo_mlc.expr.dtypes import I32, TensorType
+from hlo_mlc.graph.builder import combining
 from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of
@@ -45,12 +46,6 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
         return None
     lines, scalar = NodeList(node.location), TensorType((), xs.type.dtype)
     neutral = lines.constant(_NEUTRAL[step.op], scalar)
-    folded, one, other = (Value(scalar) for _ in range(3))
-    fold = Graph(
-        (one, other),
-        (Node(step.op, (one, other), (folded,), {}, location=node.location),),
-        (folded,),
-    )
     around = (shape[axis] - 1, 0) if not node.attributes.get("is_reverse") else (0, shape[axis] - 1)
     running = lines.add(
         "stablehlo.reduce_window",
@@ -60,7 +55,7 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
             "window_dimensions": tuple(n if d == axis else 1 for d, n in enumerate(shape)),
             "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape))),
         },
-        (fold,),
+        (combining(step.op, xs.type.dtype),),
     )
     end = 0 if node.attributes.get("is_reverse") else shape[axis] - 1
     last = lines.reshape(lines.cut(running, axis, end, 1), start.type.shape)

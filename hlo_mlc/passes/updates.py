@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.builder import combining
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, apply_rules
 from hlo_mlc.ops.registry import SOURCES
@@ -85,13 +85,12 @@ def _added(x: Value, update: Node, order: Sequence[int], context: Rewriter) -> V
     kind = _kind(update)
     if not kind or not (_is_unique(update) or (kind == "add" and x.type.dtype.is_integer)):
         return None
-    element = TensorType((), x.type.dtype)
-    old, new, total = Value(element), Value(element), Value(element)
-    body = Graph((old, new), (Node(_ADD_OP, (old, new), (total,)),), (total,))
     places, parts = update.operands[1:]
     attributes, axes = _along(update.attributes, order, len(parts.type.shape))
     parts = context.transpose(parts, axes)
-    return context.add(_SCATTER_OP, (x, places, parts), x.type, attributes, (body,))
+    return context.add(
+        _SCATTER_OP, (x, places, parts), x.type, attributes, (combining(_ADD_OP, x.type.dtype),)
+    )
 
 
 def _along(
