@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
-from hlo_mlc.expr.build import apply, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.classify import cost, is_map, is_plain, reads, stage_cost
+from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.tensor.classify import is_map, reads, stage_cost
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.rewrite import rename_axes, replace_loads
 
-# A map cheaper than this is computed again by each of its readers in the nest (adam_update).
-CHEAP = 2
-# But what is looked up is not, by readers that take each element so often: small matrices by what
-# stands at places that are read, as in finite elements, took 0.25 of the time where it was kept, of
-# 8 x 8 and of 16 x 16, but 4 times as long of 6 x 6 (elements).
-LOOKED_UP_AGAIN = 8
 # Operations of a map that are worth no pass of their own over a row: arithmetic on rows of 8000
 # elements took 0.4 of the time in one pass. Longer ones stay apart, as their elements wait for
 # shorter chains of operations: sines took 0.6 of the time, and rounds of a cipher 0.8 (sampled).
@@ -27,7 +18,6 @@ LITTLE = 6
 
 def appended(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
     """The stages with one more, which reuses values that the nest has just computed."""
-    stage = _inline_cheap(stages, stage)
     last = stages[-1]
     if is_map(stage) and (stage.axes == last.axes or _is_little(last, stage)):
         along = rename_axes(stage, dict(zip(stage.axes, last.axes, strict=True)))
@@ -80,34 +70,6 @@ def _forward(assign: Assign, load: Load) -> Expr | None:
         if load.guard is None
         else apply("select", load.guard, assign.value, load.default)
     )
-
-
-def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
-    """Compute cheap elementwise values of the nest again rather than load them."""
-    for writer in reversed(stages):
-        if not is_map(writer):
-            continue
-        wanted = set(stage.inputs)
-        for assign in writer.assigns:
-            if (
-                assign.buffer in wanted
-                and cost(assign.value) <= CHEAP
-                and not _is_looked_up_again(assign, writer, stage)
-                and is_plain(assign, writer.axes)
-            ):
-                stage = replace_loads(stage, {assign.buffer: partial(_value_at, assign)})
-    return stage
-
-
-def _is_looked_up_again(assign: Assign, writer: Stage, reader: Stage) -> bool:
-    """Whether places are read to compute a value, and its reader takes each many times."""
-    places = (i for load in loads(assign.value) for i in load.indices)
-    return any(map(loads, places)) and points(reader) >= LOOKED_UP_AGAIN * points(writer)
-
-
-def _value_at(assign: Assign, load: Load) -> Expr | None:
-    at = {i: j for i, j in zip(assign.indices, load.indices, strict=True) if isinstance(i, Var)}
-    return substitute(assign.value, at) if load.guard is None else None
 
 
 def _store_along(writer: Stage, fold: Stage) -> Stage | None:
