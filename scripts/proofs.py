@@ -11,7 +11,6 @@ status 1 if anything is refused, or less than 95 % is proved without a guard.
 from __future__ import annotations
 
 import argparse
-import itertools
 import multiprocessing
 import os
 import sys
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jax
+from jaxlib.mlir import ir
 from rich.console import Console
 from rich.table import Table
 
@@ -69,18 +69,15 @@ def main(arguments: Sequence[str]) -> int:
     if asked.every < 1:
         parser.error("--every: expected 1 or more")
     cases = list(BY_NAME)[:: asked.every]
+    found: dict[str, list[Finding]] = {target: [] for target in targets}
     processes = multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as empty, processes:  # nothing that was tuned here counts
-        found = {
-            target: list(
-                itertools.chain.from_iterable(
-                    processes.starmap(
-                        findings, [(case, target, Path(empty)) for case in cases], chunksize=1
-                    )
-                )
-            )
-            for target in targets
-        }
+        of_cases = processes.starmap(
+            findings, [(case, targets, Path(empty)) for case in cases], chunksize=1
+        )
+    for of_case in of_cases:
+        for target, rows in of_case.items():
+            found[target] += rows
     console = Console()
     console.print(table(found, len(cases)))
     for target, rows in found.items():
@@ -95,21 +92,27 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(is_enough(rows) for rows in found.values()) else 1
 
 
-def findings(name: str, target: str, cache_dir: Path) -> list[Finding]:
-    """What becomes of the kernels of a case."""
+def findings(name: str, targets: Sequence[str], cache_dir: Path) -> dict[str, list[Finding]]:
+    """What becomes of the kernels of a case on each target; it is traced once for all, and lowered
+    once for each platform."""
     case = BY_NAME[name]
-    options = Options(choose="ours", target=target, cache_dir=cache_dir)
-    for_gpu = target in cuda.names()
-    backend = CudaBackend(cuda.named(target)) if for_gpu else cpu_backend(options)
+    found: dict[str, list[Finding]] = {}
+    modules: dict[str, ir.Module] = {}
     with case.in_its_mode():
         function, args = case.make()
-        lowered = (
-            jax.jit(function).trace(*args).lower(lowering_platforms=("cuda" if for_gpu else "cpu",))
-        )
-        module = lowered.compiler_ir("stablehlo")
-        _, plan = clusters_of(module, options, backend=backend)
-    kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
-    return [finding(case.name, kernel, backend) for kernel in kernels.values()]
+        traced = jax.jit(function).trace(*args)
+        for target in targets:
+            options = Options(choose="ours", target=target, cache_dir=cache_dir)
+            for_gpu = target in cuda.names()
+            backend = CudaBackend(cuda.named(target)) if for_gpu else cpu_backend(options)
+            platform = "cuda" if for_gpu else "cpu"
+            if platform not in modules:
+                lowered = traced.lower(lowering_platforms=(platform,))
+                modules[platform] = lowered.compiler_ir("stablehlo")
+            _, plan = clusters_of(modules[platform], options, backend=backend)
+            kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
+            found[target] = [finding(name, kernel, backend) for kernel in kernels.values()]
+    return found
 
 
 def finding(case: str, kernel: Kernel, backend: Backend) -> Finding:
