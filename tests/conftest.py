@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import shutil
@@ -25,7 +26,7 @@ from jax._src.interpreters import mlir
 from jaxlib.mlir import ir
 
 from emulation.emulator import Emulator
-from hlo_mlc import kept_programs
+from hlo_mlc import kept_programs, limits
 from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cuda.plan import CudaSource
@@ -125,6 +126,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HLO_MLC_CHECK"] = "1"
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """All CPUs that this process may use: of a core with two threads xdist takes one where psutil
+    is installed, and leaves the other without work."""
+    return len(os.sched_getaffinity(0))
+
+
 @pytest.hookimpl(trylast=True)  # after -k and the like
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = items
@@ -154,6 +161,15 @@ def _idle() -> Iterator[None]:
     """The machine counts as idle: what else runs decides nothing, not even other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(busyness, "read_clocks", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _measured_once() -> Iterator[None]:
+    """What the machine can do at most is measured once, not for every test with a cache of its own:
+    the four kernels are on all cores for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "measure_limits", functools.cache(limits.measure_limits))
         yield
 
 
