@@ -32,6 +32,7 @@ from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.interop import comparing, measuring, scheduling, tuning_session
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.loops.core import LoopProgram
@@ -45,6 +46,8 @@ from hlo_mlc.target.levels import THIS_MACHINE, runnable
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning import tuner
+from hlo_mlc_bench import runner
 from making import apart
 from making.agreement import assert_agree, compare
 from making.apart import Arrays, Parts
@@ -170,6 +173,29 @@ def _measured_once() -> Iterator[None]:
     the four kernels are on all cores for a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "measure_limits", functools.cache(limits.measure_limits))
+        yield
+
+
+# How long things are timed for, of what users wait for: seconds, by where they stand.
+_BRIEFLY = {
+    (comparing, "_BUDGET_S"): 0.2,
+    (measuring, "_BUDGET_S"): 0.1,
+    (runner, "_WARM_UP_S"): 0.05,
+    (scheduling, "_SECONDS"): 0.05,
+    (tuner, "ROUND_S"): 0.02,
+    (tuner, "TRIAL_S"): 0.02,
+    (tuning_session, "_COMPARISON_S"): 0.05,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _briefly() -> Iterator[None]:
+    """What is timed is timed for a tenth of the time: tests ask what comes of figures, whatever
+    these are, and for most of its time a search measures."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (owner, name), seconds in _BRIEFLY.items():
+            assert seconds < getattr(owner, name)
+            patch.setattr(owner, name, seconds)
         yield
 
 
