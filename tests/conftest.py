@@ -60,6 +60,9 @@ _CACHE = tempfile.mkdtemp(prefix="hlo_mlc_tests_")
 os.environ["HLO_MLC_CACHE"] = _CACHE
 os.environ["HLO_MLC_CALIBRATE"] = "0"  # what is predicted may not depend on the machine
 os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
+# After each product of NumPy's a thread of OpenBLAS spins for 27 ms, on the CPU of another worker:
+# read by workers, and by processes of tests, when they import it.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
