@@ -362,15 +362,26 @@ def test_a_damaged_record_is_reported(cache: Path) -> None:
 # `records=`
 
 
-@pytest.fixture
-def lock(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What was pinned elsewhere, as a file."""
-    tiled(schedule_of(smallest, X)).pin()
-    ran = CliRunner().invoke(main, ["records", "export", "lock.json"])
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What was pinned elsewhere, as text: once, for a process has to start and time it."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HLO_MLC_CACHE", str(folder / "cache"))
+        tiled(schedule_of(smallest, X)).pin()
+        ran = CliRunner().invoke(main, ["records", "export", str(folder / "lock.json")])
     assert ran.exit_code == 0, ran.output
+    return (folder / "lock.json").read_text()
+
+
+@pytest.fixture
+def lock(exported: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same as a file, which another cache knows nothing of."""
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "another"))
     forget()
-    return tmp_path / "lock.json"
+    path = tmp_path / "lock.json"
+    path.write_text(exported)
+    return path
 
 
 @pytest.mark.parametrize("way", ["argument", "variable"])

@@ -224,7 +224,7 @@ def forever(call):
             jax.block_until_ready(call(n))
     for _ in range(3):
         threading.Thread(target=run, daemon=True).start()
-    time.sleep(1)
+    time.sleep(0.3)
 """
 
 
