@@ -4,6 +4,7 @@ The condition of a loop under `vmap` asks whether any of the lanes goes on, and 
 same of each lane again, so that lanes which are done keep what they have.  Both have to get the
 same answers: a lane that goes on by the one and is done by the other keeps the loop running for
 ever.  Two expressions that are rounded differently, as they are fused with other things, need not.
+A lane that is done is so for good, where that is known of it (lanes.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from hlo_mlc.graph.rewrite import (
 from hlo_mlc.ops.registry import MOVEMENT
 from hlo_mlc.passes.common import node_key
 from hlo_mlc.passes.invariant import FREE
+from hlo_mlc.passes.lanes import ends_for_good
 from hlo_mlc.passes.loop_rewriting import Rewritten, rewrite_loops
 
 # What gives floats without rounding any.
@@ -57,6 +59,12 @@ def _carried(loop: Node) -> Rewritten | None:
 
     before, first = computed(loop.operands)
     after, later = computed(body.results)
+    for k, value in enumerate(carried):
+        asking = [node for node in nodes if node in nodes_behind([value], made)]
+        if ends_for_good(again[value], asking, condition, body):
+            still = Value(value.type)
+            after.append(Node("stablehlo.and", (again[value], later[k]), (still,)))
+            later = (*later[:k], still, *later[k + 1 :])
     regions = (
         _told(condition, carried, [], ()),
         _told(body, [again[v] for v in carried], after, later),

@@ -31,6 +31,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.base import lanes as lanes_of
+from hlo_mlc.templates.points_outside import points_outside
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.templates.registry import TEMPLATES
 from hlo_mlc.templates.short import MOST_POINTS
@@ -40,6 +41,7 @@ from hlo_mlc.tensor.classify import contraction, stage_cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived_of_any_names
 from hlo_mlc.tensor.parts_read import on_parts, parts_read
 from hlo_mlc.tensor.phases import in_phases
+from hlo_mlc.tensor.points_apart import PointsApart, loops_apart
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
 
@@ -98,7 +100,7 @@ def schedule_program(
     ScheduleError for steps that do not apply.
     """
     verify(program)
-    assembler = _Assembler(target, tuned or {}, _repeated(program))
+    assembler = _Assembler(target, tuned or {}, _repeated(program), loops_apart(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
     if any(not isinstance(step, Nest) for step in program.steps):
         kept = replace_scalars([body for _, body in parts], MOST_POINTS)  # as many as written out
@@ -113,7 +115,7 @@ def decisions_of(program: TensorProgram, target: CpuTarget) -> tuple[Decision[Te
     Raises: VerifyError as it does.
     """
     verify(program)
-    assembler = _Assembler(target, {}, _repeated(program), applies=False)
+    assembler = _Assembler(target, {}, _repeated(program), loops_apart(program), applies=False)
     for step in program.steps:
         assembler.step(step)
     return tuple(assembler.decisions)
@@ -162,10 +164,12 @@ class _Assembler:
         target: CpuTarget,
         tuned: Mapping[int, Way],
         repeated: frozenset[Nest],
+        apart: Mapping[Loop, PointsApart],
         applies: bool = True,
     ) -> None:
         """Templates are chosen only, and there are no loops, where it `applies` none."""
         self.target, self.tuned, self.repeated, self.applies = target, tuned, repeated, applies
+        self.apart = apart
         self.called: dict[str, LoopProgram] = {}
         self.decisions: list[Decision[Template]] = []
         self.extra: dict[Step, list[Buffer]] = {}
@@ -192,6 +196,9 @@ class _Assembler:
         return lower_branch(step, then, otherwise)
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
+        apart = self.apart.get(step)
+        if apart is not None:
+            return points_outside(apart, self.target, self.step)
         parts = [(inner, self.step(inner)) for inner in step.body]
         body = tuple(stmt for _, statements in parts for stmt in statements)
         if _falls_asleep(parts) or is_short(step, self.target):
@@ -263,7 +270,7 @@ class _Assembler:
             (step,) = program.steps
             position = len(self.decisions)
             tuned = {0: self.tuned[position]} if position in self.tuned else {}
-            inner = _Assembler(self.target, tuned, frozenset())
+            inner = _Assembler(self.target, tuned, frozenset(), {})
             body = inner.step(step)
             if inner.extra[step] or scratch_names(body) & {b.name for b in program.temporaries}:
                 return None

@@ -1,0 +1,124 @@
+"""Loops whose points end one by one: block by block, each until its last point is done.
+
+    while any over i of p(x[i]):         parallel block of points:
+      for i: x[i] = f(x[i])                while any over i in block of p(x[i]):
+                                             for i in block: x[i] = f(x[i])
+
+A block goes as many trips as its slowest point needs, and not as many as the slowest of all; what
+it has stays in the first-level cache, and threads meet once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import FALSE, substitute
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import BOOL, INDEX
+from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import lower_loop
+from hlo_mlc.loops.rewrite import on_one_thread, redirect
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, work
+from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.tensor.points_apart import PointsApart
+from hlo_mlc.tensor.rewrite import map_expressions
+
+# Vectors that a block has: what one waits for, such as elements that are looked up, others fill.
+VECTORS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Where a block is: by axis, the number of its first point, and how many it has; those of one
+    point, which come first, are walked over by loops around it."""
+
+    first: tuple[Expr, ...]
+    sizes: tuple[int | None, ...]
+
+    def of(self, stage: Stage, own: tuple[Var, ...]) -> Stage:
+        """What a stage does there, along axes with the names of its own."""
+        places: dict[Var, Expr] = {}
+        walked: dict[Var, Var] = {}
+        for axis, first, size in zip(own, self.first, self.sizes, strict=True):
+            places[axis] = first
+            if size is not None:
+                walked[axis] = Var(axis.name, INDEX, size)
+                places[axis] = first + walked[axis]
+        rewrite = functools.partial(substitute, mapping=places, memo={})
+
+        def axes(group: tuple[Var, ...]) -> tuple[Var, ...]:
+            return tuple(walked.get(v, v) for v in group if v in walked or v not in places)
+
+        stage = map_expressions(stage, rewrite)
+        return replace(stage, axes=axes(stage.axes), reduce_axes=axes(stage.reduce_axes))
+
+
+def points_outside(
+    apart: PointsApart, target: CpuTarget, statements: Callable[[Step], tuple[Stmt, ...]]
+) -> tuple[Stmt, ...]:
+    """The loops of blocks of points, each until its last point is done; `statements` has those of a
+    step."""
+    extents = tuple(v.extent for v in apart.axes)
+    cut, size = _cut(apart, target)
+    singles = tuple(Var(f"{v.name}_point", INDEX, v.extent) for v in apart.axes[:cut])
+    behind = len(extents) - cut - 1
+    zero = index.constant(0)
+    whole, rest = divmod(extents[cut], size)
+    number = Var(f"{apart.axes[cut].name}_block", INDEX, whole)
+
+    def block(first: Expr, size: int) -> tuple[Stmt, ...]:
+        place = _Block(
+            (*singles, first, *[zero] * behind), (*[None] * cut, size, *extents[cut + 1 :])
+        )
+        return _until_done(apart, place, statements)
+
+    body = block(number * size, size)
+    parts = (For(number, index.constant(whole), LoopKind.SERIAL, body),) if whole > 1 else body
+    if rest:
+        parts += block(index.constant(whole * size), rest)
+    for single in reversed(singles):
+        parts = (For(single, index.constant(single.extent), LoopKind.SERIAL, parts),)
+    amount = sum(work(nest) for nest in apart.loop.inner) * apart.loop.likely_trips
+    if amount > SERIAL_WORK and isinstance(parts[0], For):
+        outermost, *others = parts
+        tasks = For(outermost.var, outermost.extent, LoopKind.PARALLEL, outermost.body)
+        parts = (tasks, *others)
+    return (*parts, Store(apart.verdict, (), FALSE))
+
+
+def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
+    """Along which axis there are blocks, and how many points of it each has: those behind it are in
+    one block, those before it in none."""
+    stages = [s for nest in apart.loop.body for s in nest.stages]
+    wanted = VECTORS * max(lanes((s,), target) for s in stages)
+    extents = [v.extent for v in apart.axes]
+    cut = len(extents) - 1
+    while cut and extents[cut] < wanted:
+        wanted = -(-wanted // extents[cut])
+        cut -= 1
+    return cut, min(wanted, extents[cut])
+
+
+def _until_done(
+    apart: PointsApart, place: _Block, statements: Callable[[Step], tuple[Stmt, ...]]
+) -> tuple[Stmt, ...]:
+    """The loop of one block, which has an answer of its own."""
+    loop = apart.loop
+    body, test = (
+        tuple(s for nest in nests for s in statements(_of_block(nest, place, apart.own)))
+        for nests in (loop.body, loop.test)
+    )
+    answer = Buffer(f"{apart.verdict.name}.block", BOOL, (), "register")
+    loops = lower_loop(loop, on_one_thread(body), on_one_thread(test))
+    return (Allocate(answer, redirect(loops, {apart.verdict: answer})),)
+
+
+def _of_block(nest: Nest, place: _Block, own: Mapping[Stage, tuple[Var, ...]]) -> Nest:
+    stages = tuple(place.of(s, own[s]) for s in nest.stages)
+    first = nest.stages[0]
+    gone = {v for v, size in zip(own[first], place.sizes, strict=True) if size is None}
+    return Nest(stages, nest.shared - len(gone & {*first.axes[: nest.shared]}), nest.private)

@@ -1,0 +1,251 @@
+"""Loops that go on while any point of an array does, where no point needs what another one has.
+
+    while any over i of p(x[i]):
+      for i: x[i] = f(x[i]) if p(x[i]) else x[i]
+
+is what `vmap` makes of a loop with a condition of its own: points that are done keep what they
+have, until the last one is done.  So each point, or each block of them, may as well end by itself.
+That takes two things to be shown of the steps of the loop, which may be many, with what they hand
+to each other in buffers between them:
+
+  - what a step reads and writes of what the loop changes is of the point that it is at;
+  - a trip leaves all that is needed after it as it was, at a point where p does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.build import FALSE, load, substitute, transform
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import Kind
+from hlo_mlc.tensor.classify import folds_conditions, is_map, is_plain
+from hlo_mlc.tensor.coalesce import accesses
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram, buffer_of
+from hlo_mlc.tensor.liveness import Buffers, live_after, step_writes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointsApart:
+    """A loop of points: `axes` are those of the fold over them, which fills `verdict`, and `own`
+    are each stage's for them."""
+
+    loop: Loop
+    verdict: Buffer
+    axes: tuple[Var, ...]
+    own: dict[Stage, tuple[Var, ...]]
+
+
+def loops_apart(program: TensorProgram) -> dict[Loop, PointsApart]:
+    """The loops of a program whose points may end one by one."""
+    asking = [
+        loop
+        for step in program.steps
+        for loop in _loops(step)
+        if loop.test and isinstance(loop.test[-1], Nest)
+    ]
+    if not asking:
+        return {}
+    live = live_after(program.steps, program.results)
+    found = ((loop, points_apart(loop, live[loop.test[-1]])) for loop in asking)
+    return {loop: apart for loop, apart in found if apart is not None}
+
+
+def _loops(step: Step) -> Iterator[Loop]:
+    """All loops of a step, outer ones first."""
+    if isinstance(step, Loop):
+        yield step
+    if not isinstance(step, Nest):
+        for inner in step.inner:
+            yield from _loops(inner)
+
+
+def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
+    """The points of a loop that may end one by one; None where that is not shown.  `needed`:
+    buffers whose contents at the end of a trip matter."""
+    if loop.trip_count is not None or not all(isinstance(s, Nest) for s in loop.inner):
+        return None
+    last = _any_of(loop)
+    if last is None:
+        return None
+    verdict = last.outputs[0]
+    stages = [stage for nest in loop.inner for stage in nest.stages]
+    changing = set().union(*map(step_writes, loop.inner)) - {verdict}
+    if any(loop.counter in e.free for s in stages for e in s.expressions) or any(
+        verdict in s.inputs for s in stages
+    ):
+        return None
+    own = _own_axes(last, stages, changing)
+    if own is None or not all(_agrees(nest, own) for nest in loop.inner):
+        return None
+    active = _condition(last, (s for nest in loop.test for s in nest.stages if s is not last))
+    done = _Inactive(last.reduce_axes, active, own, needed - {verdict}, changing)
+    trip = [s for nest in (*loop.body, *loop.test) for s in nest.stages if s is not last]
+    return PointsApart(loop, verdict, last.reduce_axes, own) if done.stay(trip) else None
+
+
+def _any_of(loop: Loop) -> Stage | None:
+    """The stage that asks whether the condition holds at any point, the last of the test."""
+    if not loop.test or len(loop.test[-1].stages) != 1:
+        return None
+    (stage,) = loop.test[-1].stages
+    if (
+        stage.axes
+        or not stage.reduce_axes
+        or not folds_conditions(stage)
+        or stage.combiner.name != "or"
+        or stage.initial != (FALSE,)
+        or stage.along
+        or len(stage.assigns) != 1
+    ):
+        return None
+    (assign,) = stage.assigns
+    holds = assign.guard is None and assign.value is stage.accumulators[0]
+    return stage if holds and loop.condition is load(assign.buffer, ()) else None
+
+
+def _own_axes(
+    last: Stage, stages: list[Stage], changing: set[Buffer]
+) -> dict[Stage, tuple[Var, ...]] | None:
+    """The axes of each stage that say at which point it is; None where one touches what changes
+    elsewhere."""
+    dimensions: dict[Buffer, tuple[int, ...]] = {}
+    own = {last: last.reduce_axes}
+    waiting = [last, *(s for s in stages if s is not last)]
+    while waiting:
+        known = [s for s in waiting if s in own or _located(s, dimensions)]
+        if not known:
+            return None
+        for stage in known:
+            at = own.setdefault(stage, _located(stage, dimensions))
+            walked = {*stage.axes} if stage is not last else {*stage.reduce_axes}
+            if not walked.issuperset(at) or _in_turns(stage) in at:
+                return None
+            for access in accesses(stage):
+                buffer = buffer_of(access)
+                if buffer not in changing:
+                    continue
+                if not set(access.indices).issuperset(at):
+                    return None
+                places = tuple(map(access.indices.index, at))
+                if dimensions.setdefault(buffer, places) != places or any(
+                    buffer.shape[d] != v.extent for d, v in zip(places, at, strict=True)
+                ):
+                    return None
+        waiting = [s for s in waiting if s not in known]
+    extents = tuple(v.extent for v in last.reduce_axes)
+    return own if all(tuple(v.extent for v in at) == extents for at in own.values()) else None
+
+
+def _located(stage: Stage, dimensions: dict[Buffer, tuple[int, ...]]) -> tuple[Var, ...]:
+    """The axes of a stage at the dimensions of something that it touches and that has some; none
+    where it touches nothing of this kind."""
+    for access in accesses(stage):
+        places = dimensions.get(buffer_of(access))
+        if places is not None:
+            at = tuple(access.indices[d] for d in places)
+            return at if all(isinstance(v, Var) for v in at) else ()
+    return ()
+
+
+def _in_turns(stage: Stage) -> Var | None:
+    """The axis along which points wait for each other."""
+    if stage.scan is not None:
+        return stage.scan.axis
+    return None if stage.sort is None else stage.sort.place
+
+
+def _agrees(nest: Nest, own: dict[Stage, tuple[Var, ...]]) -> bool:
+    """Whether the stages of a nest have the points at the same axes."""
+    (first, *others) = (tuple(s.axes.index(v) for v in own[s] if v in s.axes) for s in nest.stages)
+    return all(places == first for places in others)
+
+
+Held = dict[Buffer, tuple[tuple[Expr, ...], Expr]]
+
+
+@dataclass(slots=True)
+class _Inactive:
+    """A trip at a point that is done: `active` says that it is not, over the axes of the fold.
+
+    `held` is what temporaries then have, as far as it is known, with the indices that this is
+    told of.
+    """
+
+    axes: tuple[Var, ...]
+    active: Expr
+    own: dict[Stage, tuple[Var, ...]]
+    needed: Buffers
+    changing: set[Buffer]
+    held: Held = field(default_factory=dict)
+
+    def stay(self, trip: Iterable[Stage]) -> bool:
+        """Whether a trip changes nothing that is needed, nor what says that the point is done."""
+        asked = {read.source for read in loads(self.active)} & self.changing
+        return asked <= self.needed and all(map(self._keeps, trip))
+
+    def _keeps(self, stage: Stage) -> bool:
+        active = substitute(self.active, dict(zip(self.axes, self.own[stage], strict=True)))
+        memo: dict[Expr, Expr] = {}
+
+        def rule(node: Expr) -> Expr | None:
+            return FALSE if node is active else _held_at(node, self.held)
+
+        def known(e: Expr) -> Expr:
+            return transform(e, rule, memo)
+
+        stores = (*stage.along, *stage.assigns)
+        values = [
+            (a, known(a.value)) for a in stores if a.guard is None or known(a.guard) is not FALSE
+        ]
+        for assign, value in values:
+            if assign.buffer in self.needed and not _stays(assign, value, known, active):
+                return False
+        for buffer in stage.outputs:
+            self.held.pop(buffer, None)
+        for assign, value in values:
+            if assign.buffer not in self.needed and self._lasts(value):
+                _note(self.held, assign, value, stage)
+        return True
+
+    def _lasts(self, value: Expr) -> bool:
+        """Whether a value is simple, and the same until the trip is over."""
+        return isinstance(value, Const | Load) and all(
+            read.source in self.needed or read.source not in self.changing for read in loads(value)
+        )
+
+
+def _condition(last: Stage, before: Iterable[Stage]) -> Expr:
+    """What is asked at each point, of what the stages before it have not put aside for it; floats
+    that they have would be rounded otherwise as part of something else."""
+    held: Held = {}
+    for stage in before:
+        for assign in stage.assigns:
+            if is_map(stage) and assign.buffer.dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
+                value = transform(assign.value, lambda node: _held_at(node, held))
+                _note(held, assign, value, stage)
+    return transform(last.terms[0], lambda node: _held_at(node, held))
+
+
+def _note(held: Held, assign: Assign, value: Expr, stage: Stage) -> None:
+    """Notes what a buffer has, where one store of a stage fills it."""
+    alone = sum(a.buffer is assign.buffer for a in (*stage.along, *stage.assigns)) == 1
+    if alone and is_plain(assign, stage.axes):
+        held[assign.buffer] = (assign.indices, value)
+
+
+def _held_at(node: Expr, held: Held) -> Expr | None:
+    """What a load gives, where that is known."""
+    if not isinstance(node, Load) or node.guard is not None or node.source not in held:
+        return None
+    indices, value = held[node.source]
+    there = zip(indices, node.indices, strict=True)
+    return substitute(value, {v: e for v, e in there if isinstance(v, Var)})
+
+
+def _stays(assign: Assign, value: Expr, known: Callable[[Expr], Expr], active: Expr) -> bool:
+    """Whether an element is given what it has: that of a point that is done is known of what says
+    so."""
+    before = known(load(assign.buffer, assign.indices))
+    return value is before or (value is FALSE and load(assign.buffer, assign.indices) is active)

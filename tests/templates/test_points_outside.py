@@ -1,0 +1,176 @@
+"""Loops that `vmap` makes of loops with conditions: each block of points until its last is done."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.loops.core import For, LoopKind, While, walk
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.verify import verify
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.tensor.points_apart import loops_apart
+
+# What is expected of choices does not depend on the machine that the tests run on.
+TARGET = named("x86-64-v4")
+
+
+def _collatz(x, _):
+    """Integers, of which nothing is rounded."""
+
+    def body(s):
+        return jnp.where(s[0] % 2 == 0, s[0] // 2, 3 * s[0] + 1), s[1] + 1
+
+    return lax.while_loop(lambda s: s[0] > 1, body, (x.astype(jnp.int32) % 40 + 1, 0))[1]
+
+
+def _root(x, _):
+    """Floats decide, which are rounded."""
+
+    def body(s):
+        low, high, trips = s
+        middle = (low + high) / 2
+        below = middle * middle < x
+        return jnp.where(below, middle, low), jnp.where(below, high, middle), trips + 1
+
+    start = (jnp.zeros_like(x), x + 1, 0)
+    return lax.while_loop(lambda s: (s[1] - s[0] > 1e-3) & (s[2] < 40), body, start)
+
+
+def _stack(x, table):
+    """A tree is walked, of which each point has some branches waiting."""
+
+    def body(s):
+        stack, top, total = s
+        node = stack[top - 1]
+        total = total + table[node]
+        more = (node < 15) & (total < x)
+        stack = stack.at[top - 1].set(jnp.where(more, 2 * node + 1, node))
+        stack = stack.at[top].set(jnp.where(more, 2 * node + 2, stack[top]))
+        return stack, jnp.where(more, top + 1, top - 1), total
+
+    start = (jnp.zeros(9, jnp.int32), 1, jnp.zeros_like(x))
+    return lax.while_loop(lambda s: s[1] > 0, body, start)[2]
+
+
+def _rows(x, table):
+    """Each point has a row, which is summed up, and another one that is multiplied with a table."""
+    start = x * jnp.linspace(0.5, 1.5, table.shape[0], dtype=x.dtype)
+    weights = jnp.outer(table, table) * 0.02
+
+    def body(s):
+        return weights @ s[0] + s[0] * 0.5, s[1] + 1
+
+    return lax.while_loop(lambda s: (jnp.sum(s[0] ** 2) > 0.1) & (s[1] < 30), body, (start, 0))
+
+
+def _looked_up(x, table):
+    """What is asked is looked up at a place that is counted from the end."""
+
+    def body(s):
+        return s[0] - 1, s[1] * 0.5
+
+    place = x.astype(jnp.int32) % 7 - 8
+    return lax.while_loop(lambda s: (table[s[0]] < 2) & (s[1] > 0.01), body, (place, x + 1))
+
+
+POINTS = {f.__name__[1:]: f for f in (_collatz, _root, _stack, _rows, _looked_up)}
+
+
+def _arguments(shape, dtype="float32"):
+    x = np.random.default_rng(3).uniform(0, 9, shape).astype(dtype)
+    return x, np.linspace(0.1, 1.9, 31).astype(dtype)
+
+
+def _mapped(name, axes=1):
+    function = POINTS[name]
+    for _ in range(axes):
+        function = jax.vmap(function, (0, None))
+    return function
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5,), (67,), (1000,), (3, 70), (70, 3)])
+@pytest.mark.parametrize("name", POINTS)
+def test_the_loops_mean_the_same(name, shape, dtype, take_apart, machine_code):
+    """Whole blocks and what is left, several axes of points; for machine code, and where there are
+    few points for the interpreter, which goes element by element."""
+    function = _mapped(name, len(shape))
+    with jax.enable_x64(dtype == "float64"):
+        args = _arguments(shape, dtype)
+        parts = take_apart(function, *args)
+        expected = jax.tree.leaves(jax.jit(function)(*args))
+    executions = [machine_code.executing()]
+    if shape == (5,):
+
+        def interpreted(program, operands):
+            scheduled, _ = schedule_program(program, machine_code.target)
+            verify(scheduled)
+            return interpret(scheduled, operands)
+
+        executions.append(interpreted)
+    for execute in executions:
+        for actual, right in zip(parts.run(args, execute), expected, strict=True):
+            np.testing.assert_allclose(actual, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1000,), (40, 25)])
+@pytest.mark.parametrize("name", POINTS)
+def test_each_block_ends_by_itself(name, shape, take_apart):
+    programs = take_apart(_mapped(name, len(shape)), *_arguments(shape)).programs
+    (program,) = [p for p in programs if loops_apart(p)]
+    loops, _ = schedule_program(program, TARGET)
+    whiles = [s for s in walk(loops.body) if isinstance(s, While)]
+    tasks = [s for s in walk(loops.body) if isinstance(s, For) and s.kind is LoopKind.PARALLEL]
+    inside = [s for task in tasks for s in walk(task.body) if isinstance(s, While)]
+    assert whiles
+    assert inside
+    assert not [s for task in tasks for s in walk(task.body) if s in tasks]
+
+
+def _whole(goes_on, body):
+    def function(x, table):
+        return lax.while_loop(lambda s: jnp.any(goes_on(s[0])), lambda s: body(*s), (x, 0 * table))
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5, x + 0.1), t)),
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5, x[::-1]), t)),
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5 + x[0] * 0.1, x), t)),
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5, x), t + 1)),
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 0.5, x * 0.5, x), t)),
+        lambda x, _: lax.while_loop(lambda x: jnp.all(x > 1), lambda x: x - jnp.sign(x - 1), x),
+    ],
+    ids=["go on", "change places", "read another", "count trips", "ask otherwise", "all"],
+)
+def test_points_that_need_more_than_their_own_go_together(function, take_apart):
+    x, table = _arguments((64,))
+    for program in take_apart(function, x, table).programs:
+        assert not loops_apart(program)
+
+
+def test_a_lane_that_comes_back_is_not_left_behind(run):
+    """An answer that has been no may be yes again where it asks for what other lanes have."""
+
+    def function(x, y):
+        def body(s):
+            x, y, trips = s
+            on = x * 0.5 < jnp.max(y)
+            return jnp.where(on, x + 0.3, x), y * jnp.float32(1.05), trips + 1
+
+        def goes_on(s):
+            return jnp.any(s[0] * 0.5 < jnp.max(s[1])) & (s[2] < 20)
+
+        return lax.while_loop(goes_on, body, (x, y, 0))
+
+    x, y = np.linspace(0, 12, 40, dtype=np.float32), np.linspace(0, 2, 40, dtype=np.float32)
+    for actual, right in zip(run(function, x, y), jax.jit(function)(x, y), strict=True):
+        np.testing.assert_allclose(actual, right, rtol=1e-5)
