@@ -197,8 +197,9 @@ class _Assembler:
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         apart = self.apart.get(step)
-        if apart is not None:
-            return points_outside(apart, self.target, self.step)
+        outside = apart and points_outside(apart, self.target, self.step)
+        if outside is not None:
+            return outside
         parts = [(inner, self.step(inner)) for inner in step.body]
         body = tuple(stmt for _, statements in parts for stmt in statements)
         if _falls_asleep(parts) or is_short(step, self.target):

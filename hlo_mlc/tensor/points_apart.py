@@ -22,17 +22,17 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.tensor.classify import folds_conditions, is_map, is_plain
 from hlo_mlc.tensor.coalesce import accesses
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram, buffer_of
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram, buffer_of
 from hlo_mlc.tensor.liveness import Buffers, live_after, step_writes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointsApart:
-    """A loop of points: `axes` are those of the fold over them, which fills `verdict`, and `own`
-    are each stage's for them."""
+    """A loop of points: `axes` are those of the fold over them, and `own` are each stage's for them;
+    `verdicts` are what such folds fill, this one and those of loops inside."""
 
     loop: Loop
-    verdict: Buffer
+    verdicts: tuple[Buffer, ...]
     axes: tuple[Var, ...]
     own: dict[Stage, tuple[Var, ...]]
 
@@ -64,32 +64,45 @@ def _loops(step: Step) -> Iterator[Loop]:
 def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
     """The points of a loop that may end one by one; None where that is not shown.  `needed`:
     buffers whose contents at the end of a trip matter."""
-    if loop.trip_count is not None or not all(isinstance(s, Nest) for s in loop.inner):
+    if loop.trip_count is not None:
         return None
-    last = _any_of(loop)
-    if last is None:
+    folds = {inner: _any_of(inner) for inner in _loops(loop) if inner.trip_count is None}
+    if None in folds.values() or any(isinstance(s, Branch) for s in _steps(loop)):
         return None
-    verdict = last.outputs[0]
-    stages = [stage for nest in loop.inner for stage in nest.stages]
-    changing = set().union(*map(step_writes, loop.inner)) - {verdict}
-    if any(loop.counter in e.free for s in stages for e in s.expressions) or any(
-        verdict in s.inputs for s in stages
-    ):
+    last, verdicts = folds[loop], tuple(fold.outputs[0] for fold in folds.values())
+    nests = [s for s in _steps(loop) if isinstance(s, Nest)]
+    stages = [stage for nest in nests for stage in nest.stages]
+    changing = step_writes(loop) - {*verdicts}
+    counters = {inner.counter for inner in folds}
+    if any(e.free & counters for s in stages for e in s.expressions):
         return None
-    own = _own_axes(last, stages, changing)
-    if own is None or not all(_agrees(nest, own) for nest in loop.inner):
+    if not {*verdicts}.isdisjoint(b for s in stages for b in s.inputs):
         return None
-    active = _condition(last, (s for nest in loop.test for s in nest.stages if s is not last))
-    done = _Inactive(last.reduce_axes, active, own, needed - {verdict}, changing)
-    trip = [s for nest in (*loop.body, *loop.test) for s in nest.stages if s is not last]
-    return PointsApart(loop, verdict, last.reduce_axes, own) if done.stay(trip) else None
+    own = _own_axes({*folds.values()}, last, stages, changing)
+    if own is None or not all(_agrees(nest, own) for nest in nests):
+        return None
+    before = (s for nest in loop.test if isinstance(nest, Nest) for s in nest.stages)
+    active = _condition(last, (s for s in before if s is not last))
+    needed -= {folds[loop].outputs[0]}
+    done = _Inactive(last.reduce_axes, active, own, {*folds.values()}, needed, changing)
+    stays = done.stay((*loop.body, *loop.test)) and needed.isdisjoint(verdicts)
+    return PointsApart(loop, verdicts, last.reduce_axes, own) if stays else None
+
+
+def _steps(loop: Loop) -> Iterator[Step]:
+    """All that a loop does, and what loops in it do."""
+    for step in loop.inner:
+        yield step
+        if isinstance(step, Loop):
+            yield from _steps(step)
 
 
 def _any_of(loop: Loop) -> Stage | None:
     """The stage that asks whether the condition holds at any point, the last of the test."""
-    if not loop.test or len(loop.test[-1].stages) != 1:
+    asks = loop.test[-1] if loop.test else None
+    if not isinstance(asks, Nest) or len(asks.stages) != 1:
         return None
-    (stage,) = loop.test[-1].stages
+    (stage,) = asks.stages
     if (
         stage.axes
         or not stage.reduce_axes
@@ -106,10 +119,10 @@ def _any_of(loop: Loop) -> Stage | None:
 
 
 def _own_axes(
-    last: Stage, stages: list[Stage], changing: set[Buffer]
+    folds: set[Stage], last: Stage, stages: list[Stage], changing: set[Buffer]
 ) -> dict[Stage, tuple[Var, ...]] | None:
-    """The axes of each stage that say at which point it is; None where one touches what changes
-    elsewhere."""
+    """The axes of each stage that say at which point it is, all axes of those that are folds over
+    the points; None where one touches what changes elsewhere."""
     dimensions: dict[Buffer, tuple[int, ...]] = {}
     own = {last: last.reduce_axes}
     waiting = [last, *(s for s in stages if s is not last)]
@@ -119,8 +132,10 @@ def _own_axes(
             return None
         for stage in known:
             at = own.setdefault(stage, _located(stage, dimensions))
-            walked = {*stage.axes} if stage is not last else {*stage.reduce_axes}
-            if not walked.issuperset(at) or _in_turns(stage) in at:
+            walked = stage.reduce_axes if stage in folds else stage.axes
+            if not {*walked}.issuperset(at) or _in_turns(stage) in at:
+                return None
+            if stage in folds and walked != at:
                 return None
             for access in accesses(stage):
                 buffer = buffer_of(access)
@@ -176,14 +191,28 @@ class _Inactive:
     axes: tuple[Var, ...]
     active: Expr
     own: dict[Stage, tuple[Var, ...]]
+    folds: set[Stage]
     needed: Buffers
     changing: set[Buffer]
     held: Held = field(default_factory=dict)
 
-    def stay(self, trip: Iterable[Stage]) -> bool:
+    def stay(self, trip: Iterable[Step]) -> bool:
         """Whether a trip changes nothing that is needed, nor what says that the point is done."""
         asked = {read.source for read in loads(self.active)} & self.changing
-        return asked <= self.needed and all(map(self._keeps, trip))
+        return asked <= self.needed and all(map(self._leaves, trip))
+
+    def _leaves(self, step: Step) -> bool:
+        """The same of a step."""
+        if isinstance(step, Nest):
+            return all(map(self._keeps, (s for s in step.stages if s not in self.folds)))
+        self._forget(step_writes(step))
+        kept = all(map(self._leaves, step.inner))
+        self._forget(step_writes(step))  # there may have been no trip
+        return kept
+
+    def _forget(self, buffers: Iterable[Buffer]) -> None:
+        for buffer in buffers:
+            self.held.pop(buffer, None)
 
     def _keeps(self, stage: Stage) -> bool:
         active = substitute(self.active, dict(zip(self.axes, self.own[stage], strict=True)))
@@ -202,8 +231,7 @@ class _Inactive:
         for assign, value in values:
             if assign.buffer in self.needed and not _stays(assign, value, known, active):
                 return False
-        for buffer in stage.outputs:
-            self.held.pop(buffer, None)
+        self._forget(stage.outputs)
         for assign, value in values:
             if assign.buffer not in self.needed and self._lasts(value):
                 _note(self.held, assign, value, stage)
