@@ -28,9 +28,10 @@ from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.points_apart import PointsApart
 from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
-# Vectors that a block has: what one waits for, such as elements that are looked up, others fill, and
-# what a trip costs besides is shared.  Of 1, 2, 4, 8 and 16: rk45 189, 126, 82, 92, 107 us; bisection
-# 80, 58, 37, 28, 25; a k-d tree, whose points need very different trips, 908, 1074, 1083, 1398, 1439.
+# Vectors that a block has: what one waits for, such as elements that are looked up, others fill,
+# and what a trip costs besides is shared.  With 1, 2, 4, 8 and 16 a thousand adaptive steps took
+# 189, 126, 82, 92 and 107 us, bisections 80, 58, 37, 28 and 25, and walks through a tree, which need
+# very different numbers of trips, 908, 1074, 1083, 1398 and 1439.
 VECTORS = 4
 
 

@@ -28,8 +28,8 @@ from hlo_mlc.tensor.liveness import Buffers, live_after, step_writes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointsApart:
-    """A loop of points: `axes` are those of the fold over them, and `own` are each stage's for them;
-    `verdicts` are what such folds fill, this one and those of loops inside."""
+    """A loop of points: `axes` are those of the fold over them, and `own` are each stage's for
+    them; `verdicts` are what such folds fill, this one and those of loops inside."""
 
     loop: Loop
     verdicts: tuple[Buffer, ...]
