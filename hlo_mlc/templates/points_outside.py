@@ -30,8 +30,8 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
 # Vectors that a block has: what one waits for, such as elements that are looked up, others fill,
 # and what a trip costs besides is shared.  With 1, 2, 4, 8 and 16 a thousand adaptive steps took
-# 189, 126, 82, 92 and 107 us, bisections 80, 58, 37, 28 and 25, and walks through a tree, which need
-# very different numbers of trips, 908, 1074, 1083, 1398 and 1439.
+# 189, 126, 82, 92 and 107 us, bisections 80, 58, 37, 28 and 25, and walks through a tree, which
+# need very different numbers of trips, 908, 1074, 1083, 1398 and 1439.
 VECTORS = 4
 
 

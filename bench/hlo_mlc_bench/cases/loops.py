@@ -6,6 +6,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hlo_mlc_bench.case import Case, Inputs, Workload
 
@@ -291,6 +292,45 @@ def bits_decoded(inputs: Inputs, *, words: int, levels: int) -> Workload:
     return function, (inputs.normal(words, 1 << levels),)
 
 
+def tree_searches(inputs: Inputs, *, levels: int, queries: int) -> Workload:
+    """The distance to the nearest of the points of a k-d tree, whose branches wait on a stack: a
+    batch of walks, each as long as it has to be."""
+    count = (1 << levels) - 1
+
+    def nearest(query: jax.Array, points: jax.Array) -> jax.Array:
+        def visit(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            stack, waiting, best = state
+            node = stack[waiting - 1]
+            point = points[node]
+            best = jnp.minimum(best, jnp.sum((query - point) ** 2))
+            axis = (31 - jax.lax.clz(node + 1)) % 3
+            aside = query[axis] - point[axis]
+            near = 2 * node + 1 + (aside > 0)
+            far = 4 * node + 3 - near
+            inside = near < count
+            crosses = inside & (aside**2 < best)
+            stack = stack.at[waiting - 1].set(jnp.where(crosses, far, near))
+            stack = stack.at[waiting].set(near)
+            return stack, waiting - 1 + inside + crosses, best
+
+        start = jnp.zeros(levels + 2, jnp.int32), 1, jnp.asarray(jnp.inf, query.dtype)
+        return jax.lax.while_loop(lambda state: state[1] > 0, visit, start)[2]
+
+    def tree(points: np.ndarray, axis: int) -> list[np.ndarray]:
+        """The points level by level: the middle one along an axis, and those on its two sides."""
+        points = points[np.argsort(points[:, axis])]
+        middle = len(points) // 2
+        if not middle:
+            return [points]
+        sides = (tree(side, (axis + 1) % 3) for side in (points[:middle], points[middle + 1 :]))
+        below = zip(*sides, strict=True)
+        return [points[middle : middle + 1], *(np.concatenate(level) for level in below)]
+
+    points = np.concatenate(tree(np.asarray(inputs.uniform(count, 3)), 0))
+    search = jax.vmap(nearest, (0, None))
+    return search, (inputs.uniform(queries, 3), jnp.asarray(points))
+
+
 def shortest_paths(inputs: Inputs, *, nodes: int, edges: int) -> Workload:
     """Distances from one node, by as many rounds as it takes, with the node before on each path."""
 
@@ -410,6 +450,14 @@ CASES = (
         tolerance=64,
         figure=2.0,
     ).with_neighbours(odd={"rows": 61, "columns": 59}, dtype="float64", view="transposed"),
+    _case(
+        "tree_searches",
+        tree_searches,
+        {"levels": 10, "queries": 2000},
+        tiny={"levels": 3, "queries": 5},
+        tolerance=16,
+        figure=3.0,
+    ).with_neighbours(odd={"levels": 9, "queries": 1999}, dtype="float64", view="transposed"),
     _case(
         "shortest_paths",
         shortest_paths,
