@@ -58,6 +58,14 @@ def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tu
     return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
 
 
+def lower_blocks(
+    blocks: tuple[Var, ...], body: tuple[Stmt, ...], own: Mapping[Buffer, Buffer]
+) -> tuple[Stmt, ...]:
+    """The loops over `blocks` around what is done in each, which has registers of its `own` in
+    place of some buffers."""
+    return _nest(blocks, rewrite.allocated(own.values(), rewrite.redirect(body, own)))
+
+
 def lower_branch(
     step: Branch, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]
 ) -> tuple[Stmt, ...]:

@@ -61,7 +61,7 @@ def _carried(loop: Node) -> Rewritten | None:
     after, later = computed(body.results)
     for k, value in enumerate(carried):
         asking = [node for node in nodes if node in nodes_behind([value], made)]
-        if ends_for_good(again[value], asking, condition, body):
+        if ends_for_good(value, again[value], asking, condition, body):
             still = Value(value.type)
             after.append(Node("stablehlo.and", (again[value], later[k]), (still,)))
             later = (*later[:k], still, *later[k + 1 :])

@@ -19,12 +19,13 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX
-from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
-from hlo_mlc.loops.lower import lower_loop
-from hlo_mlc.loops.rewrite import allocated, on_one_thread, redirect
+from hlo_mlc.loops.core import Stmt
+from hlo_mlc.loops.lower import lower_blocks, lower_loop, lower_stage
+from hlo_mlc.loops.rewrite import on_one_thread
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import SERIAL_WORK, lanes, work
-from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, work
+from hlo_mlc.tensor.classify import contraction
+from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
 from hlo_mlc.tensor.points_apart import PointsApart
 from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 
@@ -33,6 +34,9 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 # 189, 126, 82, 92 and 107 us, bisections 80, 58, 37, 28 and 25, and walks through a tree, which
 # need very different numbers of trips, 908, 1074, 1083, 1398 and 1439.
 VECTORS = 4
+# Points that have rows of as many elements as a vector need no others; but rows that are multiplied
+# by a matrix take turns with each of its elements.
+ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +74,46 @@ def points_outside(
     cut, size = _cut(apart, target)
     singles = tuple(Var(f"{v.name}_point", INDEX, v.extent) for v in apart.axes[:cut])
     behind = len(extents) - cut - 1
-    zero = index.constant(0)
     if size == extents[cut] and math.prod(extents[:cut]) == 1:
         return None
     whole, rest = divmod(extents[cut], size)
     number = Var(f"{apart.axes[cut].name}_block", INDEX, whole)
 
-    def block(first: Expr, size: int) -> tuple[Stmt, ...]:
-        place = _Block(
-            (*singles, first, *[zero] * behind), (*[None] * cut, size, *extents[cut + 1 :])
-        )
-        return _until_done(apart, place, statements)
+    def block(blocks: tuple[Var, ...], first: Expr, size: int) -> tuple[Stmt, ...]:
+        sizes = (*[None] * cut, size, *extents[cut + 1 :])
+        place = _Block((*singles, first, *[index.constant(0)] * behind), sizes)
+        return _until_done(apart, blocks, place, statements)
 
-    if whole > 1:
-        body = block(number * size, size)
-        parts = (For(number, index.constant(whole), LoopKind.SERIAL, body),)
-    else:
-        parts = block(zero, size)
+    parts = (
+        block((*singles, number), number * size, size)
+        if whole > 1
+        else block(singles, index.constant(0), size)
+    )
     if rest:
-        parts += block(index.constant(whole * size), rest)
-    for single in reversed(singles):
-        parts = (For(single, index.constant(single.extent), LoopKind.SERIAL, parts),)
-    if _work(apart.loop) > SERIAL_WORK and isinstance(parts[0], For):
-        outermost, *others = parts
-        tasks = For(outermost.var, outermost.extent, LoopKind.PARALLEL, outermost.body)
-        parts = (tasks, *others)
-    return (*parts, Store(apart.loop.condition.source, (), FALSE))
+        parts += block(singles, index.constant(whole * size), rest)
+    verdict = apart.loop.condition.source
+    done = Stage(f"{verdict.name}.done", (), (Assign(verdict, (), FALSE),))
+    schedule = open_schedule(Nest((done,), 0), (*parts, *lower_stage(done)), checked=False)
+    outermost = (*singles, number)[0].name
+    if _work(apart.loop) > SERIAL_WORK and outermost in schedule.loop_names:
+        schedule = schedule.parallel(outermost)
+    return schedule.program.body
 
 
 def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
     """Along which axis there are blocks, and how many points of it each has: those behind it are in
     one block, those before it in none."""
-    stages = [s for s in apart.own if s.axes]
-    wanted = VECTORS * max(lanes((s,), target) for s in stages)
     extents = [v.extent for v in apart.axes]
+    stages = [s for s in apart.own if s.axes]
+    width = max(lanes((s,), target) for s in stages)
+    row = sum(math.prod(v.extent for v in s.axes) for s in stages) // (
+        len(stages) * math.prod(extents)
+    )
+    wanted = max(1, VECTORS * width // row)
+    if row < width:
+        wanted = -(-wanted // width) * width
+    if any(contraction(s) is not None for s in stages):
+        wanted = max(ROWS, wanted)
     cut = len(extents) - 1
     while cut and extents[cut] < wanted:
         wanted = -(-wanted // extents[cut])
@@ -112,17 +122,19 @@ def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
 
 
 def _until_done(
-    apart: PointsApart, place: _Block, statements: Callable[[Step], tuple[Stmt, ...]]
+    apart: PointsApart,
+    blocks: tuple[Var, ...],
+    place: _Block,
+    statements: Callable[[Step], tuple[Stmt, ...]],
 ) -> tuple[Stmt, ...]:
-    """The loop of one block, which has answers of its own."""
+    """The loops of some blocks, which have answers of their own."""
     loop = apart.loop
     body, test = (
         tuple(s for step in steps for s in statements(_of_block(step, place, apart.own)))
         for steps in (loop.body, loop.test)
     )
     answers = {b: Buffer(f"{b.name}.block", BOOL, (), "register") for b in apart.verdicts}
-    loops = lower_loop(loop, on_one_thread(body), on_one_thread(test))
-    return allocated(answers.values(), redirect(loops, answers))
+    return lower_blocks(blocks, lower_loop(loop, on_one_thread(body), on_one_thread(test)), answers)
 
 
 def _of_block(step: Step, place: _Block, own: Mapping[Stage, tuple[Var, ...]]) -> Step:

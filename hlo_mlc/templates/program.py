@@ -197,9 +197,11 @@ class _Assembler:
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         apart = self.apart.get(step)
+        kept = len(self.extra.get(self.outermost, ()))
         outside = apart and points_outside(apart, self.target, self.step)
         if outside is not None:
-            return outside
+            alone = kept == len(self.extra.get(self.outermost, ()))
+            return outside if alone else on_one_thread(outside)  # blocks share what is kept
         parts = [(inner, self.step(inner)) for inner in step.body]
         body = tuple(stmt for _, statements in parts for stmt in statements)
         if _falls_asleep(parts) or is_short(step, self.target):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, loads
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, derived
-from hlo_mlc.tensor.covering import always_stored, left_over, stored_box, whole
+from hlo_mlc.tensor.covering import Box, always_stored, left_over, stored_box, whole
 from hlo_mlc.tensor.rewrite import with_parts
 
 Buffers = frozenset[Buffer]
@@ -47,15 +47,21 @@ def effects(nest: Nest) -> Effects:
     """The combined effects of the stages of a nest, in order."""
     needs: set[Buffer] = set()
     writes: set[Buffer] = set()
-    fills: set[Buffer] = set()
+    missing: dict[Buffer, tuple[Box, ...]] = {}
     for stage in nest.stages:
-        needs.update(b for b in stage.inputs if b not in fills)
+        needs.update(b for b in stage.inputs if missing.get(b) != ())
         writes.update(stage.outputs)
-        axes = (*stage.axes, *(stage.reduce_axes if stage.procedure is not None else ()))
-        for assign in (*stage.assigns, *(stage.along if stage.procedure is not None else ())):
+        everywhere = (*stage.axes, *stage.reduce_axes)
+        stores = [(a, everywhere) for a in stage.along]
+        stores += [
+            (a, stage.axes if stage.procedure is None else everywhere) for a in stage.assigns
+        ]
+        for assign, axes in stores:
             box = stored_box(assign, axes)
-            if box is not None and not left_over(whole(assign.buffer.shape), box):
-                fills.add(assign.buffer)
+            if box is not None:
+                before = missing.get(assign.buffer, whole(assign.buffer.shape))
+                missing[assign.buffer] = left_over(before, box)
+    fills = {b for b, boxes in missing.items() if not boxes}
     return Effects(frozenset(needs | (writes - fills)), frozenset(writes), frozenset(fills))
 
 

@@ -14,16 +14,18 @@ to each other in buffers between them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from hlo_mlc.expr.build import FALSE, load, substitute, transform
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, transform
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.tensor.classify import folds_conditions, is_map, is_plain
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram, buffer_of
 from hlo_mlc.tensor.liveness import Buffers, live_after, step_writes
+
+_ROUNDED = (Kind.FLOAT, Kind.COMPLEX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,10 +218,13 @@ class _Inactive:
 
     def _keeps(self, stage: Stage) -> bool:
         active = substitute(self.active, dict(zip(self.axes, self.own[stage], strict=True)))
+        told = {active: FALSE}
+        if isinstance(active, Apply) and active.op == "not":
+            told[active.args[0]] = TRUE
         memo: dict[Expr, Expr] = {}
 
         def rule(node: Expr) -> Expr | None:
-            return FALSE if node is active else _held_at(node, self.held)
+            return told.get(node) or _held_at(node, self.held)
 
         def known(e: Expr) -> Expr:
             return transform(e, rule, memo)
@@ -229,7 +234,8 @@ class _Inactive:
             (a, known(a.value)) for a in stores if a.guard is None or known(a.guard) is not FALSE
         ]
         for assign, value in values:
-            if assign.buffer in self.needed and not _stays(assign, value, known, active):
+            before = load(assign.buffer, assign.indices)
+            if assign.buffer in self.needed and value is not known(before):
                 return False
         self._forget(stage.outputs)
         for assign, value in values:
@@ -238,8 +244,9 @@ class _Inactive:
         return True
 
     def _lasts(self, value: Expr) -> bool:
-        """Whether a value is simple, and the same until the trip is over."""
-        return isinstance(value, Const | Load) and all(
+        """Whether a value is the same until the trip is over, and rounds nothing, so that it may be
+        part of others."""
+        return (isinstance(value, Const | Load) or value.dtype.kind not in _ROUNDED) and all(
             read.source in self.needed or read.source not in self.changing for read in loads(value)
         )
 
@@ -250,7 +257,7 @@ def _condition(last: Stage, before: Iterable[Stage]) -> Expr:
     held: Held = {}
     for stage in before:
         for assign in stage.assigns:
-            if is_map(stage) and assign.buffer.dtype.kind not in (Kind.FLOAT, Kind.COMPLEX):
+            if is_map(stage) and assign.buffer.dtype.kind not in _ROUNDED:
                 value = transform(assign.value, lambda node: _held_at(node, held))
                 _note(held, assign, value, stage)
     return transform(last.terms[0], lambda node: _held_at(node, held))
@@ -270,10 +277,3 @@ def _held_at(node: Expr, held: Held) -> Expr | None:
     indices, value = held[node.source]
     there = zip(indices, node.indices, strict=True)
     return substitute(value, {v: e for v, e in there if isinstance(v, Var)})
-
-
-def _stays(assign: Assign, value: Expr, known: Callable[[Expr], Expr], active: Expr) -> bool:
-    """Whether an element is given what it has: that of a point that is done is known of what says
-    so."""
-    before = known(load(assign.buffer, assign.indices))
-    return value is before or (value is FALSE and load(assign.buffer, assign.indices) is active)

@@ -8,6 +8,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import BOOL, F32, INDEX
+from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage
 from hlo_mlc.tensor.liveness import effects, live_after, without_dead
 from hlo_mlc.tensor.rewrite import map_expressions
@@ -16,6 +17,7 @@ A, B, C, D = (Buffer(name, F32, (4,)) for name in "abcd")
 GOES_ON = Buffer("goes_on", BOOL, ())
 ROW = variable("i", 4)
 PART = variable("k", 2)
+SUM = Var("sum", F32)
 
 
 def filled(target: Buffer, *sources: Buffer) -> Nest:
@@ -35,6 +37,33 @@ def test_what_is_filled_keeps_nothing():
     assert effects(filled(A, A)).needs == {A}
     assert effects(updated(A, 1)).needs == {A}
     assert effects(updated(A, 1)).fills == frozenset()
+
+
+def test_parts_fill_together():
+    first, second = (updated(A, at).stages[0].assigns[0] for at in (0, 2))
+    both = Nest((Stage("s", (PART,), (first, second)),), 1)
+    assert effects(both).fills == {A}
+    assert effects(both).needs == frozenset()
+    halves = Nest((Stage("s", (PART,), (first,)), Stage("t", (PART,), (second,))), 0)
+    assert effects(halves).fills == {A}
+
+
+def test_what_is_stored_along_a_fold_is_filled():
+    term = load(B, (ROW,))
+    total = Buffer("total", F32, ())
+    fold = Stage(
+        "s",
+        (),
+        (Assign(total, (), SUM),),
+        (ROW,),
+        named_combiner("add", F32),
+        (term,),
+        (const(0, F32),),
+        (SUM,),
+        along=(Assign(A, (ROW,), term),),
+    )
+    assert effects(Nest((fold,), 0)).fills == {A, total}
+    assert effects(Nest((fold,), 0)).needs == {B}
 
 
 def test_straight_on():
