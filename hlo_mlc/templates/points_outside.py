@@ -23,7 +23,7 @@ from hlo_mlc.loops.core import Stmt
 from hlo_mlc.loops.lower import lower_blocks, lower_loop, lower_stage
 from hlo_mlc.loops.rewrite import on_one_thread
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, work
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, points, work
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
 from hlo_mlc.tensor.points_apart import PointsApart
@@ -34,9 +34,9 @@ from hlo_mlc.tensor.rewrite import map_expressions, with_parts
 # 189, 126, 82, 92 and 107 us, bisections 80, 58, 37, 28 and 25, and walks through a tree, which
 # need very different numbers of trips, 908, 1074, 1083, 1398 and 1439.
 VECTORS = 4
-# Points that have rows of as many elements as a vector need no others; but rows that are multiplied
-# by a matrix take turns with each of its elements.
-ROWS = 8
+# Elements of a matrix from which on all points are multiplied by it at once, on all threads: walks
+# with products by 64 x 64 took 770 us so and 1085 in blocks of eight, with 13 x 13 87 and 72.
+MATRIX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,12 @@ def points_outside(
     apart: PointsApart, target: CpuTarget, statements: Callable[[Step], tuple[Stmt, ...]]
 ) -> tuple[Stmt, ...] | None:
     """The loops of blocks of points, each until its last point is done; `statements` has those of a
-    step.  None where one block holds all points."""
+    step.  None where one block holds all points, or they are rows of large products."""
     extents = tuple(v.extent for v in apart.axes)
+    if any(
+        contraction(s) is not None and points(s) >= MATRIX * math.prod(extents) for s in apart.own
+    ):
+        return None
     cut, size = _cut(apart, target)
     singles = tuple(Var(f"{v.name}_point", INDEX, v.extent) for v in apart.axes[:cut])
     behind = len(extents) - cut - 1
@@ -93,7 +97,9 @@ def points_outside(
         parts += block(singles, index.constant(whole * size), rest)
     verdict = apart.loop.condition.source
     done = Stage(f"{verdict.name}.done", (), (Assign(verdict, (), FALSE),))
-    schedule = open_schedule(Nest((done,), 0), (*parts, *lower_stage(done)), checked=False)
+    before = tuple(s for nest in apart.before for s in statements(nest))
+    body = (*before, *parts, *lower_stage(done))
+    schedule = open_schedule(Nest((done,), 0), body, checked=False)
     outermost = (*singles, number)[0].name
     if _work(apart.loop) > SERIAL_WORK and outermost in schedule.loop_names:
         schedule = schedule.parallel(outermost)
@@ -112,8 +118,6 @@ def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
     wanted = max(1, VECTORS * width // row)
     if row < width:
         wanted = -(-wanted // width) * width
-    if any(contraction(s) is not None for s in stages):
-        wanted = max(ROWS, wanted)
     cut = len(extents) - 1
     while cut and extents[cut] < wanted:
         wanted = -(-wanted // extents[cut])

@@ -14,8 +14,9 @@ to each other in buffers between them:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, transform
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
@@ -23,7 +24,7 @@ from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.tensor.classify import folds_conditions, is_map, is_plain
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram, buffer_of
-from hlo_mlc.tensor.liveness import Buffers, live_after, step_writes
+from hlo_mlc.tensor.liveness import Buffers, effects, live_after, step_writes
 
 _ROUNDED = (Kind.FLOAT, Kind.COMPLEX)
 
@@ -31,8 +32,10 @@ _ROUNDED = (Kind.FLOAT, Kind.COMPLEX)
 @dataclass(frozen=True, slots=True, eq=False)
 class PointsApart:
     """A loop of points: `axes` are those of the fold over them, and `own` are each stage's for
-    them; `verdicts` are what such folds fill, this one and those of loops inside."""
+    them; `verdicts` are what such folds fill, this one and those of loops inside.  `before` the
+    loop comes what is the same in all trips, for all points."""
 
+    before: tuple[Nest, ...]
     loop: Loop
     verdicts: tuple[Buffer, ...]
     axes: tuple[Var, ...]
@@ -72,6 +75,8 @@ def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
     if None in folds.values() or any(isinstance(s, Branch) for s in _steps(loop)):
         return None
     last, verdicts = folds[loop], tuple(fold.outputs[0] for fold in folds.values())
+    needed -= {last.outputs[0]}
+    before, loop = _same_in_all_trips(loop, needed)
     nests = [s for s in _steps(loop) if isinstance(s, Nest)]
     stages = [stage for nest in nests for stage in nest.stages]
     changing = step_writes(loop) - {*verdicts}
@@ -83,12 +88,27 @@ def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
     own = _own_axes({*folds.values()}, last, stages, changing)
     if own is None or not all(_agrees(nest, own) for nest in nests):
         return None
-    before = (s for nest in loop.test if isinstance(nest, Nest) for s in nest.stages)
-    active = _condition(last, (s for s in before if s is not last))
-    needed -= {folds[loop].outputs[0]}
+    testing = (s for nest in loop.test if isinstance(nest, Nest) for s in nest.stages)
+    active = _condition(last, (s for s in testing if s is not last))
     done = _Inactive(last.reduce_axes, active, own, {*folds.values()}, needed, changing)
     stays = done.stay((*loop.body, *loop.test)) and needed.isdisjoint(verdicts)
-    return PointsApart(loop, verdicts, last.reduce_axes, own) if stays else None
+    return PointsApart(before, loop, verdicts, last.reduce_axes, own) if stays else None
+
+
+def _same_in_all_trips(loop: Loop, needed: Buffers) -> tuple[tuple[Nest, ...], Loop]:
+    """The nests that fill temporaries with what does not change, and the loop without them."""
+    changing = step_writes(loop)
+    written = Counter(b for step in loop.inner for b in step_writes(step))
+    same = [
+        step
+        for step in loop.body
+        if isinstance(step, Nest)
+        and changing.isdisjoint(effects(step).needs)
+        and needed.isdisjoint(effects(step).writes)
+        and all(written[b] == 1 for b in effects(step).writes)
+        and all(loop.counter not in e.free for s in step.stages for e in s.expressions)
+    ]
+    return tuple(same), replace(loop, body=tuple(s for s in loop.body if s not in same))
 
 
 def _steps(loop: Loop) -> Iterator[Step]:

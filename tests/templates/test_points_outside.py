@@ -144,6 +144,22 @@ def test_each_block_ends_by_itself(name, shape, take_apart):
     assert not [s for task in tasks for s in walk(task.body) if s in tasks]
 
 
+@pytest.mark.parametrize("size", [8, 64])
+def test_rows_of_large_products_go_together(size, take_apart):
+    def walk_on(x, weights):
+        def body(s):
+            return jnp.tanh(weights @ s[0]), s[1] + 1
+
+        return lax.while_loop(lambda s: (jnp.max(s[0]) > 0.1) & (s[1] < 30), body, (x, 0))
+
+    x, weights = np.ones((500, size), np.float32), np.full((size, size), 0.9 / size, np.float32)
+    programs = take_apart(jax.vmap(walk_on, (0, None)), x, weights).programs
+    (program,) = [p for p in programs if loops_apart(p)]
+    loops, _ = schedule_program(program, TARGET)
+    blocks = [s for s in walk(loops.body) if isinstance(s, For) and s.var.name.endswith("_block")]
+    assert bool(blocks) == (size == 8)
+
+
 def _whole(goes_on, body):
     def function(x, table):
         return lax.while_loop(lambda s: jnp.any(goes_on(s[0])), lambda s: body(*s), (x, 0 * table))
