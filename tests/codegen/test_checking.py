@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from hlo_mlc.codegen.cpu import reading, writing
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
@@ -336,6 +337,27 @@ def test_planted_faults(name: str) -> None:
         assert all((output == 7.0).all() for output in outputs)
         bind_kernel(right, [values], outputs := [np.zeros(N, np.float32)], threads=threads)()
         np.testing.assert_array_equal(outputs[0], values)
+
+
+@pytest.mark.parametrize("kind", [LoopKind.SERIAL, LoopKind.VECTORIZE], ids=lambda k: k.value)
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("extent", [3, 15])
+def test_bytes_are_checked_whatever_indices_are(
+    monkeypatch: pytest.MonkeyPatch, extent: int, stored: bool, kind: LoopKind
+) -> None:
+    """Also where an access is wider than all of its buffer."""
+    for module in (reading, writing):
+        monkeypatch.setattr(module, "check_place", lambda *_: None)
+    count = 16
+    source, result = Buffer("x", t.F32, (count,), "operand"), Buffer("y", t.F32, (count,), "result")
+    short, behind = Buffer("s", t.F32, (extent,)), Buffer("b", t.F32, (count,))
+    copies = _copy(short, source, kind, count) if stored else _copy(result, short, kind, count)
+    program = LoopProgram("k", (source,), (result,), (copies,), ((short, 0), (behind, 64)))
+    code = _code(program)
+    with pytest.raises(KernelFaultError) as caught:
+        bind_kernel(code, [np.zeros(count, np.float32)], [np.zeros(count, np.float32)])()
+    assert f"{'store' if stored else 'load'} of s[i] (scratch f32[{extent}]): " in str(caught.value)
+    assert str(caught.value).endswith(f" of {4 * extent}")
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -268,8 +268,9 @@ def test_an_operator_that_nobody_imports(name: str, expected: str) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file"):
-        hlo_mlc.from_onnx(tmp_path / "none.onnx")
+    for name in ("none.onnx", f"{'long' * 100}.onnx", "zero\0.onnx"):
+        with pytest.raises(UsageError, match="no file"):
+            hlo_mlc.from_onnx(tmp_path / name)
     made, inputs = convolutional()
     expected = hlo_mlc.from_onnx(made, choose="ours")(*inputs.values())
     made.opset_import[0].version = 999

@@ -58,8 +58,8 @@ def check_span(
     """Check that so many bytes from an address on lie in the buffer."""
     if not writer.module.checked:
         return
-    offset = _offset(block, place, address, 0)
-    bad = block.define("icmp ugt i64 ", offset, f", {place.storage.bytes - size}")
+    offset, last = _offset(block, place, address, 0), place.storage.bytes - size
+    bad = "true" if last < 0 else block.define("icmp ugt i64 ", offset, f", {last}")
     if condition is not None:
         bad = block.define("and i1 ", bad, ", ", condition)
     _call(writer, block, _span(writer, place, what, size), Value(offset, "i64"), bad)

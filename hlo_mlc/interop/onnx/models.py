@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -91,7 +90,7 @@ def _read(onnx: ModuleType, model: Any) -> Any:
     """
     try:
         if isinstance(model, str | os.PathLike):
-            if not Path(model).is_file():
+            if not os.path.isfile(model):  # not so a name that is too long for one
                 raise UsageError(f"There is no file {os.fspath(model)!r}")
             onnx.checker.check_model(os.fspath(model))  # of any size, other than what is loaded
             return onnx.load(os.fspath(model))
