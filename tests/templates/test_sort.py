@@ -18,8 +18,10 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
+from hlo_mlc.templates.by_hand import store
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.templates.sorting import rooms
+from hlo_mlc.templates.sorting.candidates import _Candidates
 from hlo_mlc.templates.sorting.merges import PART
 from hlo_mlc.templates.sorting.template import RUN, SortTemplate
 
@@ -341,6 +343,7 @@ def test_the_first_few(count, kept, dtype):
     agrees(lambda x: lax.top_k(x, kept), x)
     agrees(lambda x: lax.top_k(x, kept), np.sort(x))
     agrees(lambda x: lax.top_k(x, kept), np.sort(x)[:, ::-1])
+    agrees(lambda x: lax.top_k(x, kept), np.sign(x))
     where = np.asarray(mlc_jit(lambda x: lax.top_k(x, kept)[1], choose="ours")(np.abs(x)))
     flipped = -np.abs(x).astype(np.float64)
     np.testing.assert_array_equal(where, in_order(flipped)[:, :kept])
@@ -579,6 +582,21 @@ def test_limits_are_proved_and_mean_the_same(take_apart, level, order, count, ke
 
     _, positions = parts.run([x.astype(np.int32)], interpreted)
     np.testing.assert_array_equal(positions, in_order(-x)[:, :kept])
+
+
+def test_of_equal_ones_no_more_are_collected_than_are_wanted(take_apart, monkeypatch):
+    """The room for candidates is never full, so they are never cut: else they were lost here."""
+    monkeypatch.setattr(_Candidates, "_cut", lambda self: (store(self.held, 0),))
+    x = np.random.default_rng(0).integers(0, 3, (2, 5000)).astype(np.int32)
+    parts = take_apart(lambda x: lax.top_k(x, 40), x)
+
+    def interpreted(program, operands):
+        loops, _ = schedule_program(program, named("x86-64-v3"))
+        return interpret(loops, operands)
+
+    values, positions = parts.run([x], interpreted)
+    np.testing.assert_array_equal(values, np.full((2, 40), 2))
+    np.testing.assert_array_equal(positions, in_order(-x)[:, :40])
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,7 @@ class _Candidates:
         self.digits, self.at = digits, at
         self.sorting = sorting = digits.sorting
         name, key = sorting.stage.name, sorting.stage.sort.keys[0].dtype
-        self.held, self.ties = (
-            Buffer(f"{name}_{what}", U32, (), "register") for what in ("held", "ties")
-        )
+        self.held = Buffer(f"{name}_held", U32, (), "register")
         self.last, self.best = (
             Buffer(f"{name}_{what}", key, (), "register") for what in ("last", "best")
         )
@@ -104,10 +102,9 @@ class _Candidates:
         is_few = compare("le", read(self.held), FEW)
         in_order = self.digits.sorted(self._length(), in_a_loop=True)  # once a row
         return allocated(
-            (self.held, self.ties, self.last, self.best),
+            (self.held, self.last, self.best),
             (
                 store(self.held, 0),
-                store(self.ties, 1),
                 self._limit(),
                 serial("block", blocks, lambda b: block(b * BLOCK)),
                 left,
@@ -120,9 +117,10 @@ class _Candidates:
         return index.minimum(as_index(read(self.held)), most or self.digits.most)
 
     def _is_wanted(self, key: Expr) -> Expr:
-        """Whether it comes before the last of those that are kept; until there are some, whether it
-        does not come behind the limit."""
-        tied = compare("eq", key, read(self.last)) & compare("ne", read(self.ties), 0)
+        """Whether it comes before the last of those that are kept; until there are as many as are
+        wanted, none of them behind the limit, whether it does not come behind that either."""
+        kept = first_wanted(self.sorting.stage)
+        tied = compare("eq", key, read(self.last)) & compare("lt", read(self.held), kept)
         return compare("lt", key, read(self.last)) | tied
 
     def _limit(self) -> Body:
@@ -246,6 +244,5 @@ class _Candidates:
             *d.sorted(self._length()),
             *(back if d.ordered is not d.front else ()),
             store(self.last, last),
-            store(self.ties, 0),
             store(self.held, kept),
         )
