@@ -33,11 +33,14 @@ MEMORY_EXTRA_BYTES = 8 << 20
 
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
 _WIDEST = 64  # bytes of a vector
+# What holds XLA and its libraries to a narrower CPU; none of them listens to another's.
+_HOLDING = ("XLA_FLAGS", "ONEDNN_MAX_CPU_ISA")
 # What has to agree for rows of two runs to stand in one table, and what those mean that are silent.
-_COMPARABLE = {
+_COMPARABLE: Mapping[str, Any] = {
     "cpu": None,
     "cores": None,
     "target": "cpu",
+    "variables": {},
     "python": None,
     "packages": None,
     "choose": None,
@@ -201,6 +204,7 @@ def environment(choose: str, rounds: int) -> dict[str, Any]:
         "cpu": model_name(),
         "cores": len(os.sched_getaffinity(0)),
         "target": Options.from_environment().target,
+        "variables": {name: os.environ[name] for name in _HOLDING if name in os.environ},
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},

@@ -36,6 +36,19 @@ def test_the_environment_names_machine_and_versions(some_results: Results) -> No
     assert here["date"].endswith("+00:00")
 
 
+def test_what_xla_is_held_by_is_known_and_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_FLAGS", "ONEDNN_MAX_CPU_ISA"):
+        monkeypatch.delenv(name, raising=False)
+    free = results.environment("auto", 3)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    held = results.environment("auto", 3)
+    assert (free["variables"], held["variables"]) == ({}, {"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    with pytest.raises(MlcError, match="measured with variables ="):
+        results.check_comparable(free, held)
+    silent = {name: value for name, value in free.items() if name != "variables"}
+    results.check_comparable(silent, free)
+
+
 def test_a_new_row_replaces_its_older_one(some_results: Results) -> None:
     again = Row(name="one", group="g", status="wrong")
     other = Row(name="two", group="g", status="right")
