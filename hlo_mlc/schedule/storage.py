@@ -208,7 +208,7 @@ def expand(
     )
 
 
-def promote(program: LoopProgram, name: str) -> LoopProgram:
+def promote(program: LoopProgram, name: str, begin: str = "there") -> LoopProgram:
     """Let a loop add up in a register what it adds to an element of a private buffer.
 
         s[i] = 0                       alloc s.k: f32 register:
@@ -217,11 +217,23 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
                                            s.k[] <- add x[k, i]
                                          s[i] = s.k[]
 
-    It begins with what was there, which is not stored if it was right before.  Refused unless the
-    loop, or the innermost one of a perfect nest, does nothing else.  TVM: cache_write; LLVM: scalar
-    promotion.
+    It begins with what was there, which is not stored if it was right before.  What begins
+    `neutral` is combined with what was there when the loop has ended: a sum of parts of many terms
+    is off by less then.
+
+        for o in 0..9:                 for o in 0..9:
+          for k in 0..8:                 alloc s.k: f32 register:
+            s[i] <- add x[o, k]            s.k[] = -0.0
+                                 ->        for k in 0..8:
+                                             s.k[] <- add x[o, k]
+                                           s[i] <- add s.k[]
+
+    Refused unless the loop, or the innermost one of a perfect nest, does nothing else, and where
+    nothing is neutral.  TVM: cache_write; LLVM: scalar promotion.
     """
     require_loops(program, "promote", name)
+    if begin not in ("there", "neutral"):
+        raise ScheduleError(f"promote: expected it to begin there or neutral, got {begin!r}")
 
     def visit(statements: Body) -> Body:
         result: list[Stmt] = []
@@ -232,8 +244,14 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
             update = _only_update(stmt)
             (buffer,) = update.buffers
             own, start = Buffer(f"{buffer.name}.{name}", buffer.dtype, (), "register"), None
+            end: Stmt = Store(buffer, update.indices, Load(own, ()))
             before = result[-1] if result else None
-            if (
+            if begin == "neutral":
+                if update.combiner.identity is None:
+                    raise refuse("promote", stmt, "has no identity to begin with")
+                (start,) = update.combiner.identity
+                end = Accumulate((buffer,), update.indices, update.combiner, (Load(own, ()),))
+            elif (
                 isinstance(before, Store)
                 and before.guard is None
                 and (before.buffer, before.indices) == (buffer, update.indices)
@@ -253,7 +271,7 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
                     (
                         Store(own, (), Load(buffer, update.indices) if start is None else start),
                         *sums,
-                        Store(buffer, update.indices, Load(own, ())),
+                        end,
                     ),
                 )
             )

@@ -20,6 +20,10 @@ such, two steps of the depth side by side: [summed / 2, panel, 2], which goes wi
 A large left factor whose rows lie across the depth, and one that is computed and read by many
 panels, is laid out along the depth first (left_factor.py).
 
+What comes from memory to be read once or twice, as weights do by which a few rows are multiplied,
+comes fastest some whole rows at a time: all panels of a block go along so much of the depth, and
+their sums wait in L1, as in templates/columns.py.
+
 The factors may be any expressions (prologues), the results any expressions of the sums (epilogues).
 Sums over k are sums of runs of some 256 terms.
 """
@@ -29,10 +33,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hlo_mlc.expr.core import loads
 from hlo_mlc.expr.dtypes import I16
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, PAIR, CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, points
+from hlo_mlc.templates.base import Parameters, Scheduled, even_groups, points
+from hlo_mlc.templates.columns import FAR
 from hlo_mlc.templates.left_factor import is_cheap_across, laid_out, pays
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
@@ -46,6 +52,7 @@ from hlo_mlc.templates.product import (
 from hlo_mlc.templates.product_roles import adds_pairs, lanes_of, register_roles
 from hlo_mlc.templates.product_tiles import Tiling
 from hlo_mlc.templates.register_tile import register_tile
+from hlo_mlc.tensor.classify import Contraction
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -64,6 +71,14 @@ AHEAD = 8
 # where a step of a tile of 6 rows by 2 vectors takes 20.
 STEPS_BETWEEN = 8
 
+# Where a panel is as narrow as a line, as with AVX2, of right factors that come from memory and are
+# not packed: rows at a time, and panels of a block, most and fewest.  8 rows by 4096 or 2048 square
+# took 0.24 of the time with 8 rows at a time, in f64 0.23, 0.5 with 16 to 128; 4 rows 0.35.  That
+# is as long with 32 panels as with 128, but 30,000 x 2000 took 0.57 with 32, half a page of each
+# row, and 0.35 with 64.  From 16 rows on, packed panels were as fast.  With AVX-512, whose panels
+# are four lines, 8 by 4096 square took 0.7, by 30,000 x 2000 twice as long.
+ROWS_AT_A_TIME, MOST_PANELS, FEWEST_PANELS = 8, 64, 8
+
 
 @dataclass(frozen=True, slots=True)
 class ContractionTemplate:
@@ -76,14 +91,16 @@ class ContractionTemplate:
         return product_refusal(nest)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Tile heights and widths, depth of a block, packing, how finely rows are split, steps by
-        which rows of the right factor are fetched ahead, after how many steps a line of the next
-        panel is, and whether the left factor is laid out along the depth first."""
+        """Tile heights and widths, depth of a block, panels that go along it in turns, packing, how
+        finely rows are split, steps by which rows of the right factor are fetched ahead, after how
+        many steps a line of the next panel is, and whether the left factor is laid out along the
+        depth first."""
         return {
             "rows": (4, 6, 8, 12),
             "vectors": (1, 2, 3, 4),
             "pack": (0, 1),
-            "depth": (0, 256, 512, 768),
+            "depth": (0, ROWS_AT_A_TIME, 256, 512, 768),
+            "panels": (1, FEWEST_PANELS, MOST_PANELS),
             "row_blocks": (1, 2, 4, 8),
             "pack_rows": (0, 1),
             "ahead": (0, 4, 8, 16),
@@ -121,6 +138,12 @@ class ContractionTemplate:
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
         pairs = adds_pairs(stage, target)
         turn = not pairs and pays(stage, panels, lanes * vectors, computed, target)
+        pack_rows = computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1])
+        swept = 1
+        if not (pack or pack_rows or pairs) and _comes_by_lines(roles, lanes * vectors, target):
+            count = -(-n // (lanes * vectors))
+            most = max(FEWEST_PANELS, min(MOST_PANELS, -(-count // target.cores)))
+            swept = even_groups(count, most)
         return _fitting(
             stage,
             lanes,
@@ -129,13 +152,16 @@ class ContractionTemplate:
                 "vectors": vectors,
                 "pack": int(pack),
                 "row_blocks": row_blocks,
-                "depth": 0,
-                "pack_rows": int(
-                    computed and not turn and not is_cheap_across(roles.lhs, roles.rows[-1])
-                ),
+                "depth": ROWS_AT_A_TIME if swept > 1 else 0,
+                "panels": swept,
+                "pack_rows": int(pack_rows),
                 "pairs": int(pairs),
                 "turn": int(turn),
-                "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
+                "ahead": (
+                    AHEAD
+                    if big and not pack and swept == 1 and roles.summed[-1].extent > AHEAD
+                    else 0
+                ),
                 "next_panel": 1 << apart.bit_length() >> 1,
             },
         )
@@ -178,8 +204,23 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
         return _fitting(stage, lanes, {**parameters, "pairs": 0})
     # Unfinished sums of a block of rows stay on the stack between spans.
     most_rows = STACK_PARTIAL // (width * size)
-    fewest = -(-roles.rows[-1].extent // most_rows)
-    return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
+    blocks = max(parameters["row_blocks"], -(-roles.rows[-1].extent // most_rows))
+    height = -(-roles.rows[-1].extent // blocks) + parameters["rows"] - 1
+    panels = max(1, min(parameters["panels"], most_rows // height))
+    return {**parameters, "depth": step, "row_blocks": blocks, "panels": panels}
+
+
+def _comes_by_lines(roles: Contraction, width: int, target: CpuTarget) -> bool:
+    """Whether the right factor comes from memory, where panels of so many columns are lines."""
+    rhs, (*others, depth) = roles.rhs, roles.summed
+    size = max((one.dtype.bytes for one in loads(rhs) if is_plain(one)), default=0)
+    return (
+        not others
+        and 0 < width * size <= CACHE_LINE_BYTES
+        and roles.columns[-1].extent >= FEWEST_PANELS * width
+        and depth.extent > ROWS_AT_A_TIME
+        and roles.columns[-1].extent * depth.extent * size > FAR * target.l2_bytes
+    )
 
 
 def _even_part(extent: int, most: int) -> int | None:

@@ -85,9 +85,14 @@ class Tiling:
     # The loops that there are in the end, by what is done in them
 
     @property
+    def block(self) -> str:
+        """Each block of columns: as many panels as go along a part of the depth one by one."""
+        return f"{self.roles.columns[-1].name}.o.o"
+
+    @property
     def panel(self) -> str:
-        """Each panel of columns."""
-        return f"{self.roles.columns[-1].name}.o"
+        """Each panel of columns, of a block where there are any."""
+        return f"{self.roles.columns[-1].name}.o{'.i' if self.sweeps else ''}"
 
     @property
     def tile(self) -> str:
@@ -149,6 +154,11 @@ class Tiling:
         return self.part < self.roles.summed[-1].extent
 
     @property
+    def sweeps(self) -> bool:
+        """Whether all panels of a block go along a part of the depth before the next part."""
+        return self.in_parts and not self.parameters["pack"] and self.parameters["panels"] > 1
+
+    @property
     def in_pairs(self) -> bool:
         """Whether pairs of products are added to a sum at once."""
         return bool(self.parameters.get("pairs"))
@@ -186,15 +196,17 @@ class Tiling:
     def _in_tiles(self, schedule: Schedule) -> Schedule:
         """Panels of columns, blocks of tiles of rows; the last panel has loops of its own."""
         rows, columns = self.roles.rows[-1], self.roles.columns[-1]
-        schedule = in_blocks_of_tiles(
-            schedule.reorder(*(v.name for v in self.roles.outer), rows.name, columns.name)
-            .split(columns.name, self.width, "shorten")
-            .reorder(self.panel, rows.name),
-            self.stage,
-            rows,
-            self.height,
-            self.tiles,
-        )
+        schedule = schedule.reorder(*(v.name for v in self.roles.outer), rows.name, columns.name)
+        if self.sweeps:
+            panels = self.parameters["panels"]
+            schedule = in_blocks_of_tiles(schedule, self.stage, columns, self.width, panels)
+            schedule = schedule.reorder(self.block, self.panel, rows.name)
+        else:
+            schedule = schedule.split(columns.name, self.width, "shorten")
+            schedule = schedule.reorder(self.panel, rows.name)
+        schedule = in_blocks_of_tiles(schedule, self.stage, rows, self.height, self.tiles)
+        if self.sweeps:
+            return schedule.reorder(f"{rows.name}.o.o", self.block, self.panel)
         if not self.parameters["pack"]:  # else neighbouring tasks read the panel that both pack
             schedule = schedule.reorder(f"{rows.name}.o.o", self.panel)
         return schedule.specialize(self.tile, self.panel)
@@ -207,11 +219,14 @@ class Tiling:
         if others:
             schedule = schedule.reorder(f"{last}.o", *others, f"{last}.i")
         schedule = self._expanded(schedule, "stack").expand(self.tile, "stack")
+        if self.sweeps:
+            schedule = schedule.expand(self.panel, "stack")
+        around = (self.panel, self.tile) if self.sweeps else (self.tile,)
         return (
-            schedule.distribute(self.tile, f"{last}.o", "e")
-            .distribute(self.tile, f"{last}.o")
-            .reorder(f"{last}.o", self.tile, self.row, self.column)
-            .promote(self.depth[0])
+            schedule.distribute(around[0], f"{last}.o", "e")
+            .distribute(around[0], f"{last}.o")
+            .reorder(f"{last}.o", *around, self.row, self.column)
+            .promote(self.depth[0], "neutral" if self.sweeps else "there")
         )
 
     def _with_rows_computed(self, schedule: Schedule) -> Schedule:
@@ -271,8 +286,9 @@ class Tiling:
         return schedule.unroll(f"{depth}.i")
 
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
-        """Of the next panel, or of this one's next part, a line asked for now and then."""
-        matrix, steps = self._matrix(), self.parameters["next_panel"]
+        """Of the next panel, or of this one's next part, a line asked for now and then; rows that
+        panels go along in turns a processor sees coming."""
+        matrix, steps = None if self.sweeps else self._matrix(), self.parameters["next_panel"]
         every = f"{self.depth[-1]}.o" if self.in_pairs else self.depth[-1]
         at = ((self.panel,) if self.roles.columns[-1].extent > self.width else ()) + (
             (f"{self.roles.summed[-1].name}.o",) if self.in_parts else ()

@@ -15,7 +15,7 @@ from hlo_mlc.partition.fuse import recurrences
 from hlo_mlc.partition.lower import storing
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
-from hlo_mlc.templates import columns, program, reduction, window
+from hlo_mlc.templates import columns, contraction, program, reduction, window
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc_bench.cases import BY_NAME
 
@@ -31,6 +31,7 @@ from hlo_mlc_bench.cases import BY_NAME
         (program, "_falls_asleep", "deposits", "x86-64-v4"),
         (recurrences, "_is_fold", "gated", "x86-64-v4"),
         (columns, "_has_long_rows_in_l2", "vector_matrix", "x86-64-v3"),
+        (contraction, "_comes_by_lines", "few_rows", "x86-64-v3"),
     ],
 )
 def test_a_case_shows_it(

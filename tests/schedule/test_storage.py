@@ -148,7 +148,29 @@ def test_promote(product, matrices, assert_same) -> None:
     assert_same(product.program, parts.program, matrices)
 
 
+def test_promote_beginning_neutral(product, matrices, assert_same) -> None:
+    parts = product.split("k", 3, "shorten").promote("k.i", "neutral")
+    shows(
+        parts.program,
+        """
+        for i in 0..4:
+          for j in 0..6:
+            alloc add.acc: f32 register:
+              add.acc[] = 0.0:f32
+              for k.o in 0..3:
+                alloc add.acc.k.i: f32 register:
+                  add.acc.k.i[] = -0.0:f32
+                  for k.i in 0..min(3, k.o * -3 + 8):
+                    add.acc.k.i[] <- add x[i, k.i + k.o * 3] * exp(y[k.i + k.o * 3, j])
+                  add.acc[] <- add add.acc.k.i[]
+              s[i, j] = add.acc[]
+        """,
+    )
+    assert_same(product.program, parts.program, matrices)
+
+
 def test_promote_refuses(product, copy) -> None:
+    refuses(lambda: product.promote("k", "late"), "to begin there or neutral, got 'late'")
     refuses(lambda: product.promote("z"), "no loop is called 'z'")
     refuses(lambda: Schedule(copy).promote("i"), "do nothing but update a private buffer")
     across = product.expand("j", "stack").distribute("j", "k").reorder("k", "j")

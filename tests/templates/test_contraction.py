@@ -17,7 +17,7 @@ from hlo_mlc.loops.rewrite import constant_extent, paths
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
-from hlo_mlc.templates.contraction import AHEAD
+from hlo_mlc.templates.contraction import AHEAD, ROWS_AT_A_TIME
 from hlo_mlc.templates.program import schedule_program
 
 # (lhs, rhs, contracting dimensions, batch dimensions)
@@ -282,7 +282,7 @@ def test_factors_along_one_of_several_depths_are_copied_in_vectors(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "ahead"), [(9, 1100, 251, AHEAD * 1100), (9, 64, 251, None)]
+    ("m", "n", "k", "ahead"), [(9, 1000, 251, AHEAD * 1000), (9, 64, 251, None)]
 )
 def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m, n, k, ahead):
     """Those of large right factors, where they are not packed."""
@@ -293,6 +293,44 @@ def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m
     )
     (result,) = parts.run((a, b), machine_code.executing(fence_at="end"))
     np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("m", "n", "k"), [(8, 1024, 512), (11, 1003, 701), (3, 2051, 523)])
+def test_a_few_whole_rows_at_a_time_come_from_memory(
+    machine_code, take_apart, arrays, dtype, m, n, k
+):
+    """All panels go along some rows of a right factor that comes from memory, before the next rows;
+    with AVX-512, whose panels are several lines, each panel goes along all of them."""
+    a, b = arrays(dtype, (m, k), (k, n))
+    with jax.enable_x64(True):
+        parts = take_apart(lambda a, b: a @ b + 1, a, b)
+    for level in LEVELS[1:]:
+        target = named(level)
+        loops, _ = schedule_program(parts.programs[0], target)
+        inner = {
+            loop: [s for s in walk(loop.body) if isinstance(s, For)]
+            for loop in walk(loops.body)
+            if isinstance(loop, For) and constant_extent(loop) == -(-k // ROWS_AT_A_TIME)
+        }
+        swept = [f for s in inner.values() for f in s if f.var.name.endswith(".o.i")]
+        assert bool(swept) == (level == "x86-64-v3")
+        for threads in (1, 2):
+            (result,) = parts.run(
+                (a, b), machine_code.executing(target=target, threads=threads, fence_at="end")
+            )
+            np.testing.assert_allclose(result, a.astype(np.float64) @ b + 1, rtol=1e-4, atol=1e-3)
+
+
+def test_sums_of_many_rows_are_sums_of_parts(machine_code, take_apart):
+    """2^24 and then ones, of which none would be seen if they were added one after the other."""
+    depth, columns = 4096, 512
+    a = np.ones((4, depth), np.float32)
+    a[:, 0] = 2.0**24
+    b = np.ones((depth, columns), np.float32)
+    parts = take_apart(jnp.matmul, a, b)
+    (result,) = parts.run((a, b), machine_code.executing(target=named("x86-64-v3")))
+    np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=2 * ROWS_AT_A_TIME / 2**24)
 
 
 def _scaled(b, scale):

@@ -115,7 +115,8 @@ def test_blocks_of_the_depth(take_apart, machine_code, arrays, depth):
                 0: (
                     "contraction",
                     {
-                        "depth": 256,
+                        "depth": int(rng.choice((8, 256))),
+                        "panels": int(rng.choice((1, 2, 8))),
                         "pack": pack,
                         "rows": int(rng.choice((4, 6, 8))),
                         "row_blocks": int(rng.choice((1, 4))),

@@ -101,6 +101,9 @@ CASES = (
         odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1
     ),
     _case("vector_matrix", matmul, {"m": 1, "k": 60, "n": 1024}),
+    _case("few_rows", matmul, {"m": 8, "k": 4096, "n": 4096}).with_neighbours(
+        odd={"m": 9, "n": 4003}, dtype="bfloat16", view="transposed", viewed=1
+    ),
     _case("large_matmul", matmul, {"m": 1024, "k": 1024, "n": 1024}, figure=1.0).with_neighbours(
         odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1
     ),
