@@ -63,6 +63,16 @@ _REPORTED = Results(
     ),
 )
 
+_HELD = Results(
+    _ENVIRONMENT,
+    (
+        Row(name="exp", group="elementwise", status="right", ratio=2.0),
+        Row(name="exp/odd", group="elementwise", status="right", ratio=8.0),
+        Row(name="take", group="movement", status="right", ratio=0.5),
+        Row(name="tanh", group="elementwise", status="wrong"),
+    ),
+)
+
 _SEARCHED = [
     Found("gelu", "znver4", 96, 50.0, [(1.5, 16, 3.0), (1.2, 18, 5.0)], 1.6, 96),
     Found("exp", "znver4", 5000, 9.0, [(1.0, 8, 1.0), (1.0, 8, 1.0)], 0.98, 2000),
@@ -96,7 +106,7 @@ def test_sizes_span_three_decades_of_work(name: str) -> None:
 
 
 def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
-    _SCRIPT["draw"](measured, _OTHERS, _SEARCHED, _DERIVED, _REPORTED, tmp_path)
+    _SCRIPT["draw"](measured, _OTHERS, _SEARCHED, _DERIVED, _REPORTED, _HELD, tmp_path)
     for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
         root = ET.fromstring((tmp_path / name).read_text())
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
@@ -114,6 +124,8 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
         " 250 |" in text
     )
     assert "issues/31284) | wrong |" in text
+    assert "3 ratios of the time of jax.jit over ours, their geometric mean 2.00." in text
+    assert "| elementwise | 2 | 4.00 | 2.00 (exp) |\n| movement | 1 | 0.50 | 0.50 (take) |" in text
     assert "| gelu | 50 | 96 | 96 | 1.60 | 84.4% | 75.0% | 17 | 4.0 |" in text
     assert "| exp | 9 | 5,000 | 2,000 | 1.00 | 100.0% | 100.0% | 8 | 1.0 |" in text
     assert "come to 92.2% of the best speed that was found, or nearer, in 2.0 s" in text
@@ -183,6 +195,7 @@ def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
         known(_SCRIPT["TUNED"], Found),
         known(_SCRIPT["DERIVED"], Derived),
         reported,
+        load(_SCRIPT["HELD"]),
         tmp_path,
     )
     for name in ("performance.md", "scaling.svg", "roofline.svg"):
