@@ -49,9 +49,8 @@ def keep_later(
 
     def keep() -> None:
         try:
-            with short_turns(TURN_S):
-                made = begun.assembled()
-                promised.keep(begun.backend.load(promised.kernel, made))
+            made = begun.assembled()
+            promised.keep(begun.backend.load(promised.kernel, made))
             object_.set_result(made)
         except BaseException as error:
             object_.set_exception(error)
@@ -102,7 +101,8 @@ def do_later(
     work: Callable[[], None], assembler: ThreadPoolExecutor, after: Sequence[Future[Any]] = ()
 ) -> None:
     """Has the assembler do what nobody waits for, or the thread that is last `after` something: to
-    start one more would take as long as the work."""
+    start one more would take as long as the work.  It takes short turns: who compiles the program
+    meanwhile, which asks for the interpreter now and then, would wait Python's 5 ms each time."""
     todo, awaited = [work], list(after)  # futures keep what they call, which is to keep nothing
 
     def once(*_: object) -> None:
@@ -114,7 +114,8 @@ def do_later(
             return
         awaited.clear()
         try:
-            work()
+            with short_turns(TURN_S):
+                work()
         finally:
             LATER.__exit__()
 

@@ -291,7 +291,7 @@ def jitted(
     Raises: what `jax.jit` raises for a function or arguments that it does not take.
     """
     compat.check_callable(fun)
-    preload_compiler(options.cache_dir)
+    preload_compiler(options)
     given = staged_anew(fun, options, for_archive) if for_archive else staged(fun, options)
     jit = functools.partial(compat.jit, given, **jit_arguments)
     # JAX warns of these: they are deprecated.

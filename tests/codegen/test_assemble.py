@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,7 +23,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.target.cpu import host, named
+from hlo_mlc.target.cpu import CpuTarget, host, named
 from hlo_mlc.tensor.access import clamped_index
 from making.code import generate
 
@@ -322,7 +324,26 @@ def test_llvm_knows_other_architectures_once_they_are_asked_for() -> None:
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"])
 def test_what_warms_up_is_a_module(level: str) -> None:
-    warm_up.__wrapped__(named(level))
+    assert compile_ir(assemble._SMALL, named(level))[:4] == b"\x7fELF"
+
+
+def test_llvm_is_warmed_up_once_also_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    both = threading.Barrier(2)
+
+    def compile_slowly(ir: str, target: CpuTarget) -> bytes:
+        made.append(target.name)
+        time.sleep(0.05)
+        return b""
+
+    def ask(_: int) -> None:
+        both.wait()
+        warm_up(replace(named("x86-64-v3"), cores=77))  # nobody has asked for
+
+    monkeypatch.setattr(assemble, "compile_ir", compile_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ask, range(2)))
+    assert made == ["x86-64-v3"]
 
 
 def test_rejected_text_is_shown() -> None:

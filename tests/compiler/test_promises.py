@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 import warnings
@@ -360,3 +361,11 @@ def test_kernels_are_built_where_no_thread_can_be_started(
     for work in later:
         work()
     close(function(X), jax.nn.softmax(X * 2))
+
+
+def test_what_nobody_waits_for_takes_short_turns() -> None:
+    turns: list[float] = []
+    before = sys.getswitchinterval()
+    with building.assemblers(wait=True) as assembler:
+        promises.do_later(lambda: turns.append(sys.getswitchinterval()), assembler)
+    assert turns == [pytest.approx(promises.TURN_S)] and sys.getswitchinterval() == before

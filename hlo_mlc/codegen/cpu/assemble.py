@@ -71,14 +71,22 @@ def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> byt
         return _object(machine, _optimized(ir, machine, static))
 
 
-@functools.cache
 def warm_up(target: CpuTarget) -> None:
-    """Has LLVM make a small object, which takes it 10 to 20 ms: most of them for what it reads of
-    itself from disk, and prepares, once.
+    """Has LLVM make a small object, once, which takes it 10 to 20 ms: most of them for what it
+    reads of itself from disk, and prepares.  Who asks while another thread does waits for that.
 
     Raises: CodegenError for a target that LLVM was built without.
     """
+    with _warming:
+        _warmed_up(target)
+
+
+@functools.cache
+def _warmed_up(target: CpuTarget) -> None:
     compile_ir(_SMALL, target)
+
+
+_warming = process_lock()
 
 
 def assembly(ir: str, target: CpuTarget) -> str:
