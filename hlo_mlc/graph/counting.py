@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,22 +82,21 @@ def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
     def literal(value: Value) -> int | None:
         return literals.get(value, known(value))
 
-    def visit(nodes: Iterable[Node]) -> None:
-        for node in nodes:
-            if (
-                node.literal is not None
-                and not node.literal.ndim
-                and node.literal.dtype.kind in "iu"
-            ):
-                literals[node.results[0]] = int(node.literal)
-            if node.op == WHILE and not node.opaque:
-                counted = counting(node, literal)
-                found[node] = unknown if counted is None else counted.trips
-            for region in node.regions:
-                visit(region.nodes)
-
-    visit(nodes)
+    for node in _all(nodes):
+        if node.literal is not None and not node.literal.ndim and node.literal.dtype.kind in "iu":
+            literals[node.results[0]] = int(node.literal)
+        if node.op == WHILE and not node.opaque:
+            counted = counting(node, literal)
+            found[node] = unknown if counted is None else counted.trips
     return found
+
+
+def _all(nodes: Iterable[Node]) -> Iterator[Node]:
+    """These and those in their regions, each before those in its own."""
+    for node in nodes:
+        yield node
+        for region in node.regions:
+            yield from region.walk()
 
 
 def _counter(

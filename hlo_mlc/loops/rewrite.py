@@ -164,20 +164,33 @@ def redirect(
     for some, with all that is said of these."""
     memo: dict[Expr, Expr] = {}
 
-    def at(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        return indices if place is None else place(indices)
-
     def swap(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source in buffers:
-            return build.load(buffers[node.source], at(node.indices), node.guard, node.default)
+            indices = node.indices if place is None else place(node.indices)
+            return build.load(buffers[node.source], indices, node.guard, node.default)
         return None
+
+    def rule(e: Expr) -> Expr:
+        read = any(load.source in buffers for load in loads(e))
+        return build.transform(e, swap, memo) if read else e
+
+    return _redirected(map_expressions(statements, rule), buffers, place)
+
+
+def _redirected(
+    statements: Body,
+    buffers: Mapping[Buffer, Buffer],
+    place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None,
+) -> Body:
+    """What they write, and ask for ahead, elsewhere."""
 
     def visit(stmt: Stmt) -> Body | None:
         match stmt:
             case Store() | Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
                 assert place is None or buffers.keys() >= {*stmt.buffers}, "they share indices"
                 new = [buffers.get(b, b) for b in stmt.buffers]
-                return (stmt.with_parts(new, at(stmt.indices), stmt.terms, stmt.guard),)
+                indices = stmt.indices if place is None else place(stmt.indices)
+                return (stmt.with_parts(new, indices, stmt.terms, stmt.guard),)
             case Prefetch() if stmt.buffer in buffers:
                 # Where it has moved, what lies behind it is elsewhere now.
                 return (
@@ -186,14 +199,10 @@ def redirect(
                     else ()
                 )
             case Allocate() if stmt.buffer in buffers:
-                return (Allocate(buffers[stmt.buffer], transform(stmt.body, visit)),)
+                return (Allocate(buffers[stmt.buffer], _redirected(stmt.body, buffers, place)),)
         return None
 
-    def rule(e: Expr) -> Expr:
-        read = any(load.source in buffers for load in loads(e))
-        return build.transform(e, swap, memo) if read else e
-
-    return transform(map_expressions(statements, rule), visit)
+    return transform(statements, visit)
 
 
 def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:

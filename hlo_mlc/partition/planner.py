@@ -232,6 +232,7 @@ def _lower(
             for item in lowering.items:
                 fuser.add_stage(item.node, item.stage, before)
         lowering.items.clear()
+    lowering.close()
     values = {b: v for v, b in lowering.buffers.items()}
     return _Lowered(fuser, values, lowering.fresh, lowering.tables)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hlo_mlc.expr import index
@@ -113,18 +114,26 @@ def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: s
             f"is not inside of {', '.join(at)}, in this order",
         )
 
-    def ask(statements: Body, turns: tuple[For, ...]) -> Body:
-        def visit(stmt: Stmt) -> Body | None:
-            if not isinstance(stmt, For):
-                return None
-            if stmt.var.name in at:
-                return (with_bodies(stmt, (ask(stmt.body, (*turns, stmt)),)),)
-            first = asked.get((*turns, stmt))
-            return (with_bodies(stmt, ((*first, *stmt.body),)),) if first else None
+    return with_body(program, _asking(program.body, at, (), asked))
 
-        return transform(statements, visit)
 
-    return with_body(program, ask(program.body, ()))
+def _asking(
+    statements: Body,
+    at: Sequence[str],
+    turns: tuple[For, ...],
+    asked: Mapping[tuple[For, ...], Body],
+) -> Body:
+    """The statements, which are inside of `turns`, with what is asked for in front of loops."""
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For):
+            return None
+        if stmt.var.name in at:
+            return (with_bodies(stmt, (_asking(stmt.body, at, (*turns, stmt), asked),)),)
+        first = asked.get((*turns, stmt))
+        return (with_bodies(stmt, ((*first, *stmt.body),)),) if first else None
+
+    return transform(statements, visit)
 
 
 def _branch(path: tuple[Stmt, ...], turns: list[For]) -> Body:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, loads
@@ -70,17 +70,16 @@ def without_dead(steps: Sequence[Step], results: Iterable[Buffer]) -> list[Step]
 
     y = 0; repeat n times: y[n] = …   ->   repeat n times: y[n] = …
     """
-    after = live_after(steps, results)
+    return list(_kept(steps, live_after(steps, results)))
 
-    def kept(steps: Iterable[Step]) -> Iterator[Step]:
-        for step in steps:
-            if isinstance(step, Nest):
-                if effects(step).writes & after[step]:
-                    yield step
-            elif (rest := with_parts(step, kept)).inner:
-                yield rest
 
-    return list(kept(steps))
+def _kept(steps: Iterable[Step], after: Mapping[Nest, Buffers]) -> Iterator[Step]:
+    for step in steps:
+        if isinstance(step, Nest):
+            if effects(step).writes & after[step]:
+                yield step
+        elif (rest := with_parts(step, lambda inner: _kept(inner, after))).inner:
+            yield rest
 
 
 def live_after(steps: Sequence[Step], needed: Iterable[Buffer]) -> dict[Nest, Buffers]:

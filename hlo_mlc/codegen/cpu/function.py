@@ -86,14 +86,17 @@ class Scope:
         self.keys: list[object] = []
 
 
-class Function(Names):
-    """The instructions of one LLVM function, with the values that its scopes hold."""
+class Function:
+    """The instructions of one LLVM function, with the values that its scopes hold.
+
+    What is part of it knows its names, not itself: it is freed when it is written.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.prologue = Block(self, "entry")
+        self.names = Names()
+        self.prologue = Block(self.names, "entry")
         self.registers = Registers(self.prologue)
-        self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0, "")]
+        self.scopes = [Scope(Block(self.names, "entry"), False, NO_READS, 0, "")]
         self.bindings: dict[Var, Value] = {}
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
         self.unrolled_in: dict[Var, int] = {}  # and how many scopes there are around these
@@ -162,14 +165,14 @@ class Function(Names):
     @contextmanager
     def where(self, condition: str) -> Iterator[None]:
         """Write code behind a branch, so that it runs only where a condition holds."""
-        with self.scope(Block(self, self.label()), branch=True) as inner:
+        with self.scope(Block(self.names, self.names.label()), branch=True) as inner:
             start = inner.label
             yield
         self.join(condition, [(start, inner)])
 
     def join(self, condition: str, arms: Sequence[tuple[str, Block]]) -> None:
         """Branch to the first arm if the condition holds, else to the second or past both."""
-        outer, after = self.block, self.label()
+        outer, after = self.block, self.names.label()
         otherwise = arms[1][0] if len(arms) > 1 else after
         outer.branch(condition, arms[0][0], otherwise)
         for start, inner in arms:
@@ -233,7 +236,7 @@ class Function(Names):
             return None
         known = scope.moving.get((start.text, step))
         if known is None and len(scope.moving) < _MOST_MOVING:
-            known = scope.moving[start.text, step] = self.fresh()
+            known = scope.moving[start.text, step] = self.names.fresh()
         return known
 
     # Values known so far

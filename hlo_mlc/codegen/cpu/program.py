@@ -91,7 +91,7 @@ class Module:
         most_lines: int = sys.maxsize,
     ) -> None:
         self.program, self.target = program, target
-        self.root = root or self
+        self._root = root  # None for the kernel's own: a module does not hold itself
         self.most_lines = root.most_lines if root else most_lines
         self.checked = root.checked if root else checked  # with checks of every access
         self.functions: list[str] = root.functions if root else []
@@ -121,6 +121,10 @@ class Module:
         self._legal: tuple[dict[Expr, Expr], dict[Expr, Expr]] = ({}, {})
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}
+
+    @property
+    def root(self) -> Module:
+        return self._root or self
 
     def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
         """`node` in terms of ops that the target has."""

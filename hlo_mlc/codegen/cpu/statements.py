@@ -165,7 +165,7 @@ def _write_maybe(
 
 
 def _block(writer: Writer) -> Block:
-    return Block(writer.function, writer.function.label())
+    return Block(writer.function.names, writer.function.names.label())
 
 
 def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
@@ -174,7 +174,7 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     writes = module.writes(loop.body)
     kept = writes.intersection(map(module.alias_class, handed_on(loop.body)))
     known, outer = function.begin_loop(writes, kept), function.block
-    counter = function.fresh()
+    counter = function.names.fresh()
     is_long = not types.is_literal(extent.text) or int(extent.text) >= _LONG
     with function.scope(
         _block(writer),
@@ -195,7 +195,7 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
             for (first, step), name in function.scopes[-1].moving.items()
         ]
     del function.bindings[loop.var]
-    after = function.label()
+    after = function.names.label()
     outer.jump(start)
     entered = outer.label
     outer.start(start)
@@ -268,7 +268,7 @@ def _write_while(writer: Writer, loop: While) -> None:
         with function.scope(_block(writer)) as body:
             body_start = body.label
             write_all(writer, loop.body)
-    outer, after = function.block, function.label()
+    outer, after = function.block, function.names.label()
     outer.jump(start)
     outer.start(start)
     outer.instructions += head.instructions
@@ -295,7 +295,7 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
     name = f"@task{number}"
     task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
     write_all(task, loop.body)
-    function.others += finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
+    function.names.others += finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
     size = max(1, len(task.captured))
     closure = f"%closure{number}"
     function.prologue.name(closure, f"alloca [{size} x i64], align 8")
@@ -342,7 +342,7 @@ def _write_call(writer: Writer, stmt: Call) -> None:
     if stmt.program not in module.root.called:
         called = Writer(Module(stmt.program, module.target, module.root), reading.load)
         write_all(called, stmt.program.body)
-        function.others += finish(
+        function.names.others += finish(
             called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %scratch)"
         )
     pointers = f"%arguments{next(module.numbers)}"

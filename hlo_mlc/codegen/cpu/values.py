@@ -50,7 +50,7 @@ class Writer:
     @property
     def length(self) -> int:
         """Lines so far that the kernel is sure to have."""
-        return self._around + self.function.length
+        return self._around + self.function.names.length
 
     # Expressions
 
@@ -216,7 +216,7 @@ class Writer:
             block, depth = function.block, function.depth
             taken = self.any_lane(condition, block)
             computes = all(read.source.scope != "register" for read in loads(node.args[1]))
-            inner = Block(function, function.label())
+            inner = Block(function.names, function.names.label())
             with function.scope(inner, branch=True, computes=computes) as cold:
                 slow_label = cold.label
                 slow = self._rare(node.args[1])
@@ -227,7 +227,7 @@ class Writer:
                 )
             whole = types.vector(fast.element, lanes)
             fast_text = function.widen(fast, lanes)
-            done = function.label()
+            done = function.names.label()
             block.branch(taken, slow_label, done, ", !prof !2")
             fast_label = block.label
             block.start(slow_label)
@@ -291,7 +291,7 @@ class Writer:
             "}",
         ]
         module.functions.append("\n".join(lines))
-        self.function.others += len(lines)
+        self.function.names.others += len(lines)
         return name, result.lanes
 
     def any_lane(self, condition: Value, block: Block) -> str:

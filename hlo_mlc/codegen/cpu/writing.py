@@ -177,7 +177,8 @@ def _write_streaming(writer: Writer, place: Place, text: str, at: str) -> bool:
             number = outer.cast("ptrtoint", "ptr", storage.pointer, "i64")
             low = outer.define("and i64 ", number, f", {unit - 1}")
             known = function.remember(key, Value(outer.define("icmp eq i64 ", low, ", 0"), "i1"))
-        past, plain, done = function.label(), function.label(), function.label()
+        names = function.names
+        past, plain, done = names.label(), names.label(), names.label()
         block.branch(known.text, past, plain)
         block.start(plain)
         store_to(block, place, at, text, width)

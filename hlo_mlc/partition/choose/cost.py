@@ -6,7 +6,7 @@ trace of (xla_nodes.py).  Absolute times are rough; the ratios between both side
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr.dtypes import TensorType
@@ -37,7 +37,7 @@ from hlo_mlc.support.wording import duration
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.core import Loop, Nest, Stage, Step, TensorProgram
 
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
@@ -65,19 +65,18 @@ def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -
 def border_bytes(program: TensorProgram) -> int:
     """Bytes of operands and results that a kernel touches."""
     touched = dict.fromkeys((*program.operands, *program.results), 0)
-
-    def visit(step: Step, trips: int) -> None:
-        if not isinstance(step, Nest):
-            for inner in step.inner:
-                visit(inner, trips * step.likely_trips)
-            return
-        for stage in step.stages:
-            for buffer in touched.keys() & {*stage.inputs, *stage.outputs}:
-                touched[buffer] += trips * points(stage) * buffer.dtype.bytes
-
-    for step in program.steps:
-        visit(step, 1)
+    for stage, trips in _stages_with_trips(program.steps, 1):
+        for buffer in touched.keys() & {*stage.inputs, *stage.outputs}:
+            touched[buffer] += trips * points(stage) * buffer.dtype.bytes
     return sum(min(buffer.bytes, count) for buffer, count in touched.items())
+
+
+def _stages_with_trips(steps: Iterable[Step], trips: int) -> Iterator[tuple[Stage, int]]:
+    for step in steps:
+        if isinstance(step, Nest):
+            yield from ((stage, trips) for stage in step.stages)
+        else:
+            yield from _stages_with_trips(step.inner, trips * step.likely_trips)
 
 
 def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:

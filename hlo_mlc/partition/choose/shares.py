@@ -8,7 +8,7 @@ the share of a call that it seems to be (`worth.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hlo_mlc.expr.dtypes import C128, F64, TensorType
 from hlo_mlc.graph.core import Graph, Node
@@ -26,18 +26,15 @@ from hlo_mlc.tensor.core import UNKNOWN_TRIPS
 def runs(graph: Graph) -> Mapping[Node, int]:
     """How often each operation outside of kernels may run in one call of the program: those of
     loops as often as these, `UNKNOWN_TRIPS` times where nobody knows."""
-    found: dict[Node, int] = {}
-    trips_of = trips(graph.nodes, lambda value: None, UNKNOWN_TRIPS)
+    return dict(_runs(graph, 1, trips(graph.nodes, lambda value: None, UNKNOWN_TRIPS)))
 
-    def visit(region: Graph, times: int) -> None:
-        for node in region.nodes:
-            found[node] = times
-            if node.op in HOLDING and not node.opaque:
-                for inside in node.regions:
-                    visit(inside, times * trips_of.get(node, 1))
 
-    visit(graph, 1)
-    return found
+def _runs(graph: Graph, times: int, trips_of: Mapping[Node, int]) -> Iterator[tuple[Node, int]]:
+    for node in graph.nodes:
+        yield node, times
+        if node.op in HOLDING and not node.opaque:
+            for inside in node.regions:
+                yield from _runs(inside, times * trips_of.get(node, 1), trips_of)
 
 
 def least_arithmetic_us(node: Node, target: CpuTarget) -> float:

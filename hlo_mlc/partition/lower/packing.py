@@ -86,22 +86,23 @@ def pack(
     """The steps reading panels where those are worth it: new buffers, and what of which constant
     is in each.  Other readers of a constant find it as it was."""
     made: dict[tuple[Buffer, Panels], Buffer] = {}
-
-    def buffer(constant: Buffer, panels: Panels) -> Buffer:
-        name, shape = f"{constant.name}_panels{len(made)}", panels.shape(constant.shape)
-        return made.setdefault(
-            (constant, panels), Buffer(name, constant.dtype, shape, constant.scope)
-        )
-
-    def in_step(step: Step) -> Step:
-        if not isinstance(step, Nest):
-            return with_parts(step, lambda steps: map(in_step, steps))
-        read = _factor(step, constants)
-        panels = read and _panels(read, step.stages[0])
-        return _reading(step, read, panels, buffer(read.source, panels)) if panels else step
-
-    packed = [in_step(step) for step in steps]
+    packed = [_packed(step, constants, made) for step in steps]
     return packed, {new: key for key, new in made.items()}
+
+
+def _packed(
+    step: Step, constants: Collection[Buffer], made: dict[tuple[Buffer, Panels], Buffer]
+) -> Step:
+    if not isinstance(step, Nest):
+        return with_parts(step, lambda steps: (_packed(s, constants, made) for s in steps))
+    read = _factor(step, constants)
+    panels = read and _panels(read, step.stages[0])
+    if not panels:
+        return step
+    constant = read.source
+    name, shape = f"{constant.name}_panels{len(made)}", panels.shape(constant.shape)
+    new = Buffer(name, constant.dtype, shape, constant.scope)
+    return _reading(step, read, panels, made.setdefault((constant, panels), new))
 
 
 def _factor(nest: Nest, constants: Collection[Buffer]) -> Load | None:

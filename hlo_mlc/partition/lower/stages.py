@@ -91,6 +91,7 @@ class StageLowering:
     _unordered: dict[Value, Buffer] = field(default_factory=dict)
     _picks: dict[Node, tuple[Node, tuple[Pick, ...]]] = field(default_factory=dict)
     _passed: set[Node] = field(default_factory=set)  # nodes on the way there
+    _inner: list[StageLowering] = field(default_factory=list)  # of graphs within this one
     _storing: Storing = field(init=False)
     _short: frozenset[Node] = field(init=False)
 
@@ -99,6 +100,8 @@ class StageLowering:
             self.graph, self.wanted, self.prologue, self.costs.scatters_in_turn
         )
         self._short = written_out(self.graph.nodes, self.costs.rows is not None)
+        if self.around is not None:
+            self.around._inner.append(self)
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
@@ -115,6 +118,14 @@ class StageLowering:
             assert isinstance(lowered, Pointwise), node.op
             found = self._reads[key] = lowered.elements[position](indices)
         return found
+
+    def close(self) -> None:
+        """Nothing more is lowered: what reads values, which holds the lowering as this holds it, is
+        let go of, and freed without anybody's looking for it."""
+        for inner in self._inner:
+            inner.close()
+        for held in (self._inner, self._lowered, self._producers, self._reads):
+            held.clear()
 
     def reader(self, value: Value) -> Read:
         return lambda indices: self.read(value, indices)

@@ -100,21 +100,27 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
 
 def over(name: str, axes: Sequence[Var], body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
     """`body(position, {axis: index})` at every point of some axes."""
+    return _over(name, axes, body, index.constant(0), {})
 
-    def nest(level: int, position: Expr, at: Mapping[Var, Expr]) -> Body:
-        if level == len(axes):
-            return body(position, at)
-        axis = axes[level]
-        scaled = position * axis.extent
-        return (
-            serial(
-                f"{name}{level}",
-                axis.extent,
-                lambda i: nest(level + 1, scaled + i, {**at, axis: i}),
-            ),
-        )
 
-    return nest(0, index.constant(0), {})
+def _over(
+    name: str,
+    axes: Sequence[Var],
+    body: Callable[[Expr, Mapping[Var, Expr]], Body],
+    position: Expr,
+    at: Mapping[Var, Expr],
+) -> Body:
+    """The loops inside of those whose variables are in `at`."""
+    if len(at) == len(axes):
+        return body(position, at)
+    axis, scaled = axes[len(at)], position * axes[len(at)].extent
+    return (
+        serial(
+            f"{name}{len(at)}",
+            axis.extent,
+            lambda i: _over(name, axes, body, scaled + i, {**at, axis: i}),
+        ),
+    )
 
 
 def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]) -> Body:
