@@ -362,6 +362,35 @@ def test_products_along_many_matrices(check, arrays, spec, terms, written, dtype
     assert (nest.template == "elementwise") == written
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
+@pytest.mark.parametrize(
+    "terms,results,written",
+    [(3, 3, True), (1, 4, True), (4, 2, True), (5, 3, False), (3, 5, False), (3, 1, False)],
+)
+def test_points_by_a_small_matrix(check, arrays, terms, results, written, dtype):
+    """A map, which what is computed of the results is part of."""
+    x, a = arrays(dtype, (7, 37, terms), (terms, results))
+    report = check(lambda x, a: jnp.maximum(x @ a, 1) * 3, x, a, kernels=1)
+    templates = [nest.template for nest in report.kernels[0].nests]
+    assert (templates == ["elementwise"]) == written
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, a: (x @ a).T,
+        lambda x, a: x @ a @ a,
+        lambda x, a: jnp.einsum("mi,ji->mj", x, a),
+        lambda x, a: (x @ a)[:, None] - (x @ a)[None],
+        lambda x, a: (x @ a, (x @ a).sum(0)),
+        lambda x, a: jax.grad(lambda x, a: (jnp.tanh(x @ a) ** 2).sum(), (0, 1))(x, a),
+        lambda x, a: jax.vmap(lambda v: v @ a)(x[::-1]),
+    ],
+)
+def test_what_becomes_of_points_by_a_small_matrix(check, arrays, function):
+    check(function, *arrays("float32", (41, 3), (3, 3), special=True))
+
+
 def test_short_sums_are_written_out(check, arrays):
     """Sums over three coordinates between all pairs, and maxima of two; NaNs and infinities too."""
     x, m = arrays("float32", (21, 3), (21,), special=True)
