@@ -10,12 +10,14 @@ to each other in buffers between them:
 
   - what a step reads and writes of what the loop changes is of the point that it is at;
   - a trip leaves all that is needed after it as it was, at a point where p does not hold.
+
+Loops inside of it go as many trips as a block needs then, too: so the second is shown of each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, transform
@@ -53,7 +55,7 @@ def loops_apart(program: TensorProgram) -> dict[Loop, PointsApart]:
     if not asking:
         return {}
     live = live_after(program.steps, program.results)
-    found = ((loop, points_apart(loop, live[loop.test[-1]])) for loop in asking)
+    found = ((loop, points_apart(loop, live)) for loop in asking)
     return {loop: apart for loop, apart in found if apart is not None}
 
 
@@ -66,16 +68,16 @@ def _loops(step: Step) -> Iterator[Loop]:
             yield from _loops(inner)
 
 
-def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
-    """The points of a loop that may end one by one; None where that is not shown.  `needed`:
-    buffers whose contents at the end of a trip matter."""
+def points_apart(loop: Loop, live: Mapping[Nest, Buffers]) -> PointsApart | None:
+    """The points of a loop that may end one by one; None where that is not shown.  `live`: by nest
+    of the program, the buffers whose contents after it matter."""
     if loop.trip_count is not None:
         return None
     folds = {inner: _any_of(inner) for inner in _loops(loop) if inner.trip_count is None}
     if None in folds.values() or any(isinstance(s, Branch) for s in _steps(loop)):
         return None
     last, verdicts = folds[loop], tuple(fold.outputs[0] for fold in folds.values())
-    needed -= {last.outputs[0]}
+    needed = _needed(loop, live)
     before, loop = _same_in_all_trips(loop, needed)
     nests = [s for s in _steps(loop) if isinstance(s, Nest)]
     stages = [stage for nest in nests for stage in nest.stages]
@@ -88,11 +90,29 @@ def points_apart(loop: Loop, needed: Buffers) -> PointsApart | None:
     own = _own_axes({*folds.values()}, last, stages, changing)
     if own is None or not all(_agrees(nest, own) for nest in nests):
         return None
-    testing = (s for nest in loop.test if isinstance(nest, Nest) for s in nest.stages)
-    active = _condition(last, (s for s in testing if s is not last))
-    done = _Inactive(last.reduce_axes, active, own, {*folds.values()}, needed, changing)
-    stays = done.stay((*loop.body, *loop.test)) and needed.isdisjoint(verdicts)
-    return PointsApart(before, loop, verdicts, last.reduce_axes, own) if stays else None
+    waiting = (inner for inner in _loops(loop) if inner.trip_count is None)
+    stays = all(_stays(inner, _needed(inner, live), own, {*folds.values()}) for inner in waiting)
+    if not stays or not needed.isdisjoint(verdicts):
+        return None
+    return PointsApart(before, loop, verdicts, last.reduce_axes, own)
+
+
+def _needed(loop: Loop, live: Mapping[Nest, Buffers]) -> Buffers:
+    """The buffers whose contents at the end of a trip matter, besides the answer."""
+    last = loop.test[-1]
+    return live[last] - effects(last).writes
+
+
+def _stays(
+    loop: Loop, needed: Buffers, own: dict[Stage, tuple[Var, ...]], folds: set[Stage]
+) -> bool:
+    """Whether a trip leaves all that is needed after it as it was, where a point is done."""
+    (last,) = loop.test[-1].stages
+    testing = (s for nest in loop.test[:-1] if isinstance(nest, Nest) for s in nest.stages)
+    active = _condition(last, testing)
+    changing = step_writes(loop) - {s.outputs[0] for s in folds}
+    done = _Inactive(last.reduce_axes, active, own, folds, needed, changing)
+    return done.stay((*loop.body, *loop.test))
 
 
 def _same_in_all_trips(loop: Loop, needed: Buffers) -> tuple[tuple[Nest, ...], Loop]:

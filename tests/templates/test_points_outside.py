@@ -167,6 +167,11 @@ def _whole(goes_on, body):
     return function
 
 
+def _halves(x):
+    """A loop that halves all points as often as the largest needs."""
+    return lax.while_loop(lambda y: jnp.any(y > 1), lambda y: y * 0.5, x)
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -175,9 +180,10 @@ def _whole(goes_on, body):
         _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5 + x[0] * 0.1, x), t)),
         _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, x * 0.5, x), t + 1)),
         _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 0.5, x * 0.5, x), t)),
+        _whole(lambda x: x > 1, lambda x, t: (jnp.where(x > 1, _halves(x), x), t)),
         lambda x, _: lax.while_loop(lambda x: jnp.all(x > 1), lambda x: x - jnp.sign(x - 1), x),
     ],
-    ids=["go on", "change places", "read another", "count trips", "ask otherwise", "all"],
+    ids=["go on", "change places", "read another", "count trips", "ask otherwise", "inside", "all"],
 )
 def test_points_that_need_more_than_their_own_go_together(function, take_apart):
     x, table = _arguments((64,))
