@@ -82,6 +82,8 @@ def points_apart(loop: Loop, live: Mapping[Nest, Buffers]) -> PointsApart | None
     nests = [s for s in _steps(loop) if isinstance(s, Nest)]
     stages = [stage for nest in nests for stage in nest.stages]
     changing = step_writes(loop) - {*verdicts}
+    if not changing:  # it never ends, if it begins
+        return None
     counters = {inner.counter for inner in folds}
     if any(e.free & counters for s in stages for e in s.expressions):
         return None
