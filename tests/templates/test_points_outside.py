@@ -195,6 +195,26 @@ def test_points_that_need_more_than_their_own_go_together(function, take_apart):
         assert not loops_apart(program)
 
 
+def test_loops_inside_whose_points_need_as_many_trips_go_together(run):
+    """Points that are done inside are halved until the last one is."""
+
+    def body(x):
+        halved = lax.while_loop(lambda y: jnp.any(y > 1), lambda y: y * 0.5, x)
+        return jnp.where(x > 0.1, halved, x)
+
+    def function(x):
+        return lax.while_loop(lambda x: jnp.any(x > 0.1), body, x)
+
+    x = np.linspace(0, 900, 1000, dtype=np.float32)
+    expected = x
+    while (expected > 0.1).any():
+        halved = expected
+        while (halved > 1).any():
+            halved = halved / 2
+        expected = np.where(expected > 0.1, halved, expected)
+    np.testing.assert_array_equal(run(function, x), expected)
+
+
 def test_a_lane_that_comes_back_is_not_left_behind(run):
     """An answer that has been no may be yes again where it asks for what other lanes have."""
 
