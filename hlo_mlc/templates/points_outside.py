@@ -72,17 +72,13 @@ def points_outside(
     apart: PointsApart, target: CpuTarget, statements: Callable[[Step], tuple[Stmt, ...]]
 ) -> tuple[Stmt, ...] | None:
     """The loops of blocks of points, each until its last point is done; `statements` has those of a
-    step.  None where one block holds all points, or they are rows of large products."""
-    extents = tuple(v.extent for v in apart.axes)
-    if any(
-        contraction(s) is not None and points(s) >= MATRIX * math.prod(extents) for s in apart.own
-    ):
+    step.  None where all points go together."""
+    found = _cut(apart, target)
+    if found is None:
         return None
-    cut, size = _cut(apart, target)
+    (cut, size), extents = found, tuple(v.extent for v in apart.axes)
     singles = tuple(Var(f"{v.name}_point", INDEX, v.extent) for v in apart.axes[:cut])
     behind = len(extents) - cut - 1
-    if size == extents[cut] and math.prod(extents[:cut]) == 1:
-        return None
     whole, rest = divmod(extents[cut], size)
     number = Var(f"{apart.axes[cut].name}_block", INDEX, whole)
 
@@ -109,10 +105,25 @@ def points_outside(
     return schedule.program.body
 
 
-def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
+def threads_of_blocks(apart: PointsApart, target: CpuTarget) -> int | None:
+    """How many threads share blocks of points; None where all points go together."""
+    found = _cut(apart, target)
+    if found is None:
+        return None
+    (cut, size), extents = found, [v.extent for v in apart.axes]
+    tasks = extents[0] if cut else extents[0] // size
+    return min(tasks, target.cores) if _work(apart.loop) > SERIAL_WORK else 1
+
+
+def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int] | None:
     """Along which axis there are blocks, and how many points of it each has: those behind it are in
-    one block, those before it in none."""
+    one block, those before it in none.  None where one block holds all points, or they are rows of
+    large products."""
     extents = [v.extent for v in apart.axes]
+    if any(
+        contraction(s) is not None and points(s) >= MATRIX * math.prod(extents) for s in apart.own
+    ):
+        return None
     stages = [s for s in apart.own if s.axes]
     width = max(lanes((s,), target) for s in stages)
     row = sum(math.prod(v.extent for v in s.axes) for s in stages) // (
@@ -125,7 +136,8 @@ def _cut(apart: PointsApart, target: CpuTarget) -> tuple[int, int]:
     while cut and extents[cut] < wanted:
         wanted = -(-wanted // extents[cut])
         cut -= 1
-    return cut, min(wanted, extents[cut])
+    size = min(wanted, extents[cut])
+    return None if size == extents[cut] and math.prod(extents[:cut]) == 1 else (cut, size)
 
 
 def _until_done(

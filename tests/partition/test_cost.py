@@ -266,6 +266,23 @@ def test_a_pointwise_loop_stays_in_the_first_cache() -> None:
     assert apart.ours_us > 1.5 * pointwise.ours_us
 
 
+def test_blocks_of_points_that_end_by_themselves_are_shared_by_threads() -> None:
+    """And stay in the first cache, unlike points that go together as one asks for another."""
+
+    def halved(change: Callable) -> Callable:
+        return lambda x: lax.while_loop(
+            lambda x: jnp.any(x > 1), lambda x: jnp.where(x > 1, change(x) * 0.5, x), x
+        )
+
+    alone, shared = (
+        times(halved(lambda x: x), (MILLION,), target=replace(TARGET, cores=n)) for n in (1, 4)
+    )
+    assert not alone.forks and shared.forks
+    assert 3 < alone.ours_us / shared.ours_us < 5
+    together = times(halved(lambda x: x[::-1]), (MILLION,), target=replace(TARGET, cores=1))
+    assert together.ours_us > 1.5 * alone.ours_us
+
+
 def test_rates_decide() -> None:
     cluster = cluster_of(jnp.exp, (MILLION,))
     for xla_exp, take in ((4.0, True), (0.25, False)):

@@ -6,8 +6,9 @@ from how XLA compares with us by kind of stage (xla_time.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import PAIR, WIDEST_STEP, CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
+from hlo_mlc.templates.points_outside import threads_of_blocks
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.product_roles import adds_pairs
 from hlo_mlc.templates.program import choose_template, is_short
@@ -30,7 +32,9 @@ from hlo_mlc.templates.update import chunks, is_in_rows, shared_axis
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce, with_counted_apart
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, derived_of_any_names
+from hlo_mlc.tensor.liveness import step_writes
 from hlo_mlc.tensor.phases import in_phases
+from hlo_mlc.tensor.points_apart import PointsApart, loops_apart
 
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
 # to three a cycle: wider vectors do not help.  Eigenvectors and LU of 16 square took as long
@@ -75,7 +79,8 @@ class Part:
 
 def parts_of(program: TensorProgram, target: CpuTarget, around: Surroundings) -> list[Part]:
     """What the stages of a program add, XLA having them in such surroundings."""
-    return [part for step in program.steps for part in _parts(step, target, 1, around)]
+    apart = loops_apart(program)
+    return [part for step in program.steps for part in _parts(step, target, 1, around, apart=apart)]
 
 
 def _parts(
@@ -86,20 +91,24 @@ def _parts(
     cached: Set[Buffer] = frozenset(),
     alone: bool = False,
     loop: Loop | None = None,
+    apart: Mapping[Loop, PointsApart] = MappingProxyType({}),
 ) -> Sequence[Part]:
     """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
-    one thread; `loop`: that whose body it is in."""
+    one thread; `loop`: that whose body it is in; `apart`: loops whose points may end one by one."""
     if isinstance(step, Branch):
         around, chosen = replace(around, in_loop=True), _chosen(step.condition, loop)
         return [
             replace(part, ours_us=share * part.ours_us, xla_us=share * part.xla_us)
             for side, share in ((step.then, chosen), (step.otherwise, 1 - chosen))
             for s in side
-            for part in _parts(s, target, trips, around, cached, alone, loop)
+            for part in _parts(s, target, trips, around, cached, alone, loop, apart)
         ]
     if isinstance(step, Loop):
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
+        threads = threads_of_blocks(apart[step], target) if step in apart else None
+        if threads is not None:  # each has all trips of a block, which stays in the first cache
+            cached, alone, apart = step_writes(step), True, {}
         around = replace(
             around,
             in_loop=True,
@@ -107,11 +116,14 @@ def _parts(
             queued=_is_queued(step),
         )
         alone = alone or is_short(step, target)
-        return [
+        parts = [
             part
             for s in step.inner
-            for part in _parts(s, target, inner, around, cached, alone, step)
+            for part in _parts(s, target, inner, around, cached, alone, step, apart)
         ]
+        if threads is None:
+            return parts
+        return [replace(p, ours_us=p.ours_us / threads, forks=threads > 1) for p in parts]
     buffers = _touched(step)
     places = tuple([(b in cached, b in around.given) for b in buffers])
     return _nest_parts(step, (target, target.rates), trips, around, places, alone)
