@@ -39,6 +39,16 @@ def rounded(inputs: Inputs, *, size: int) -> Workload:
     return lambda x: jnp.sort(x), (jnp.round(inputs.normal(size)),)
 
 
+def largest_of_few(inputs: Inputs, *, rows: int, columns: int, kept: int) -> Workload:
+    """The largest of rows that are mostly zeros, behind a relu, of which those that are not are
+    whole numbers: most tie with others."""
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        return jax.lax.top_k(jax.nn.relu(x), kept)
+
+    return function, (jnp.round(inputs.normal(rows, columns)) - 1,)
+
+
 def beams(inputs: Inputs, *, batch: int, beams: int, tokens: int) -> Workload:
     """The next step of a beam search: of all ways to go on the best few, in one row for each."""
 
@@ -106,6 +116,12 @@ CASES = (
         tiny={"rows": 2, "columns": 70},
         figure=2.0,
     ).with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
+    _case(
+        "largest_of_few",
+        largest_of_few,
+        {"rows": 512, "columns": 2000, "kept": 8},
+        tiny={"rows": 2, "columns": 70, "kept": 8},
+    ).with_neighbours(odd={"rows": 509, "columns": 1999}, dtype="bfloat16", view="strided"),
     _case(
         "beams",
         beams,
