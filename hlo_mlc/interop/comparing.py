@@ -25,6 +25,7 @@ from hlo_mlc.interop.module import StablehloFunction
 from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
+from hlo_mlc.interop.widening import calls_of_one_type
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.busyness import disturbed_since, read_clocks
 from hlo_mlc.runtime.measure import time_rounds
@@ -162,7 +163,9 @@ def compare(
     jax_first, jax_results = _first_call(by_jax, args, kwargs)
     ours_first, results = _first_call(ours, args, kwargs)
     leaves, expected = _flat(results), _flat(jax_results)
-    exact = _exact(sides, args, kwargs)
+    exact, why_not = _exact(sides, args, kwargs)
+    if exact is None and any(jax.numpy.issubdtype(a.dtype, jax.numpy.inexact) for a in leaves):
+        notes.append(f"no errors against f64: {why_not}")
     difference = disagreement(leaves, expected)
     if difference and as_near(leaves, expected, exact):
         difference = f"{difference}; both are as near to what f64 gives"
@@ -314,18 +317,22 @@ def _value(leaf: Any, made: Iterator[tuple[ArgumentType, np.ndarray]]) -> Any:
     return leaf
 
 
-def _exact(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sequence[Any] | None:
-    """What the function gives with all floats in f64, if that can be computed."""
+def _exact(
+    sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any] | None, str]:
+    """What the function gives with all floats in f64, or None and why that cannot be computed."""
     leaves = jax.tree.leaves((args, kwargs))
     platform = platform_of(leaves)
     if platform not in PLATFORMS:
-        return None
+        return None, f"they are not known on {platform}"
     module: ir.Module = sides.untimed().lower(*args, **kwargs).compiler_ir()
     given = matched_arrays(argument_types(module, MAIN, MAIN), leaves)
-    # Others do what they do for one type, or for the program that they came with.
-    if given is None or operations(module, "stablehlo.custom_call"):
-        return None
-    return exact_results(module, given, platform)
+    if given is None:
+        return None, "the program has other arguments than the call"
+    # They do what they do for one type, or for the program that they came with.
+    if calls := calls_of_one_type(operations(module, "stablehlo.custom_call")):
+        return None, f"{', '.join(dict.fromkeys(calls))} cannot be called with it"
+    return exact_results(module, given, platform), "the program cannot be run in it"
 
 
 def _flat(results: Any) -> list[np.ndarray]:

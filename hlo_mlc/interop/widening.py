@@ -3,6 +3,8 @@ differ."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -11,6 +13,7 @@ from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.types import read_literal, read_type, write_literal, write_type
 from hlo_mlc.frontend.walking import operations
+from hlo_mlc.ops.library_calls import target_in_f64
 
 _WIDE = {
     **dict.fromkeys(dtypes.FLOATS_OF_A_BYTE, dtypes.F64),
@@ -21,13 +24,9 @@ _WIDE = {
 }
 # What is about the bits of floats, or done by a function for one type, is done in that type.
 _OF_ONE_TYPE = frozenset(
-    (
-        "stablehlo.bitcast_convert",
-        "stablehlo.custom_call",
-        "stablehlo.reduce_precision",
-        "stablehlo.rng",
-    )
+    ("stablehlo.bitcast_convert", "stablehlo.reduce_precision", "stablehlo.rng")
 )
+_TARGET = "call_target_name"
 
 
 def widened(module: ir.Module) -> ir.Module | None:
@@ -41,7 +40,7 @@ def widened(module: ir.Module) -> ir.Module | None:
         kept = [
             (operation, [value.type for value in (*operation.operands, *operation.results)])
             for operation in found
-            if operation.name in _OF_ONE_TYPE
+            if operation.name in _OF_ONE_TYPE or calls_of_one_type([operation])
         ]
         for operation in found:
             _widen(operation)
@@ -49,6 +48,16 @@ def widened(module: ir.Module) -> ir.Module | None:
             _keep(operation, types)
         copy.operation.verify()
         return copy
+
+
+def calls_of_one_type(found: Iterable[ir.Operation]) -> list[str]:
+    """The targets of the custom calls among these operations that f64 has no others for."""
+    targets = (
+        ir.StringAttr(operation.attributes[_TARGET]).value
+        for operation in found
+        if operation.name == "stablehlo.custom_call"
+    )
+    return [target for target in targets if not target_in_f64(target)]
 
 
 def widened_array(array: np.ndarray) -> np.ndarray:
@@ -75,6 +84,10 @@ def _widen(operation: ir.Operation) -> None:
         operation.attributes["function_type"] = ir.TypeAttr.get(
             ir.FunctionType.get(list(map(_wide, old.inputs)), list(map(_wide, old.results)))
         )
+    if _TARGET in operation.attributes:
+        wide = target_in_f64(ir.StringAttr(operation.attributes[_TARGET]).value)
+        if wide:
+            operation.attributes[_TARGET] = ir.StringAttr.get(wide)
     if "algorithm" in operation.attributes:  # of a dot product: the types that it is computed in
         del operation.attributes["algorithm"]
     arguments = (a for region in operation.regions for block in region for a in block.arguments)

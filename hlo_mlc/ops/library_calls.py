@@ -29,6 +29,11 @@ _TARGETS: Mapping[str, str] = {
         for function, of_reals in (("ungqr", "orgqr"), ("unmqr", "ormqr"), ("heevd", "syevd"))
     },
 }
+# Those with one answer, which more exact numbers make more exact: vectors of `syevd` or `gesdd` may
+# turn round.
+_WITH_ONE_ANSWER = re.compile(
+    r"lapack_([sdcz])((?:potrf|trsm|getrf|gtsv|geqrf|orgqr|ungqr|ormqr|unmqr)_ffi)"
+)
 # What a call may say of itself besides its options, which JAX keeps where the version of the
 # interface is not asked for.
 _KNOWN = frozenset(
@@ -59,6 +64,13 @@ def library_op(attributes: Mapping[str, Attribute]) -> str:
     ):
         return ""
     return _TARGETS.get(attributes.get("call_target_name", ""), "")
+
+
+def target_in_f64(target: str) -> str:
+    """The target that does in f64, or in complex numbers of it, what this one does; "" where there
+    is none, or where it may give another answer."""
+    found = _WITH_ONE_ANSWER.fullmatch(target)
+    return f"lapack_{'d' if found[1] in 'sd' else 'z'}{found[2]}" if found else ""
 
 
 def approximate_top_k(attributes: Mapping[str, Attribute]) -> tuple[str, int] | None:

@@ -6,6 +6,7 @@ import functools
 import gc
 import json
 import math
+import re
 from pathlib import Path
 
 import jax
@@ -122,7 +123,26 @@ def test_functions_that_call_back_are_not_run_in_f64() -> None:
         return jnp.tanh(x)
 
     found = compare(noisy, X)
-    assert found.ours.error is None and "error" not in str(found)
+    assert found.ours.error is None and "error against f64" not in str(found)
+    assert re.search(r"no errors against f64: \w*python_cpu_callback cannot", str(found))
+
+
+def test_lapack_is_called_with_f64_for_what_is_exact() -> None:
+    def whitened(x: jax.Array) -> jax.Array:
+        factor = jnp.linalg.cholesky(x @ x.T + 64 * jnp.eye(len(x)))
+        return jax.scipy.linalg.solve_triangular(factor, x, lower=True)
+
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    found = compare(whitened, x, rounds=5)
+    assert found.ours.error is not None and found.ours.error < 1e-5
+
+
+def test_vectors_that_may_turn_round_have_no_error() -> None:
+    found = compare(lambda x: jnp.linalg.eigh(x @ x.T)[1], X, rounds=5)
+    assert found.ours.error is None
+    assert "no errors against f64: lapack_ssyevd_ffi cannot be called with it" in " ".join(
+        str(found).split()
+    )
 
 
 def test_results_that_differ_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
