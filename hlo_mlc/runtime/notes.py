@@ -57,13 +57,14 @@ def write_note(path: Path, content: Note) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, [f"{json.dumps(content, indent=1)}\n".encode()])
     except OSError as error:
-        _say_unwritable(path, error.strerror or str(error))
+        _say_unwritable(path.parent, error.strerror or str(error))
 
 
 @functools.cache
-def _say_unwritable(path: Path, reason: str) -> None:
-    """Says it once: some notes are written by everything that is compiled."""
+def _say_unwritable(folder: Path, reason: str) -> None:
+    """Says it once of a folder: there are several notes, and some are written by everything that is
+    compiled."""
     warn(
-        f"hlo_mlc cannot write {path} ({reason}); what is to be kept there is found out again by "
-        "each process"
+        f"hlo_mlc cannot write in {folder} ({reason}); what is to be kept there is found out again "
+        "by each process"
     )
