@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -43,6 +44,24 @@ _COMMANDS = {
 _BY_FUNCTION = {"explain": "inspect", "compare": "bench"}
 
 
+@contextlib.contextmanager
+def _interrupts_end_the_process() -> Iterator[None]:
+    """While JAX is imported, whose extensions take a KeyboardInterrupt for a module that fails, or
+    lose it, so that the command would run on. There is nothing to keep yet."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or another's
+        yield
+        return
+    try:
+        given = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except ValueError:  # interrupts go to the main thread, which is another one
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, given)
+
+
 class _Commands(click.Group):
     """The commands. They may raise our errors: the user sees one line, not a traceback."""
 
@@ -52,7 +71,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        return getattr(importlib.import_module(f"hlo_mlc.cli.{cmd_name}"), cmd_name)
+        with _interrupts_end_the_process():
+            module = importlib.import_module(f"hlo_mlc.cli.{cmd_name}")
+        return getattr(module, cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
         if args[0] not in _COMMANDS and not ctx.resilient_parsing:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -349,3 +350,23 @@ def test_unknown_variables_are_named(hlo_mlc: Callable, monkeypatch: pytest.Monk
     result = hlo_mlc("records", "list")
     assert result.exit_code == 0
     assert "warning: there is no environment variable HLO_MLC_CHOSE_AT_THE" in result.stderr
+
+
+def test_an_interrupt_while_a_command_is_imported_is_not_lost() -> None:
+    """As in JAX's extensions, some of which catch whatever comes up while they are initialized."""
+    program = """
+import importlib, os, signal
+from hlo_mlc.cli.root import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import_module = importlib.import_module
+def catching(name):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        pass
+    return import_module(name)
+importlib.import_module = catching
+main(["cache", "list"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120)
+    assert done.returncode == -signal.SIGINT and not done.stdout
