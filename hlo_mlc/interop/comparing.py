@@ -144,9 +144,10 @@ def compare(
     results of both against the same program in f64.
 
     `fun` is any function that JAX can trace, or what `mlc_jit` made of one, whose options are then
-    those of both sides; what it donates is kept, since it is called again and again. For arguments
-    that are types (`jax.ShapeDtypeStruct`), values are made up. What is predicted is measured as it
-    is: nothing is settled by these calls. `rounds` are as many as two seconds allow if nobody says.
+    those of both sides, or `jax.jit`, whose static arguments are. What it donates is kept, since it
+    is called again and again. For arguments that are types (`jax.ShapeDtypeStruct`), values are
+    made up. What is predicted is measured as it is: nothing is settled by these calls. `rounds` are
+    as many as two seconds allow if nobody says.
 
     Raises: UsageError for what cannot be compared; whatever the function raises.
     """
@@ -251,7 +252,7 @@ class _Sides:
         if not isinstance(fun, MlcFunction):
             if not callable(fun):
                 raise UsageError(f"compare takes a function first, got {type(fun).__name__}")
-            fun = jitted(fun, resolve_options(None, None), {})
+            fun = jitted(fun, resolve_options(None, None), compat.static_arguments(fun))
         origin = fun.origin
         arguments = {
             name: value

@@ -47,6 +47,15 @@ detach_constants = pe.separate_consts
 """Closed jaxpr -> (jaxpr that takes its constants as leading arguments, those constants)."""
 
 
+def static_arguments(fun: Callable[..., Any]) -> Mapping[str, Any]:
+    """What of the arguments of `jax.jit` says which of a function's own are static, where that is
+    what made the function; nothing for any other, such as a method, whose first one is bound."""
+    if not isinstance(fun, _jax.PjitFunction):
+        return {}
+    given = fun._jit_info
+    return {"static_argnums": given.static_argnums, "static_argnames": given.static_argnames}
+
+
 def is_being_traced() -> bool:
     """Whether what runs now is written down, as `jax.jit` does, rather than computed."""
     return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)

@@ -117,6 +117,15 @@ def test_methods_and_modules() -> None:
     assert compare(compile_stablehlo(module, choose="ours"), X).report.kernels
 
 
+def test_static_arguments_of_what_jax_jit_made() -> None:
+    @functools.partial(jax.jit, static_argnums=1, static_argnames="scale")
+    def pooled(x: jax.Array, rows: int, *, scale: int) -> jax.Array:
+        return jnp.tanh(x.reshape(rows, -1)).sum(0) * float(scale)
+
+    found = compare(pooled, X, 4, scale=2, rounds=5)
+    assert found.name == "pooled" and not found.difference
+
+
 def test_functions_that_call_back_are_not_run_in_f64() -> None:
     def noisy(x: jax.Array) -> jax.Array:
         jax.debug.callback(lambda _: None, x[0, 0])
