@@ -49,7 +49,7 @@ def _digests(cache_dir: Path, loaded: int) -> tuple[str, str]:
     makers = [file for file in files if file.startswith(folders) and file.endswith(".py")]
     generators = _digest_of(package, makers, version("llvmlite"))
     found = generators, _digest_of(package, sorted(files.keys() - set(makers)), generators)
-    if os.access(cache_dir, os.W_OK):  # or else the cache of objects says it
+    if cache_dir.is_dir() and os.access(cache_dir, os.W_OK):  # or else the cache of objects says it
         write_note(
             path, {"state": state, **dict(zip(("generators", "package"), found, strict=True))}
         )
