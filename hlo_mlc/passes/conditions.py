@@ -60,7 +60,8 @@ def _carried(loop: Node) -> Rewritten | None:
     before, first = computed(loop.operands)
     after, later = computed(body.results)
     for k, value in enumerate(carried):
-        asking = [node for node in nodes if node in nodes_behind([value], made)]
+        behind = nodes_behind([value], made)
+        asking = [node for node in nodes if node in behind]
         if ends_for_good(value, again[value], asking, condition, body):
             still = Value(value.type)
             after.append(Node("stablehlo.and", (again[value], later[k]), (still,)))
